@@ -1,0 +1,153 @@
+"""One .safetensors file for each operator and site, from a run over page.txt:
+
+    python -m examples.sentence_encoder.capture OUT_DIR
+
+A file `<operator>.<site>.safetensors` holds the tensors that the operator takes, under the operator's own names:
+true activations and gradients, computed in float64 and rounded once to float32. Its metadata say `operator`, `site`,
+`rows` and, where the operator takes one, `eps`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tokitai.errors import TokitaiError
+
+from . import model as parameters
+from .encoder import embed, moments
+from .files import locate
+from .gradient import Tape, dissimilarity_backward, embed_backward
+from .model import Array, LayerNorm, Model
+from .tokenizer import Tokenizer
+
+PAGE = Path(__file__).with_name("page.txt")
+LARGEST_FILE = 4_000_000  # bytes of tensors; a longer capture keeps its leading rows, and its metadata say so
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one operator takes at one site of the model."""
+
+    operator: str
+    place: str  # the site in the file's name
+    site: str  # the site in words
+    rows: dict[str, Array]  # tensors with a leading dimension of rows
+    columns: dict[str, Array] = field(default_factory=dict)  # tensors that all rows share
+    eps: float | None = None
+
+    def write(self, folder: Path) -> Path:
+        total = len(next(iter(self.rows.values())))
+        bytes_a_row = 4 * sum(tensor[0].size for tensor in self.rows.values())
+        kept = min(total, LARGEST_FILE // bytes_a_row)
+        tensors = {name: tensor[:kept] for name, tensor in self.rows.items()} | self.columns
+        metadata = {"operator": self.operator, "site": self.site, "rows": f"{kept} of {total}"}
+        if self.eps is not None:
+            metadata["eps"] = repr(self.eps)
+        path = folder / f"{self.operator}.{self.place}.safetensors"
+        save_file({name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}, path, metadata)
+        return path
+
+
+class Run:
+    """What was recorded, forward and backward, over all sentences."""
+
+    def __init__(self, model: Model, sentences: list[list[int]]) -> None:
+        self.tapes: list[Tape] = [{} for _ in sentences]
+        runs = zip(sentences, self.tapes, strict=True)
+        embeddings = np.stack([embed(model, ids, tape.__setitem__) for ids, tape in runs])
+        for tape, d_embedding in zip(self.tapes, dissimilarity_backward(embeddings), strict=True):
+            embed_backward(model, d_embedding, tape, tape.__setitem__)
+
+    def rows(self, name: str) -> Array:
+        """A recorded tensor (tokens x cols) of all sentences, one below the other."""
+        return np.concatenate([tape[name] for tape in self.tapes])
+
+    def score_rows(self, name: str, length: int) -> Array:
+        """A recorded tensor (heads x tokens x tokens) of the sentences of `length` tokens, as rows of that length."""
+        return np.concatenate([tape[name].reshape(-1, length) for tape in self.tapes if tape[name].shape[2] == length])
+
+    def fullest_length(self) -> int:
+        """The number of tokens whose sentences have, together, the most attention scores; the longer one of equals."""
+        counts = Counter(len(tape["last.x"]) for tape in self.tapes)
+        return max(counts, key=lambda length: (counts[length] * length**2, length))
+
+
+def capture(out_dir: Path) -> list[Path]:
+    """Writes the files into `out_dir`, which is made where it is missing, and returns their paths.
+
+    Raises InputFileError where the model's package is missing.
+    """
+    files = locate()
+    model, tokenizer = parameters.load(files), Tokenizer.load(files.vocabulary)
+    run = Run(model, [tokenizer.encode(sentence) for sentence in sentences()])
+    out_dir.mkdir(parents=True, exist_ok=True)
+    return [inputs.write(out_dir) for inputs in all_inputs(model, run)]
+
+
+def sentences() -> list[str]:
+    """The sentences of page.txt, in order."""
+    return re.split(r"(?<=[.!?])\s+", PAGE.read_text(encoding="utf-8").strip())
+
+
+def all_inputs(model: Model, run: Run) -> Iterator[Inputs]:
+    last = len(model.layers) - 1
+    yield from norm_inputs(run, "layer0.attention", model.layers[0].attention_norm)
+    yield from norm_inputs(run, f"layer{last}.output", model.layers[last].output_norm)
+    yield from gelu_inputs(run, f"layer{last}")
+    yield from softmax_inputs(run, "layer0.attention")
+    yield from softmax_inputs(run, f"layer{last}.attention")
+
+
+def norm_inputs(run: Run, site: str, norm: LayerNorm) -> Iterator[Inputs]:
+    x, dy = run.rows(f"{site}.norm.x"), run.rows(f"{site}.norm.dy")
+    gamma, beta = {"gamma": norm.gamma}, {"beta": norm.beta}
+    mean, rstd = moments(x, norm.eps)
+    yield Inputs("layer_norm", site, site, {"x": x}, gamma | beta, norm.eps)
+    yield Inputs("layer_norm_backward", site, site, {"dy": dy, "x": x, "mean": mean, "rstd": rstd}, gamma)
+
+    # The model has no RMS norm: one is put where its layer norm stands.
+    stand_in = f"{site}: layer norm's input and weight"
+    root = 1 / np.sqrt(np.square(x).mean(axis=1) + norm.eps)
+    yield Inputs("rms_norm", site, stand_in, {"x": x}, gamma, norm.eps)
+    yield Inputs("rms_norm_backward", site, f"{stand_in}, and the gradient of its output",
+                 {"dy": dy, "x": x, "rstd": root}, gamma)  # fmt: skip
+
+
+def gelu_inputs(run: Run, site: str) -> Iterator[Inputs]:
+    x, dy = run.rows(f"{site}.gelu.x"), run.rows(f"{site}.gelu.dy")
+    for form, words in (("gelu_erf", site), ("gelu_tanh", f"{site}: the tensors of its GELU, which is the erf form")):
+        yield Inputs(form, site, words, {"x": x})
+        yield Inputs(f"{form}_backward", site, words, {"dy": dy, "x": x})
+
+
+def softmax_inputs(run: Run, site: str) -> Iterator[Inputs]:
+    length = run.fullest_length()
+    x, y, dy = (run.score_rows(f"{site}.softmax.{name}", length) for name in ("x", "y", "dy"))
+    words = f"{site}: the sentences of {length} tokens"
+    yield Inputs("softmax", site, words, {"x": x})
+    yield Inputs("softmax_backward", site, words, {"dy": dy, "y": y})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.sentence_encoder.capture", description=capture.__doc__)
+    parser.add_argument("out_dir", type=Path)
+    try:
+        for path in capture(parser.parse_args().out_dir):
+            print(path)
+    except TokitaiError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""From token ids to an embedding: the textbook, in float64, one sentence at a time, so that nothing is ever padded.
+
+Shapes: a sentence is `tokens x hidden` (hidden = 384 = 12 heads x 32). Every function that meets an operator of
+interest hands its tensors to `record(name, tensor)`, named `<site>.<the operator's own name for it>`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from tokitai.errors import ArgumentError
+
+from .model import Array, Layer, LayerNorm, Linear, Model
+
+Record: TypeAlias = Callable[[str, Array], None]
+
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+
+
+def ignore(name: str, tensor: Array) -> None:
+    """The record that keeps nothing."""
+
+
+def within(site: str, record: Record) -> Record:
+    """A record that puts `site` before every name."""
+    return lambda name, tensor: record(f"{site}.{name}", tensor)
+
+
+def embed(model: Model, ids: list[int], record: Record = ignore) -> Array:
+    """The unit vector (hidden) that stands for the sentence `ids`. Raises ArgumentError."""
+    x = look_up(model, ids)
+    for number, layer in enumerate(model.layers):
+        x = transform(layer, x, within(f"layer{number}", record))
+    record("last.x", x)
+    return pool(x)
+
+
+def look_up(model: Model, ids: list[int]) -> Array:
+    """The sum of what each token is and where it stands, normed: tokens x hidden."""
+    longest, vocabulary = len(model.positions), len(model.tokens)
+    if not 1 <= len(ids) <= longest:
+        raise ArgumentError(f"a sentence of {len(ids)} tokens: this model takes 1 to {longest}")
+    for position, number in enumerate(ids):
+        if not 0 <= number < vocabulary:
+            raise ArgumentError(f"ids[{position}]={number}: a token id must be in 0..{vocabulary - 1}")
+    return layer_norm(model.tokens[ids] + model.positions[: len(ids)] + model.segment, model.norm)
+
+
+def transform(layer: Layer, x: Array, record: Record = ignore) -> Array:
+    """One transformer layer: tokens x hidden -> tokens x hidden."""
+    record("x", x)
+    attended = x + linear(attention(layer, x, within("attention", record)), layer.mix)
+    record("attention.norm.x", attended)
+    attended = layer_norm(attended, layer.attention_norm)
+
+    inner = linear(attended, layer.expand)
+    record("gelu.x", inner)
+    output = attended + linear(gelu(inner), layer.contract)
+    record("output.norm.x", output)
+    return layer_norm(output, layer.output_norm)
+
+
+def attention(layer: Layer, x: Array, record: Record = ignore) -> Array:
+    """Each token takes the mean of all tokens' values, weighed by how well its query meets their keys."""
+    query, key, value = (split(linear(x, part), layer.heads) for part in (layer.query, layer.key, layer.value))
+    scores = query @ key.swapaxes(1, 2) / math.sqrt(key.shape[2])
+    weights = softmax(scores)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        record(name, tensor)
+    record("softmax.x", scores)
+    record("softmax.y", weights)
+    return merge(weights @ value)
+
+
+def split(x: Array, heads: int) -> Array:
+    """tokens x hidden -> heads x tokens x hidden/heads"""
+    return x.reshape(len(x), heads, -1).swapaxes(0, 1)
+
+
+def merge(x: Array) -> Array:
+    """heads x tokens x hidden/heads -> tokens x hidden"""
+    return x.swapaxes(0, 1).reshape(x.shape[1], -1)
+
+
+def linear(x: Array, part: Linear) -> Array:
+    return x @ part.weight.T + part.bias
+
+
+def moments(x: Array, eps: float) -> tuple[Array, Array]:
+    """Of each row: the mean, and the reciprocal of the standard deviation."""
+    mean = x.mean(axis=-1)
+    variance = np.square(x - mean[..., None]).mean(axis=-1)
+    return mean, 1 / np.sqrt(variance + eps)
+
+
+def layer_norm(x: Array, norm: LayerNorm) -> Array:
+    mean, rstd = moments(x, norm.eps)
+    return (x - mean[..., None]) * rstd[..., None] * norm.gamma + norm.beta
+
+
+def normal_cdf(x: Array) -> Array:
+    """The standard normal distribution function; by erfc, for 1 + erf cancels where x is negative."""
+    return np.asarray(_erfc(-x / math.sqrt(2)), np.float64) / 2
+
+
+def gelu(x: Array) -> Array:
+    return x * normal_cdf(x)
+
+
+def softmax(x: Array) -> Array:
+    """Of each row. Subtracting the row's maximum changes nothing but the overflow."""
+    raised = np.exp(x - x.max(axis=-1, keepdims=True))
+    weights: Array = raised / raised.sum(axis=-1, keepdims=True)
+    return weights
+
+
+def pool(x: Array) -> Array:
+    """The mean over the tokens, scaled to length 1: tokens x hidden -> hidden"""
+    mean = x.mean(axis=0)
+    unit: Array = mean / np.linalg.norm(mean)
+    return unit

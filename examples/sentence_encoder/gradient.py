@@ -1,0 +1,102 @@
+"""The derivative of a loss with respect to the activations, by hand, layer by layer. No weight is trained here, so
+none gets a gradient.
+
+A name `dx` means "the derivative of the loss with respect to x", of x's shape. A `tape` holds what the forward run
+recorded; `record` collects the gradients that arrive at the operators, under the same sites.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+
+from .encoder import Record, ignore, merge, moments, normal_cdf, split, within
+from .model import Array, Layer, LayerNorm, Model
+
+Tape: TypeAlias = dict[str, Array]
+
+
+def dissimilarity(embeddings: Array) -> float:
+    """The loss, from embeddings of length 1 (sentences x hidden): the sum over neighbours of 1 - cosine similarity."""
+    return float(np.sum(1 - np.sum(embeddings[:-1] * embeddings[1:], axis=1)))
+
+
+def dissimilarity_backward(embeddings: Array) -> Array:
+    """Each sentence is pulled towards the one before and the one after."""
+    d_embeddings = np.zeros_like(embeddings)
+    d_embeddings[:-1] -= embeddings[1:]
+    d_embeddings[1:] -= embeddings[:-1]
+    return d_embeddings
+
+
+def embed_backward(model: Model, d_embedding: Array, tape: Tape, record: Record = ignore) -> Array:
+    """The gradient with respect to the first layer's input (tokens x hidden); `tape` is that of `encoder.embed`."""
+    dx = pool_backward(d_embedding, tape["last.x"])
+    for number, layer in reversed(list(enumerate(model.layers))):
+        site = f"layer{number}"
+        dx = transform_backward(layer, dx, part_of(tape, site), within(site, record))
+    return dx
+
+
+def part_of(tape: Tape, site: str) -> Tape:
+    return {name.removeprefix(f"{site}."): tensor for name, tensor in tape.items() if name.startswith(f"{site}.")}
+
+
+def transform_backward(layer: Layer, dy: Array, tape: Tape, record: Record = ignore) -> Array:
+    """Backward through one layer: tokens x hidden -> tokens x hidden; `tape` is that of `encoder.transform`."""
+    record("output.norm.dy", dy)
+    d_output = layer_norm_backward(dy, tape["output.norm.x"], layer.output_norm)
+    d_active = d_output @ layer.contract.weight  # the derivative of y = x W^T + b is dx = dy W
+    record("gelu.dy", d_active)
+    d_attended = d_output + gelu_backward(d_active, tape["gelu.x"]) @ layer.expand.weight
+
+    record("attention.norm.dy", d_attended)
+    d_attended = layer_norm_backward(d_attended, tape["attention.norm.x"], layer.attention_norm)
+    return d_attended + attention_backward(
+        layer, d_attended @ layer.mix.weight, part_of(tape, "attention"), within("attention", record)
+    )
+
+
+def attention_backward(layer: Layer, dy: Array, tape: Tape, record: Record = ignore) -> Array:
+    query, key, value, weights = tape["query"], tape["key"], tape["value"], tape["softmax.y"]
+    d_heads = split(dy, layer.heads)
+    d_value = weights.swapaxes(1, 2) @ d_heads
+    d_weights = d_heads @ value.swapaxes(1, 2)
+    record("softmax.dy", d_weights)
+    d_scores = softmax_backward(d_weights, weights) / math.sqrt(key.shape[2])
+    d_query = d_scores @ key
+    d_key = d_scores.swapaxes(1, 2) @ query
+    through_key = merge(d_key) @ layer.key.weight
+    return merge(d_query) @ layer.query.weight + through_key + merge(d_value) @ layer.value.weight
+
+
+def layer_norm_backward(dy: Array, x: Array, norm: LayerNorm) -> Array:
+    """dx = rstd (g - mean(g) - x^ mean(g x^)), where g = dy gamma and x^ is the normed row."""
+    mean, rstd = moments(x, norm.eps)
+    normed = (x - mean[..., None]) * rstd[..., None]
+    g = dy * norm.gamma
+    along = (g * normed).mean(axis=-1, keepdims=True)
+    dx: Array = rstd[..., None] * (g - g.mean(axis=-1, keepdims=True) - normed * along)
+    return dx
+
+
+def gelu_backward(dy: Array, x: Array) -> Array:
+    """The derivative of x cdf(x) is cdf(x) + x pdf(x)."""
+    density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    return dy * (normal_cdf(x) + x * density)
+
+
+def softmax_backward(dy: Array, y: Array) -> Array:
+    dx: Array = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
+    return dx
+
+
+def pool_backward(dy: Array, x: Array) -> Array:
+    """Only what is at right angles to the unit vector turns it; every token has the same share."""
+    mean = x.mean(axis=0)
+    length = np.linalg.norm(mean)
+    unit = mean / length
+    d_mean = (dy - unit * (unit @ dy)) / length
+    return np.broadcast_to(d_mean / len(x), x.shape)

@@ -1,0 +1,1 @@
+"""Where kernels run: loading, launching, buffers, and what this machine is able to do."""

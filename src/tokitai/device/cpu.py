@@ -1,0 +1,189 @@
+"""Run compiled kernels on this machine's processor.
+
+A kernel is one C function, the same for every operator:
+
+    int32_t tokitai_kernel(void* const* tensors, const int64_t* sizes, const void* scalars, void* workspace,
+                           int32_t threads)
+
+Calls release the interpreter lock and may run at the same time in several threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import struct
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ..errors import ArgumentError, CacheError, CompileError, DeviceMissingError
+from ..toolchain.build import ISAS, Artifact, cpu_features, isas_here
+from ..toolchain.compilers import normal_machine
+from ..toolchain.fingerprint import file_digest
+
+SYMBOL = "tokitai_kernel"
+ENV_THREADS = "TOKITAI_NUM_THREADS"
+
+
+class LoadedKernel:
+    """A kernel in this process. Calling it runs it and returns its status, 0 where all went well."""
+
+    def __init__(self, artifact: Artifact, function: Any) -> None:
+        self.artifact = artifact
+        self._function = function
+
+    def __call__(
+        self,
+        tensors: Sequence[int],
+        sizes: Sequence[int],
+        scalars: NDArray[Any] | None = None,
+        workspace: int | None = None,
+        threads: int | None = None,
+    ) -> int:
+        """Run on the addresses `tensors`; `scalars` is a contiguous array of what the kernel takes (uint64 hashes in a
+        structure build), `workspace` an address, `threads` at least 1 (`default_threads()`).
+
+        Nothing is checked here but the thread count: the addresses must hold what the kernel's plan says.
+        """
+        count = default_threads() if threads is None else threads
+        if count < 1:
+            raise ArgumentError(f"threads={count}: at least 1 is accepted")
+        if scalars is not None and not scalars.flags.c_contiguous:
+            raise ArgumentError(f"scalars: strides {scalars.strides} (accepted: a contiguous array)")
+        return int(
+            self._function(
+                (ctypes.c_void_p * len(tensors))(*tensors),
+                (ctypes.c_int64 * len(sizes))(*sizes),
+                None if scalars is None else scalars.ctypes.data,
+                workspace,
+                count,
+            )
+        )
+
+
+_loaded: dict[tuple[str, str], LoadedKernel] = {}
+_loading = threading.Lock()
+
+
+def load(artifact: Artifact) -> LoadedKernel:
+    """The kernel in `artifact`, loaded once for each fingerprint, whatever its name.
+
+    Raises DeviceMissingError where this machine does not run its instruction set or its libraries are missing,
+    CacheError where the file is not the one that was built, CompileError where it holds no kernel.
+    """
+    with _loading:
+        identity = (artifact.fingerprint, artifact.digest)
+        if identity not in _loaded:
+            _loaded[identity] = LoadedKernel(artifact, _open(artifact))
+        return _loaded[identity]
+
+
+def _open(artifact: Artifact) -> Any:
+    here = normal_machine(platform.machine())
+    runs = isas_here()
+    if artifact.compiler.machine != here or artifact.isa not in runs:
+        raise DeviceMissingError(
+            f"{artifact.path.name}: built for {artifact.compiler.machine} {artifact.isa}, "
+            f"but this machine runs {here} {', '.join(runs) or '(nothing known)'}"
+        )
+    try:
+        found = file_digest(artifact.path)
+    except OSError as error:
+        raise CacheError(f"{artifact.path}: cannot be read: {error}; build it again") from error
+    if found != artifact.digest:
+        raise CacheError(f"{artifact.path}: sha256 is {found}, not {artifact.digest} as built; build it again")
+    try:
+        library = ctypes.CDLL(str(artifact.path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    except OSError as error:
+        raise DeviceMissingError(f"{artifact.path}: cannot be loaded: {error}") from error
+    try:
+        function = library[SYMBOL]  # by item: a function object of its own, not shared with others
+    except AttributeError as error:
+        raise CompileError(
+            f'{artifact.path}: exports no {SYMBOL} (accepted: extern "C" with visibility("default"))'
+        ) from error
+    function.restype = ctypes.c_int32
+    function.argtypes = [
+        ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
+    ]  # fmt: skip
+    return function
+
+
+def aligned_empty(shape: Sequence[int] | int, dtype: DTypeLike, align: int = 64) -> NDArray[Any]:
+    """An uninitialised C-contiguous array whose first byte lies at a multiple of `align` bytes (a power of two)."""
+    if align < 1 or align & (align - 1):
+        raise ArgumentError(f"align={align}: a power of two is accepted")
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(size < 0 for size in sizes):
+        raise ArgumentError(f"shape={sizes}: a size must be at least 0")
+    kind = np.dtype(dtype)
+    count = int(np.prod(sizes, dtype=object)) * kind.itemsize if sizes else kind.itemsize
+    raw = np.empty(count + align, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start : start + count].view(kind).reshape(sizes)
+
+
+def default_threads() -> int:
+    """``$TOKITAI_NUM_THREADS``, else the number of processors that this process may use. Raises ArgumentError."""
+    wanted = os.environ.get(ENV_THREADS)
+    if wanted:
+        if not re.fullmatch(r"[1-9]\d{0,5}", wanted, flags=re.ASCII):
+            raise ArgumentError(f"{ENV_THREADS}={wanted!r}: a whole number of at least 1 is accepted")
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe() -> dict[str, Any]:
+    """This machine, as certificates and `doctor` show it: plain JSON values."""
+    machine = normal_machine(platform.machine())
+    features = cpu_features()
+    shown = set().union(*(row.needs for row in ISAS.get(machine, {}).values()))
+    return {
+        "cpu": _cpu_model(),
+        "machine": machine,
+        "isas": list(isas_here()),
+        "features": sorted(shown & features),
+        "cores": default_threads(),
+        "os": f"{platform.system()} {platform.release()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "float_mode": check_float_mode(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    if found:
+        return found[1].strip()
+    parts = re.findall(r"^CPU (?:implementer|part|variant)\s*:\s*(\S+)$", text, flags=re.MULTILINE)[:3]
+    return " ".join(parts) or platform.processor() or "unknown"
+
+
+def check_float_mode() -> str | None:
+    """What is wrong with the floating-point mode of the calling thread, or None where it is IEEE 754's default.
+
+    A library built with -ffast-math can switch a whole thread to flush-to-zero when it is loaded. Python's own floats
+    follow the mode, so that they show it.
+    """
+    # From bytes: a literal or ldexp would be computed, and so could be spoilt by the mode that is looked for.
+    subnormal, normal, unit, step = struct.unpack("=4d", struct.pack("=4Q", 1, 1 << 52, 1023 << 52, (1023 - 60) << 52))
+    found: list[str] = []
+    if normal * (unit / (unit + unit)) == 0.0:
+        found.append("results that are subnormal become zero (FTZ)")
+    if subnormal * (unit / step) == 0.0:
+        found.append("operands that are subnormal count as zero (DAZ)")
+    up, down, most = unit + step > unit, -unit - step < -unit, unit - step < unit
+    if up or down or most:
+        mode = "up" if up else "down" if down and most else "toward zero"
+        found.append(f"rounding is {mode} instead of to nearest")
+    return "; ".join(found) or None

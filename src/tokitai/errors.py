@@ -1,0 +1,91 @@
+"""Every exception tokitai raises, as one tree.
+
+    TokitaiError
+    ├── UsageError                 the caller asked for something that cannot be: exit code 2
+    │   ├── DefinitionError        a definition that the tracer refuses, with the user's file and line
+    │   ├── ArgumentError          an argument of a call: rank, size, format, stride, value
+    │   ├── UnknownNameError       an operator, format, device or option that does not exist
+    │   └── InputFileError         a tensor file that is missing, truncated or holds other names
+    ├── UnavailableError           something this machine lacks: exit code 3
+    │   ├── CompilerMissingError   no compiler; the message names the package to install
+    │   ├── CompileError           a compiler that failed, with its last words
+    │   ├── DeviceMissingError     no such device here
+    │   └── FloatModeError         the process is in a state in which bits cannot be trusted
+    ├── CacheError                 a cache folder that can be neither read nor written
+    └── EvidenceError              a certificate that is malformed, or does not say what it should
+
+A message shows the value that caused it and what would be accepted: "rows=-1: a size must be at least 0".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TokitaiError(Exception):
+    """The root of all errors of this package."""
+
+    exit_code = 1
+
+
+class UsageError(TokitaiError):
+    """The caller asked for something that cannot be."""
+
+    exit_code = 2
+
+
+class DefinitionError(UsageError):
+    """A definition that the tracer refuses. The message starts with the user's ``file:line``."""
+
+
+class ArgumentError(UsageError, ValueError):
+    """An argument of a call is wrong: its rank, size, format, stride or value."""
+
+
+class UnknownNameError(UsageError, KeyError):
+    """A name that does not exist; the message lists the nearest ones that do."""
+
+    def __init__(self, kind: str, name: object, accepted: Iterable[str]) -> None:
+        names = sorted(accepted)
+        near = get_close_matches(str(name), names, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        self.message = f"no {kind} named {name!r}{hint} (accepted: {', '.join(names)})"
+        super().__init__(self.message)
+
+    def __str__(self) -> str:  # KeyError would print the repr of its argument
+        return self.message
+
+
+class InputFileError(UsageError):
+    """A tensor file that is missing, truncated, or does not hold what the operator takes."""
+
+
+class UnavailableError(TokitaiError):
+    """Something that this machine lacks, so that no verdict can be given."""
+
+    exit_code = 3
+
+
+class CompilerMissingError(UnavailableError):
+    """No usable compiler. The message names the package to install."""
+
+
+class CompileError(UnavailableError):
+    """A compiler that failed. The message ends with what it printed last."""
+
+
+class DeviceMissingError(UnavailableError):
+    """A device that this machine does not have."""
+
+
+class FloatModeError(UnavailableError):
+    """The process is in a state in which bits cannot be trusted (flush-to-zero, another rounding mode)."""
+
+
+class CacheError(TokitaiError):
+    """A cache folder that can be neither read nor written."""
+
+
+class EvidenceError(TokitaiError):
+    """A certificate that is malformed or does not say what it should."""

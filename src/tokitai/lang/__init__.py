@@ -1,0 +1,39 @@
+"""Write a definition: symbolic values, primitives, tracing, graph."""
+
+from .graph import COL_SUM_BLOCK, PRIMITIVES, Function, Graph, Node, Output, TensorSpec, topological
+from .operator import Contract, HardInput, Operator, operator, outputs, stored
+from .primitives import (
+    bit_and,
+    bit_xor,
+    col_sum,
+    column_index,
+    columns,
+    convert,
+    exponent,
+    fma,
+    function,
+    maximum,
+    minimum,
+    multiply_high,
+    power_of_two,
+    round_even,
+    round_to,
+    row_index,
+    row_max,
+    row_sum,
+    rows,
+    shift_right,
+    significand,
+    sqrt,
+    take_column,
+    where,
+)
+from .values import Cols, Matrix, Rows, Value, bf16, f16, f32, f64, i32, i64, storage, u32
+
+__all__ = [
+    "COL_SUM_BLOCK", "PRIMITIVES", "Cols", "Contract", "Function", "Graph", "HardInput", "Matrix", "Node", "Operator",
+    "Output", "Rows", "TensorSpec", "Value", "bf16", "bit_and", "bit_xor", "col_sum", "column_index", "columns",
+    "convert", "exponent", "f16", "f32", "f64", "fma", "function", "i32", "i64", "maximum", "minimum", "multiply_high",
+    "operator", "outputs", "power_of_two", "round_even", "round_to", "row_index", "row_max", "row_sum", "rows",
+    "shift_right", "significand", "sqrt", "storage", "stored", "take_column", "topological", "u32", "where",
+]  # fmt: skip

@@ -1,0 +1,281 @@
+"""From a Python function to an operator: annotations give tensors and scalars, the body is traced to a graph.
+
+An operator is one file: the definition, its contract, a textbook reference in float64 and hard inputs::
+
+    @operator
+    def rms_norm(x: Matrix[storage], gamma: Cols[storage], *, eps: float):
+        rstd = 1 / sqrt(row_sum(x * x) / columns(x) + eps)
+        return outputs(y=x * rstd * gamma, rstd=rstd)
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NoReturn, Union, overload
+
+import numpy as np
+
+from ..errors import ArgumentError, DefinitionError, UnknownNameError
+from ..formats import STORAGE, format_of
+from .graph import Graph, Output, Space, TensorSpec
+from .values import Cols, Matrix, Rows, Value, format_name, make, refuse
+
+Array = np.ndarray[Any, Any]
+_SPACES: dict[object, Space] = {Matrix: "rc", Rows: "r", Cols: "c"}
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What an operator accepts. ``domain`` says in words for which values the accuracy statements hold."""
+
+    formats: tuple[str, ...] = tuple(f.name for f in STORAGE)
+    max_rows: int = 2**31
+    max_cols: int = 2**20
+    min_cols: int = 0
+    domain: str = "all values"
+    defaults: Mapping[str, float] = field(default_factory=dict)  # scalars that `verify` uses where none are given
+    draw: Mapping[str, str] = field(default_factory=dict)  # inputs whose seeded values are not plain noise: a named generator
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """A host scalar: an f64 on the host, rounded to f32 where it meets tensors. ``whole`` ones must be integers."""
+
+    name: str
+    default: float | None
+    whole: bool
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """A choice made when the definition is traced; each gives another graph."""
+
+    name: str
+    default: object
+    accepted: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class HardInput:
+    """One named set of inputs that has broken kernels before. Tensors are given as float64 or integer arrays, rounded
+    once to the format under test; those that are left out are drawn at random."""
+
+    name: str
+    tensors: Mapping[str, Any]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+class Outputs(dict[str, Any]):
+    """Named results of a definition. A name that is also an input's means: stored in that input's place."""
+
+
+def outputs(**values: Any) -> Outputs:
+    """Name the results. Matrix and column results are stored in the storage format, row results in f32, unless
+    ``stored(value, format)`` says otherwise; a result named like an input replaces it, in its format."""
+    return Outputs(values)
+
+
+def stored(value: Value, to: Any) -> tuple[Value, str]:
+    """A result with the format that it is stored in."""
+    return value, format_name(to)
+
+
+class Operator:
+    """A definition with its contract, textbook reference and hard inputs. Call it with arrays to run it."""
+
+    runner: ClassVar[Callable[..., Any] | None] = None  # set by the package: runs an operator on arrays
+
+    def __init__(
+        self,
+        definition: Callable[..., Any],
+        contract: Contract,
+        backward_of: Operator | None,
+        textbook: Callable[..., Any] | None,
+        hard_inputs: Callable[..., Iterable[HardInput]] | None,
+    ) -> None:
+        self.name = definition.__name__
+        self.definition = definition
+        self.contract = contract
+        self.backward_of = backward_of
+        self.file = inspect.getsourcefile(definition) or "<unknown>"
+        self.line = definition.__code__.co_firstlineno
+        self.__doc__ = definition.__doc__
+        self._textbook = textbook
+        self._hard_inputs = hard_inputs
+        self._graphs: dict[object, Graph] = {}
+        self.tensors, self.params, self.options = self._read_signature()
+
+    # ------------------------------------------------------------------ parts that an operator file adds
+    @property
+    def textbook(self) -> Callable[..., Any] | None:
+        """The float64 reference, or None: takes the inputs by name, widened, and returns results by name."""
+        return self._textbook
+
+    def set_textbook(self, reference: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: the textbook reference of this operator."""
+        self._textbook = reference
+        return reference
+
+    def set_hard_inputs(self, generator: Callable[..., Iterable[HardInput]]) -> Callable[..., Iterable[HardInput]]:
+        """Decorator: a function that yields HardInput objects."""
+        self._hard_inputs = generator
+        return generator
+
+    def hard_inputs(self) -> Iterator[HardInput]:
+        """The named hard inputs of this operator."""
+        if self._hard_inputs is not None:
+            yield from self._hard_inputs()
+
+    # ------------------------------------------------------------------ tracing
+    def trace(
+        self, dtype: object = "f32", present: Iterable[str] | None = None, options: Mapping[str, object] | None = None
+    ) -> Graph:
+        """The graph for a storage format, the optional tensors that are present (default: all) and options.
+
+        Raises DefinitionError for a definition that cannot be traced, UnknownNameError and ArgumentError for a
+        format, tensor or option that the operator does not have.
+        """
+        fmt = format_of(dtype).name
+        if fmt not in self.contract.formats:
+            raise UnknownNameError(f"storage format of {self.name}", fmt, self.contract.formats)
+        optional = {t.name for t in self.tensors if t.optional}
+        given = optional if present is None else set(present) & optional
+        chosen = {o.name: o.default for o in self.options}
+        for name, value in (options or {}).items():
+            spec = next((o for o in self.options if o.name == name), None)
+            if spec is None:
+                raise UnknownNameError(f"option of {self.name}", name, [o.name for o in self.options])
+            if value not in spec.accepted:
+                raise ArgumentError(f"{self.name}: {name}={value!r}; accepted: {', '.join(map(repr, spec.accepted))}")
+            chosen[name] = value
+        key = (fmt, frozenset(given), tuple(sorted(chosen.items())))
+        if key not in self._graphs:
+            self._graphs[key] = self._trace(fmt, given, chosen)
+        return self._graphs[key]
+
+    def _trace(self, dtype: str, given: set[str], options: Mapping[str, object]) -> Graph:
+        arguments: dict[str, Any] = dict(options)
+        inputs = []
+        for t in self.tensors:
+            if t.optional and t.name not in given:
+                arguments[t.name] = None
+                continue
+            stored_as = dtype if t.format == "storage" else str(t.format)
+            inputs.append(TensorSpec(t.name, t.space, stored_as, t.optional))
+            kind: Any = stored_as if stored_as in ("f64", "i32", "i64", "u32") else "f32"
+            exact = kind in ("i32", "i64", "u32")
+            data = (t.name, stored_as)
+            arguments[t.name] = Value(make("input", space=t.space, type=kind, data=data, exact=exact))
+        for p in self.params:
+            arguments[p.name] = Value(make("param", space="s", type="host", data=(p.name,)))
+        returned = self.definition(**arguments)
+        if isinstance(returned, Value):
+            returned = Outputs(y=returned)
+        if not isinstance(returned, Outputs) or not returned:
+            self._refuse(f"{self.name} returns {returned!r}", "outputs(name=value, ...) or a single value")
+        results = [self._output(name, value, dtype, inputs) for name, value in returned.items()]
+        return Graph(self.name, dtype, tuple(inputs), tuple(p.name for p in self.params), tuple(results), dict(options))
+
+    def _output(self, name: str, result: Any, dtype: str, inputs: Sequence[TensorSpec]) -> Output:
+        value, declared = result if isinstance(result, tuple) else (result, None)
+        if not isinstance(value, Value):
+            self._refuse(f"the result {name}={value!r}", "a value of the language")
+        node = value.node
+        if node.type == "host":
+            node = make("round", node, type="f32")
+        if node.type == "bool":
+            self._refuse(f"the result {name} is a condition", "a number; where(condition, 1, 0) makes one")
+        replaced = next((t for t in inputs if t.name == name), None)
+        if replaced is not None:
+            if replaced.space != node.space:
+                self._refuse(f"the result {name} is {value}, its input is not", "a result of the input's own space")
+            return Output(name, node, str(replaced.format), inplace=True)
+        if node.type in ("i32", "i64", "u32"):
+            stored_as = declared or node.type
+        else:
+            stored_as = declared or ("f32" if node.space in ("r", "s") else "storage")
+        stored_as = dtype if stored_as == "storage" else stored_as
+        if format_of(stored_as).is_float != (node.type in ("f32", "f64")):
+            self._refuse(f"the result {name} of type {node.type} stored as {stored_as}", "a format of the same kind")
+        return Output(name, node, stored_as)
+
+    # ------------------------------------------------------------------ signature
+    def _read_signature(self) -> tuple[tuple[TensorSpec, ...], tuple[ParamSpec, ...], tuple[OptionSpec, ...]]:
+        try:
+            hints = typing.get_type_hints(self.definition)
+        except Exception as error:
+            self._refuse(f"annotations of {self.name} cannot be read ({error})", "Matrix[...], Rows[...], Cols[...], float")
+        tensors, params, choices = [], [], []
+        for name, parameter in inspect.signature(self.definition).parameters.items():
+            hint = hints.get(name)
+            default = None if parameter.default is parameter.empty else parameter.default
+            inner, optional = _strip_optional(hint)
+            origin = typing.get_origin(inner)
+            if origin in _SPACES:
+                (tag,) = typing.get_args(inner)
+                tensors.append(TensorSpec(name, _SPACES[origin], format_name(tag), optional))
+            elif hint in (float, int) and parameter.kind is parameter.KEYWORD_ONLY:
+                params.append(ParamSpec(name, default, whole=hint is int))
+            elif hint is bool:
+                choices.append(OptionSpec(name, bool(default), (False, True)))
+            elif origin is Literal:
+                accepted = typing.get_args(hint)
+                choices.append(OptionSpec(name, accepted[0] if default is None else default, accepted))
+            else:
+                self._refuse(
+                    f"the parameter {name}: {hint!r} of {self.name}",
+                    "Matrix[...], Rows[...] or Cols[...] of a format, or after * a float, int, bool or Literal[...]",
+                )
+        return tuple(tensors), tuple(params), tuple(choices)
+
+    def _refuse(self, what: str, accepted: str) -> NoReturn:
+        raise DefinitionError(f"{self.file}:{self.line}: {what}; accepted: {accepted}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the operator on arrays; see ``tokitai.call`` for what is accepted."""
+        if Operator.runner is None:
+            refuse(f"{self.name}(...) on arrays", "import tokitai first, which brings the devices")
+        return Operator.runner(self, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}>"
+
+
+def _strip_optional(hint: Any) -> tuple[Any, bool]:
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        kept = [a for a in typing.get_args(hint) if a is not type(None)]
+        if len(kept) == 1:
+            return kept[0], True
+    return hint, False
+
+
+@overload
+def operator(definition: Callable[..., Any], /) -> Operator: ...
+@overload
+def operator(
+    *,
+    contract: Contract = ...,
+    backward_of: Operator | None = ...,
+    textbook: Callable[..., Any] | None = ...,
+    hard_inputs: Callable[..., Iterable[HardInput]] | None = ...,
+) -> Callable[[Callable[..., Any]], Operator]: ...
+def operator(
+    definition: Callable[..., Any] | None = None,
+    /,
+    *,
+    contract: Contract = Contract(),  # noqa: B008  (frozen)
+    backward_of: Operator | None = None,
+    textbook: Callable[..., Any] | None = None,
+    hard_inputs: Callable[..., Iterable[HardInput]] | None = None,
+) -> Operator | Callable[[Callable[..., Any]], Operator]:
+    """Make a definition an operator. ``backward_of`` names the forward operator whose gradient this one computes:
+    a result ``dx`` is then checked against the derivative of the forward definition in its input ``x``."""
+
+    def decorate(f: Callable[..., Any]) -> Operator:
+        return Operator(f, contract, backward_of, textbook, hard_inputs)
+
+    return decorate(definition) if definition is not None else decorate

@@ -1,0 +1,215 @@
+"""The functions of the language. Each rounds once, to nearest even, unless it is exact or says otherwise."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from .graph import Function, Node, Type
+from .values import Number, Value, binary, floating, format_name, make, refuse, unify
+
+FLOAT_TYPES: tuple[Type, ...] = ("f32", "f64")
+
+
+def fma(a: Number, b: Number, c: Number) -> Value:
+    """a * b + c, rounded once."""
+    return _float_op("fma", a, b, c)
+
+
+def maximum(a: Number, b: Number) -> Value:
+    """The larger operand; NaN where either is NaN; -0 is below +0."""
+    return _float_op("maximum", a, b)
+
+
+def minimum(a: Number, b: Number) -> Value:
+    """The smaller operand; NaN where either is NaN; -0 is below +0."""
+    return _float_op("minimum", a, b)
+
+
+def sqrt(a: Number) -> Value:
+    """The square root, correctly rounded; NaN below zero, except that sqrt(-0) is -0. Of a host scalar, in f64."""
+    if isinstance(a, Value) and a.node.type == "host":
+        return Value(make("host_sqrt", a.node, type="host"))
+    return _float_op("sqrt", a)
+
+
+def round_even(a: Number) -> Value:
+    """The nearest whole number, ties to even; exact. Zero keeps the sign of its argument."""
+    return _float_op("round_even", a)
+
+
+def power_of_two(k: Number) -> Value:
+    """2**k for a whole k in [-126, 127] (f32) or [-1022, 1023] (f64); exact. Elsewhere, and for NaN, unspecified:
+    a definition must not let such a result reach an output."""
+    return _float_op("power_of_two", k)
+
+
+def exponent(a: Number) -> Value:
+    """floor(log2 |a|) of a normal number, as a floating-point value; exact. Unspecified for other arguments."""
+    return _float_op("exponent", a)
+
+
+def significand(a: Number) -> Value:
+    """|a| / 2**exponent(a), in [1, 2), of a normal number; exact. Unspecified for other arguments."""
+    return _float_op("significand", a)
+
+
+def where(condition: Value, a: Number, b: Number) -> Value:
+    """a where the condition holds, b elsewhere; exact. The other operand is not looked at: NaN there does no harm."""
+    if not isinstance(condition, Value) or condition.node.type != "bool":
+        refuse(f"where({condition!r}, ...)", "a condition, made by < <= == != > >=")
+    x, y = unify("where", a, b)
+    if x.type == "host":
+        x, y = (make("round", n, type="f32") for n in (x, y))
+    exact = condition.node.exact and x.exact and y.exact
+    return Value(make("where", condition.node, x, y, type=x.type, exact=exact))
+
+
+def convert(x: Value, to: Any) -> Value:
+    """x in another type (f32, f64, i32, i64, u32), rounded once to nearest even where it does not fit exactly.
+
+    Floating-point to integer is not part of the language: results would differ between targets outside the range.
+    """
+    name = format_name(to)
+    node = x.node
+    if name not in ("f32", "f64", "i32", "i64", "u32"):
+        refuse(f"convert(..., {name})", "f32, f64, i32, i64 or u32; round_to(x, f16) rounds to a storage format")
+    if node.type == name:
+        return x
+    if node.type == "host":
+        return Value(make("round", node, type=name))  # type: ignore[arg-type]
+    if node.type == "bool" or (node.type in FLOAT_TYPES and name not in FLOAT_TYPES):
+        refuse(f"convert({x}, {name})", "integers to any type, floating-point to floating-point; where(c, 1, 0) for a condition")
+    return Value(make("convert", node, type=name, data=(name,)))  # type: ignore[arg-type]
+
+
+def round_to(x: Value, to: Any) -> Value:
+    """x rounded once to a storage format and widened again: what a store followed by a load gives."""
+    name = format_name(to)
+    if name not in ("storage", "f16", "bf16", "f32"):
+        refuse(f"round_to(..., {name})", "storage, f16, bf16 or f32")
+    return Value(make("round_to", floating(x, "round_to"), data=(name,)))
+
+
+def row_sum(x: Value) -> Value:
+    """The sum along each row: the balanced tree over the column index, neighbours first."""
+    return Value(make("row_sum", _across("row_sum", x, "rc"), space="r", type=floating(x, "row_sum").type))
+
+
+def row_max(x: Value) -> Value:
+    """The maximum of each row; NaN where the row holds one. Order does not matter."""
+    return Value(make("row_max", _across("row_max", x, "rc"), space="r", type=floating(x, "row_max").type))
+
+
+def col_sum(x: Value) -> Value:
+    """The sum down each column: a chain inside aligned blocks of 32 rows, then the balanced tree over the blocks."""
+    node = _across("col_sum", x, "rc", "r")
+    return Value(make("col_sum", node, space="c" if node.space == "rc" else "s", type=floating(x, "col_sum").type))
+
+
+def take_column(x: Value, index: Value) -> Value:
+    """x[r, index[r]] for each row r. The index must lie inside the row: the caller's indices are checked first."""
+    node = _across("take_column", x, "rc")
+    if index.node.type not in ("i32", "i64") or index.node.space != "r":
+        refuse(f"take_column with the index {index}", "an i32 or i64 value, one a row")
+    return Value(make("take_column", node, index.node, space="r", type=node.type))
+
+
+def rows(x: Value) -> Value:
+    """The number of rows, as a host scalar."""
+    return Value(make("rows", space="s", type="host"))
+
+
+def columns(x: Value) -> Value:
+    """The number of columns, as a host scalar."""
+    return Value(make("columns", space="s", type="host"))
+
+
+def column_index() -> Value:
+    """0, 1, 2 ... along each row, as i32."""
+    return Value(make("column_index", space="c", type="i32", exact=True))
+
+
+def row_index() -> Value:
+    """0, 1, 2 ... down each column, as i64."""
+    return Value(make("row_index", space="r", type="i64", exact=True))
+
+
+def multiply_high(a: Value, b: Value | int) -> Value:
+    """The upper 32 bits of the product of two u32 values; exact."""
+    return _u32_op("int_mulhi", a, b)
+
+
+def bit_xor(a: Value, b: Value | int) -> Value:
+    """Exclusive or of two u32 values; exact."""
+    return _u32_op("int_xor", a, b)
+
+
+def bit_and(a: Value, b: Value | int) -> Value:
+    """Bitwise and of two u32 values; exact."""
+    return _u32_op("int_and", a, b)
+
+
+def shift_right(a: Value, count: int) -> Value:
+    """A u32 value shifted right by a constant count from 0 to 31; exact."""
+    if not isinstance(count, int) or not 0 <= count <= 31:
+        refuse(f"a shift by {count!r}", "a Python int from 0 to 31")
+    return _u32_op("int_shift_right", a, count)
+
+
+def function(body: Callable[..., Value]) -> Callable[..., Value]:
+    """Make a Python function over values a *named* function of the language: exp, tanh and the like.
+
+    It is traced once for each operand type, appears in the graph as one call, and is emitted as one function.
+    """
+    traced: dict[Type, Function] = {}
+    count = body.__code__.co_argcount
+
+    @functools.wraps(body)
+    def call(*args: Number) -> Value:
+        if len(args) != count:
+            refuse(f"{body.__name__} of {len(args)} arguments", f"{count}")
+        nodes = [n if n.type != "host" else make("round", n, type="f32") for n in unify(body.__name__, *args)]
+        kind = nodes[0].type
+        if kind not in FLOAT_TYPES:
+            refuse(f"{body.__name__} of {Value(nodes[0])}", "f32 or f64 values")
+        if kind not in traced:
+            names = body.__code__.co_varnames[:count]
+            params = tuple(make("input", space="s", type=kind, data=(f"{body.__name__}.{n}", kind)) for n in names)
+            traced[kind] = Function(body.__name__, params, body(*map(Value, params)).node)
+        return Value(make("call", *nodes, type=kind, data=(body.__name__,), body=traced[kind]))
+
+    return call
+
+
+def _float_op(name: str, *values: Number) -> Value:
+    nodes = unify(name, *values)
+    if all(n.type == "host" for n in nodes):
+        nodes = [make("round", n, type="f32") for n in nodes]
+    for n in nodes:
+        if n.type not in FLOAT_TYPES:
+            refuse(f"{name} of {Value(n)}", "f32 or f64 values")
+    return Value(make(name, *nodes, type=nodes[0].type))
+
+
+def _u32_op(name: str, a: Value, b: Value | int) -> Value:
+    nodes = unify(name, a, b)
+    if any(n.type != "u32" for n in nodes):
+        refuse(f"{name} of {' and '.join(str(Value(n)) for n in nodes)}", "u32 values")
+    return Value(make(name, *nodes, type="u32"))
+
+
+def _across(name: str, x: Value, *spaces: str) -> Node:
+    node = floating(x, name)
+    if node.space not in spaces:
+        words = {"rc": "a rows x cols value", "r": "a value with one element a row"}
+        refuse(f"{name} of {x}", " or ".join(words[s] for s in spaces))
+    return node
+
+
+__all__ = [
+    "binary", "bit_and", "bit_xor", "col_sum", "column_index", "columns", "convert", "exponent", "fma", "function",
+    "maximum", "minimum", "multiply_high", "power_of_two", "round_even", "round_to", "row_index", "row_max", "row_sum",
+    "rows", "shift_right", "significand", "sqrt", "take_column", "where",
+]  # fmt: skip

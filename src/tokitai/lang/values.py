@@ -1,0 +1,293 @@
+"""Symbolic values: what a definition computes with. Python's operators build nodes; everything else is refused."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar, Union
+
+import numpy as np
+
+from ..errors import DefinitionError
+from ..formats import FORMATS, Format
+from .graph import Function, Node, Space, Type
+
+_LANGUAGE = str(Path(__file__).resolve().parent)
+
+Number = Union["Value", float, int]
+
+
+class FormatTag:
+    """A format as an annotation: ``Matrix[f32]``. ``storage`` is the format that ``dtype=`` selects."""
+
+
+class storage(FormatTag):  # noqa: N801
+    pass
+
+
+class f16(FormatTag):  # noqa: N801
+    pass
+
+
+class bf16(FormatTag):  # noqa: N801
+    pass
+
+
+class f32(FormatTag):  # noqa: N801
+    pass
+
+
+class f64(FormatTag):  # noqa: N801
+    pass
+
+
+class i32(FormatTag):  # noqa: N801
+    pass
+
+
+class i64(FormatTag):  # noqa: N801
+    pass
+
+
+class u32(FormatTag):  # noqa: N801
+    pass
+
+
+def where_from() -> str:
+    """``file:line`` of the innermost frame outside this folder: the user's line."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LANGUAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def refuse(what: str, accepted: str) -> NoReturn:
+    """Refuse a definition at the user's line, saying what was found and what would be accepted."""
+    raise DefinitionError(f"{where_from()}: {what}; accepted: {accepted}")
+
+
+_interned: dict[tuple[object, ...], Node] = {}
+
+
+def make(
+    op: str,
+    *args: Node,
+    space: Space | None = None,
+    type: Type = "f32",
+    data: tuple[object, ...] = (),
+    body: Function | None = None,
+    exact: bool | None = None,
+) -> Node:
+    """The node for this operation; equal operations on equal operands are one node."""
+    if space is None:
+        space = join(*(a.space for a in args))
+    if exact is None:
+        exact = type != "host" and bool(args) and all(a.exact for a in args) and type in ("i32", "i64", "u32", "bool")
+    # The constant -0.0 equals 0.0 in Python, so floats are told apart by their bits.
+    key = (op, args, space, type, tuple(d.hex() if isinstance(d, float) else d for d in data), body)
+    node = _interned.get(key)
+    if node is None:
+        node = _interned[key] = Node(op, args, space, type, data, exact, body, where_from())
+    return node
+
+
+def join(*spaces: Space) -> Space:
+    """The smallest space that holds values of all these: a row value with a column value is rows x cols."""
+    has = set("".join(spaces)) - {"s"}
+    return "rc" if has == {"r", "c"} else "r" if has == {"r"} else "c" if has == {"c"} else "s"
+
+
+class Value:
+    """A symbolic value. Supports ``+ - * /`` and comparisons with other values and numbers."""
+
+    __slots__ = ("node",)
+    __array_ufunc__ = None  # NumPy must leave `array * value` to us, and we refuse it
+    __hash__ = None  # type: ignore[assignment]  # `==` builds a comparison
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __add__(self, other: Number) -> Value:
+        return binary("add", self, other)
+
+    def __radd__(self, other: Number) -> Value:
+        return binary("add", other, self)
+
+    def __sub__(self, other: Number) -> Value:
+        return binary("sub", self, other)
+
+    def __rsub__(self, other: Number) -> Value:
+        return binary("sub", other, self)
+
+    def __mul__(self, other: Number) -> Value:
+        return binary("mul", self, other)
+
+    def __rmul__(self, other: Number) -> Value:
+        return binary("mul", other, self)
+
+    def __truediv__(self, other: Number) -> Value:
+        return binary("div", self, other)
+
+    def __rtruediv__(self, other: Number) -> Value:
+        return binary("div", other, self)
+
+    def __neg__(self) -> Value:
+        return Value(make("host_neg" if self.node.type == "host" else "neg", self.node, type=self.node.type))
+
+    def __abs__(self) -> Value:
+        return Value(make("abs", self.node, type=floating(self, "abs").type))
+
+    def __lt__(self, other: Number) -> Value:
+        return compare("lt", self, other)
+
+    def __le__(self, other: Number) -> Value:
+        return compare("le", self, other)
+
+    def __gt__(self, other: Number) -> Value:
+        return compare("lt", other, self)
+
+    def __ge__(self, other: Number) -> Value:
+        return compare("le", other, self)
+
+    def __eq__(self, other: Number) -> Value:  # type: ignore[override]
+        return compare("eq", self, other)
+
+    def __ne__(self, other: Number) -> Value:  # type: ignore[override]
+        return compare("ne", self, other)
+
+    def __and__(self, other: Value) -> Value:
+        return logical("logical_and", self, other)
+
+    def __or__(self, other: Value) -> Value:
+        return logical("logical_or", self, other)
+
+    def __invert__(self) -> Value:
+        return logical("logical_not", self)
+
+    def __pow__(self, power: Number) -> Value:
+        if self.node.type == "host" and (isinstance(power, int) or isinstance(power, Value)):
+            return binary("power", self, power)
+        refuse(f"{self} ** {power!r}", "x * x for a square; ** only between host scalars, with a whole exponent")
+
+    def __bool__(self) -> bool:
+        refuse(f"the truth of {self}, which differs from element to element", "where(condition, a, b)")
+
+    def __float__(self) -> float:
+        refuse(f"{self} as a Python float", "the functions of tokitai.lang (sqrt, exp ...) instead of those of math")
+
+    def __iter__(self) -> NoReturn:
+        refuse(f"iteration over {self}", "whole-tensor expressions and row_sum, row_max, col_sum")
+
+    def __getitem__(self, index: object) -> NoReturn:
+        refuse(f"{self}[{index!r}]", "whole-tensor expressions; take_column(x, index) for one element of each row")
+
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        refuse(f"{self} as a NumPy array", "the functions of tokitai.lang instead of NumPy's")
+
+    def __repr__(self) -> str:
+        spaces = {"rc": "a rows x cols", "r": "a one-per-row", "c": "a one-per-column", "s": "a scalar"}
+        return f"{spaces[self.node.space]} {self.node.type} value ({self.node.op})"
+
+
+F = TypeVar("F")
+
+
+class Matrix(Value, Generic[F]):
+    """A tensor of rows x cols; leading dimensions flatten into rows."""
+
+
+class Rows(Value, Generic[F]):
+    """A tensor with one element a row."""
+
+
+class Cols(Value, Generic[F]):
+    """A tensor with one element a column."""
+
+
+def lift(x: Any, like: Node | None = None) -> Node:
+    """The node of a value; a Python number becomes a constant of the type of its partner, rounded once."""
+    if isinstance(x, Value):
+        return x.node
+    if isinstance(x, (bool, np.generic, np.ndarray)) or not isinstance(x, (int, float)):
+        refuse(f"{x!r} of type {type(x).__name__} in an expression", "values of the language, int and float")
+    kind: Type = like.type if like is not None and like.type != "bool" else "f32"
+    if kind == "host":
+        return make("number", space="s", type="host", data=(float(x),))
+    if kind in ("i32", "i64", "u32"):
+        if not isinstance(x, int):
+            refuse(f"the number {x!r} beside an integer value", "a whole number")
+        return make("const", space="s", type=kind, data=(x,), exact=True)
+    if isinstance(x, int) and abs(x) > 2**53:
+        refuse(f"the whole number {x}", "whole numbers up to 2**53 beside floating-point values")
+    if math.isnan(x):
+        refuse("the constant nan", "finite numbers and infinities")
+    return make("const", space="s", type=kind, data=(float(x),))
+
+
+def unify(name: str, *values: Any) -> list[Node]:
+    """Operands of one type: numbers adapt to values, and host scalars are rounded once to the kernel's type."""
+    partner = next((v.node for v in values if isinstance(v, Value) and v.node.type not in ("host", "bool")), None)
+    if partner is None:
+        partner = next((v.node for v in values if isinstance(v, Value)), None)
+    nodes = [lift(v, partner) for v in values]
+    types = {n.type for n in nodes} - {"host"}
+    if len(types) > 1:
+        found = ", ".join(str(Value(n)) for n in nodes)
+        refuse(f"{name} of {found}", "operands of one type; convert(x, f32) and the like change it explicitly")
+    if types and any(n.type == "host" for n in nodes):
+        kind = types.pop()
+        if kind not in ("f32", "f64"):
+            refuse(f"{name} of a host scalar and a value of type {kind}", "f32 or f64 values beside host scalars")
+        nodes = [make("round", n, type=kind) if n.type == "host" else n for n in nodes]
+    return nodes
+
+
+def floating(x: Number, name: str) -> Node:
+    """The node of a floating-point operand; a host scalar is rounded to f32 here."""
+    node = lift(x)
+    if node.type == "host":
+        return make("round", node, type="f32")
+    if node.type not in ("f32", "f64"):
+        refuse(f"{name} of {Value(node)}", "an f32 or f64 value")
+    return node
+
+
+def binary(name: str, a: Number, b: Number) -> Value:
+    left, right = unify(name, a, b)
+    if left.type == "host":
+        return Value(make(f"host_{name}", left, right, type="host"))
+    if left.type in ("i32", "i64", "u32"):
+        if name == "div":
+            refuse(f"division of {Value(left)}", "floating-point values; int division is not part of the language")
+        return Value(make(f"int_{name}", left, right, type=left.type))
+    if left.type == "bool":
+        refuse(f"{name} of {Value(left)}", "numbers; & | ~ and where for conditions")
+    return Value(make(name, left, right, type=left.type))
+
+
+def compare(name: str, a: Number, b: Number) -> Value:
+    left, right = unify(name, a, b)
+    if left.type == "host":
+        left, right = (make("round", n, type="f32") for n in (left, right))
+    exact = (left.exact or left.op == "const") and (right.exact or right.op == "const") and left.type not in ("f32", "f64")
+    return Value(make(name, left, right, type="bool", exact=exact))
+
+
+def logical(name: str, *values: Value) -> Value:
+    nodes = [lift(v) for v in values]
+    for n in nodes:
+        if n.type != "bool":
+            refuse(f"{name} of {Value(n)}", "conditions, made by < <= == != > >=")
+    if len({n.exact for n in nodes}) > 1:
+        refuse(f"{name} of a condition on numbers and one on indices", "nested where(...)")
+    return Value(make(name, *nodes, type="bool"))
+
+
+def format_name(tag: object) -> str:
+    """The name of the format that an annotation or argument means; `storage` stands for the one ``dtype=`` selects."""
+    if isinstance(tag, Format):
+        return tag.name
+    if isinstance(tag, type) and issubclass(tag, FormatTag) and (tag is storage or tag.__name__ in FORMATS):
+        return tag.__name__
+    refuse(f"the format {tag!r}", f"storage or one of {', '.join(FORMATS)}")

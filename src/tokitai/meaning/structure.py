@@ -1,0 +1,141 @@
+"""Which expression was evaluated: the graph over 64-bit hashes instead of numbers.
+
+Each input element is a distinct random hash, each operation mixes its operands. A kernel compiled with the same mixing
+in place of its arithmetic returns the same hashes only if it evaluated the defined expression at every element: for
+that shape and plan its bits are right for *all* inputs, but for a collision of probability below 2**-50.
+
+Integers (indices, ids, lengths) stay numbers, as they decide which elements meet; the statement then holds for the
+integer tensors that were used. The mixing below is written down again in the kernels' header, on purpose: neither
+side may borrow the other's mistakes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..formats import FORMATS
+from ..lang import Graph, Node, TensorSpec
+from . import bits
+from .interpret import Array, evaluate_body, evaluate_graph
+
+U64 = np.uint64
+_ODD = U64(0x9E3779B97F4A7C15)
+
+# The tag of each operation: its place in this list. Kernels' headers hold the same numbers.
+TAGS = {
+    name: i + 1
+    for i, name in enumerate(
+        "add sub mul div fma sqrt neg abs maximum minimum round_even power_of_two exponent significand lt le eq ne "
+        "logical_and logical_or logical_not where convert round_f16 round_bf16 row_max const".split()
+    )
+}
+
+
+def mix(x: Array) -> Array:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that spreads every bit."""
+    x = (x ^ (x >> U64(30))) * U64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> U64(27))) * U64(0x94D049BB133111EB)
+    return x ^ (x >> U64(31))
+
+
+def _tag(name: str) -> np.uint64:
+    return U64((TAGS[name] * int(_ODD)) & 0xFFFFFFFFFFFFFFFF)
+
+
+def unary(name: str, a: Array) -> Array:
+    return mix(a + _tag(name))
+
+
+def symmetric(name: str, a: Array, b: Array) -> Array:
+    """The same for (a, b) and (b, a)."""
+    return mix(mix(a + _tag(name)) + mix(b + _tag(name)))
+
+
+def ordered(name: str, a: Array, b: Array) -> Array:
+    return mix(mix(a + _tag(name)) + mix(b ^ _tag(name)) * U64(3))
+
+
+def add(a: Array, b: Array) -> Array:
+    return symmetric("add", a, b)
+
+
+class Structure:
+    """The domain of hashes. `scalars` gives each rounded host scalar (a `round` node) its hash."""
+
+    def __init__(self, scalars: Mapping[Node, int]) -> None:
+        self.scalars = scalars
+
+    def load(self, tensor: TensorSpec, values: Array) -> Array:
+        return values  # widening is exact: the element itself
+
+    def store(self, values: Array, format_name: str) -> Array:
+        return self.rounded(values, format_name)
+
+    @staticmethod
+    def rounded(values: Array, format_name: str) -> Array:
+        return unary(f"round_{format_name}", values) if format_name in ("f16", "bf16") else values
+
+    def apply(self, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
+        with np.errstate(over="ignore"):
+            return self.compute(node, args, shape)
+
+    def compute(self, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
+        if node.type == "host":
+            return np.zeros((1, 1), U64)  # host scalars enter through `round`
+        if node.exact or (node.op == "const" and node.type != "f32"):
+            return bits.integer(node, args, shape)
+        match node.op:
+            case "round":
+                return np.full((1, 1), self.scalars[node], U64)
+            case "const":
+                pattern = np.array([[node.data[0]]], np.float32).view(np.uint32).astype(U64)
+                return unary("const", pattern)
+            case "convert":
+                return unary("convert", args[0].astype(np.int64).view(U64))
+            case "round_to":
+                return self.rounded(args[0], str(node.data[0]))
+            case "where" if node.args[0].exact:
+                return np.where(*args)
+            case "where":
+                return mix(ordered("where", args[1], args[2]) + mix(args[0] ^ _tag("where")) * U64(5))
+            case "fma":
+                return mix(symmetric("fma", args[0], args[1]) + mix(args[2] ^ _tag("fma")) * U64(5))
+            case "row_sum":
+                return bits.tree(args[0], add)
+            case "col_sum":
+                return bits.column_sum(args[0], add)
+            case "row_max":  # an order-free mix: the bits of a maximum do not depend on the order
+                return mix(unary("row_max", args[0]).sum(axis=1, keepdims=True, dtype=U64))
+            case "take_column":
+                return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
+            case "call":
+                assert node.body is not None
+                return evaluate_body(node.body, self, args, shape)
+            case "add" | "mul" | "maximum" | "minimum" | "eq" | "ne" | "logical_and" | "logical_or":
+                return symmetric(node.op, *args)
+            case "sub" | "div" | "lt" | "le":
+                return ordered(node.op, *args)
+            case "sqrt" | "neg" | "abs" | "round_even" | "power_of_two" | "exponent" | "significand" | "logical_not":
+                return unary(node.op, args[0])
+        raise AssertionError(f"no structural meaning for {node}")
+
+
+def hashes(graph: Graph, shape: tuple[int, int], seed: int) -> tuple[dict[str, Array], dict[Node, int]]:
+    """Random hashes for every element of the float inputs and for every rounded host scalar."""
+    rng = np.random.default_rng([seed, int.from_bytes(hashlib.sha256(graph.digest.encode()).digest()[:8], "little")])
+    size = {"rc": shape[0] * shape[1], "r": shape[0], "c": shape[1], "s": 1}
+    tensors = {
+        t.name: rng.integers(1, 2**64, size[t.space], dtype=U64) for t in graph.inputs if FORMATS[str(t.format)].is_float
+    }
+    scalars = {n: int(rng.integers(1, 2**64, dtype=U64)) for n in graph.nodes if n.op == "round"}
+    return tensors, scalars
+
+
+def evaluate(
+    graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], scalars: Mapping[Node, int]
+) -> dict[str, Array]:
+    """The hash of every result element, two-dimensional."""
+    return evaluate_graph(graph, Structure(scalars), tensors, shape)

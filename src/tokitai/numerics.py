@@ -1,0 +1,9 @@
+"""The version of the numerics: which bits every operator's results have.
+
+It is part of every cache key and every certificate. It grows when a rule about formats, primitives, sums or elementary
+functions changes, because then the same definition has other bits; speed, layout and messages never change it.
+"""
+
+from __future__ import annotations
+
+NUMERICS_VERSION = 1
