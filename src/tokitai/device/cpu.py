@@ -11,6 +11,7 @@ Calls release the interpreter lock and may run at the same time in several threa
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import re
@@ -24,8 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..errors import ArgumentError, CacheError, CompileError, DeviceMissingError
-from ..toolchain.build import ISAS, Artifact, cpu_features, isas_here
-from ..toolchain.compilers import normal_machine
+from ..toolchain.build import ISAS, Artifact, cpu_features, isas_here, machine_here
 from ..toolchain.fingerprint import file_digest
 
 SYMBOL = "tokitai_kernel"
@@ -86,7 +86,7 @@ def load(artifact: Artifact) -> LoadedKernel:
 
 
 def _open(artifact: Artifact) -> Any:
-    here = normal_machine(platform.machine())
+    here = machine_here()
     runs = isas_here()
     if artifact.compiler.machine != here or artifact.isa not in runs:
         raise DeviceMissingError(
@@ -110,9 +110,8 @@ def _open(artifact: Artifact) -> Any:
             f'{artifact.path}: exports no {SYMBOL} (accepted: extern "C" with visibility("default"))'
         ) from error
     function.restype = ctypes.c_int32
-    function.argtypes = [
-        ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
-    ]  # fmt: skip
+    pointers, integers = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64)
+    function.argtypes = [pointers, integers, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
     return function
 
 
@@ -124,7 +123,7 @@ def aligned_empty(shape: Sequence[int] | int, dtype: DTypeLike, align: int = 64)
     if any(size < 0 for size in sizes):
         raise ArgumentError(f"shape={sizes}: a size must be at least 0")
     kind = np.dtype(dtype)
-    count = int(np.prod(sizes, dtype=object)) * kind.itemsize if sizes else kind.itemsize
+    count = math.prod(sizes) * kind.itemsize
     raw = np.empty(count + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start : start + count].view(kind).reshape(sizes)
@@ -137,12 +136,16 @@ def default_threads() -> int:
         if not re.fullmatch(r"[1-9]\d{0,5}", wanted, flags=re.ASCII):
             raise ArgumentError(f"{ENV_THREADS}={wanted!r}: a whole number of at least 1 is accepted")
         return int(wanted)
+    return _processors()
+
+
+def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe() -> dict[str, Any]:
     """This machine, as certificates and `doctor` show it: plain JSON values."""
-    machine = normal_machine(platform.machine())
+    machine = machine_here()
     features = cpu_features()
     shown = set().union(*(row.needs for row in ISAS.get(machine, {}).values()))
     return {
@@ -150,7 +153,8 @@ def describe() -> dict[str, Any]:
         "machine": machine,
         "isas": list(isas_here()),
         "features": sorted(shown & features),
-        "cores": default_threads(),
+        "cores": _processors(),
+        "threads": default_threads(),
         "os": f"{platform.system()} {platform.release()}",
         "libc": " ".join(platform.libc_ver()).strip(),
         "float_mode": check_float_mode(),
@@ -175,15 +179,15 @@ def check_float_mode() -> str | None:
     A library built with -ffast-math can switch a whole thread to flush-to-zero when it is loaded. Python's own floats
     follow the mode, so that they show it.
     """
-    # From bytes: a literal or ldexp would be computed, and so could be spoilt by the mode that is looked for.
+    # Bytes in and bytes out: a value that is computed or compared is at the mercy of the mode that is looked for.
     subnormal, normal, unit, step = struct.unpack("=4d", struct.pack("=4Q", 1, 1 << 52, 1023 << 52, (1023 - 60) << 52))
     found: list[str] = []
-    if normal * (unit / (unit + unit)) == 0.0:
+    if struct.pack("=d", normal * (unit / (unit + unit))) == bytes(8):
         found.append("results that are subnormal become zero (FTZ)")
-    if subnormal * (unit / step) == 0.0:
+    if struct.pack("=d", subnormal * (unit / step)) == bytes(8):
         found.append("operands that are subnormal count as zero (DAZ)")
     up, down, most = unit + step > unit, -unit - step < -unit, unit - step < unit
     if up or down or most:
-        mode = "up" if up else "down" if down and most else "toward zero"
+        mode = "up" if up else "down" if down else "toward zero"
         found.append(f"rounding is {mode} instead of to nearest")
     return "; ".join(found) or None

@@ -1,8 +1,8 @@
 """Compile one kernel's C++ text into a shared library, with flags that leave its bits alone.
 
-`COMMON` and `ISAS` are the whole set of flags. The instruction set is named (`-march=x86-64-v3`), never `native`: so the
-flags say everything, two machines share an entry exactly when the binary runs on both, and no processor model has to go
-into the key. Tuning stays generic for the same reason.
+`COMMON` and `ISAS` are the whole set of flags. The instruction set is named (`-march=x86-64-v3`), never `native`: so
+the flags say everything, a cache may be shared between machines, and no processor model has to go into the key. Tuning
+stays generic for the same reason.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from ..errors import ArgumentError, CompileError, CompilerMissingError, DeviceMissingError, UnknownNameError
 from . import cache
-from .compilers import Compiler, normal_machine
+from .compilers import Compiler
 from .fingerprint import FileStamp, cache_key, parse_depfile
 
 Isa = Literal["avx512", "avx2", "neon", "scalar"]
@@ -30,7 +30,7 @@ COMPILE_SECONDS = 300.0
 
 # -ffp-contract=off    a*b+c is two roundings unless the text says fma
 # -fno-math-errno      sqrt is one instruction; only errno is lost
-# -fno-trapping-math   conditional arithmetic may be vectorised; only exception flags are lost, no value depends on them.
+# -fno-trapping-math   conditional arithmetic may be vectorised; only exception flags are lost, no value depends on it.
 #                      Clang does so anyway; GCC needs to be told. (It permits neither reassociation, nor reciprocals,
 #                      nor assumptions about NaN, infinities or zero signs: those are other flags, and stay off.)
 # -Wl,-z,defs          a symbol that nobody defines is an error now, not a crash in the first call
@@ -38,6 +38,10 @@ COMMON: tuple[str, ...] = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-fopenmp",
     "-fvisibility=hidden", "-Wl,-z,defs", "-iquote", ".",
 )  # fmt: skip
+
+
+_REPORTS = ("compiler.d", "linker.d")
+_REPORT = ("-MD", "-MF", _REPORTS[0], f"-Wl,--dependency-file={_REPORTS[1]}")  # what was read, system files included
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,10 @@ class IsaRow:
     needs: frozenset[str]
 
 
-_V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
+_V3 = frozenset(
+    {"pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "cx16", "lahf_lm"}  # x86-64-v2
+    | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
+)
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 # machine -> instruction sets, widest first
@@ -78,8 +85,8 @@ class Source:
 class Artifact:
     """A shared library that holds one kernel.
 
-    ``digest`` is the sha256 of the file at ``path``; ``seconds`` is how long its compilation took, in this call or in the
-    one that filled the cache (``cached``); ``healed`` says that a damaged cache entry was replaced, and how it was
+    ``digest`` is the sha256 of the file at ``path``; ``seconds`` is how long its compilation took, in this call or in
+    the one that filled the cache (``cached``); ``healed`` says that a damaged cache entry was replaced, and how it was
     damaged. The text and the compiler's messages lie beside ``path``.
     """
 
@@ -107,17 +114,19 @@ def build(
     """
     flags = flags_of(compiler, isa, structure, defines)
     _check_names(source)
-    toolchain = {
-        "compiler": [str(compiler.path), compiler.kind, compiler.version, compiler.digest, compiler.machine],
-        "flags": list(flags),
-        "stem": source.stem,
-    }
-    key = cache_key("cpu", source.text, source.headers, toolchain)
+    key = key_of(source, compiler, flags)
     entry = cache.obtain(key, lambda folder: _compile(folder, key, source, compiler, flags))
     return Artifact(
         entry.path, entry.fingerprint, entry.digest, flags, compiler, isa, structure,
         float(entry.notes["seconds"]), entry.cached, entry.healed,
     )  # fmt: skip
+
+
+def key_of(source: Source, compiler: Compiler, flags: Sequence[str]) -> str:
+    """The cache key of a build, known before it runs."""
+    identity = {**asdict(compiler), "path": str(compiler.path)}
+    toolchain = {"compiler": identity, "flags": list(flags), "stem": source.stem}
+    return cache_key("cpu", source.text, source.headers, toolchain)
 
 
 def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Sequence[str] = ()) -> tuple[str, ...]:
@@ -136,10 +145,16 @@ def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Seq
     return (*COMMON, *rows[isa].flags, *(f"-D{define}" for define in (*own, *defines)))
 
 
+def machine_here() -> str:
+    """This machine's architecture, by the name that `ISAS` uses."""
+    name = platform.machine().lower()
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
+
+
 def isas_here() -> tuple[Isa, ...]:
     """The instruction sets that this machine runs, widest first; empty on a machine that has no row in `ISAS`."""
     features = cpu_features()
-    rows = ISAS.get(normal_machine(platform.machine()), {})
+    rows = ISAS.get(machine_here(), {})
     return tuple(isa for isa, row in rows.items() if row.needs <= features)
 
 
@@ -147,7 +162,7 @@ def native_isa() -> Isa:
     """The widest instruction set that this machine runs. Raises DeviceMissingError on an unknown architecture."""
     isas = isas_here()
     if not isas:
-        raise DeviceMissingError(f"machine {platform.machine()!r}: kernels are built for {', '.join(ISAS)}")
+        raise DeviceMissingError(f"machine {machine_here()!r}: kernels are built for {', '.join(ISAS)}")
     return isas[0]
 
 
@@ -157,45 +172,50 @@ def cpu_features() -> frozenset[str]:
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:  # no Linux: claim nothing beyond what the architecture guarantees
-        return frozenset({"asimd"} if normal_machine(platform.machine()) == "aarch64" else ())
+        return frozenset({"asimd"} if machine_here() == "aarch64" else ())
     lists = re.findall(r"^(?:flags|Features)\s*:(.*)$", text, flags=re.MULTILINE)
     return frozenset(set.intersection(*(set(line.split()) for line in lists))) if lists else frozenset()
 
 
 def _check_names(source: Source) -> None:
-    main = f"{source.stem}.cpp"
     if not re.fullmatch(r"\w[\w.-]*", source.stem, flags=re.ASCII):
         raise ArgumentError(f"stem={source.stem!r}: a file name of letters, digits, '_', '-' and '.' is accepted")
     for name in source.headers:
-        if name == main or not all(re.fullmatch(r"\w[\w.+-]*", part, flags=re.ASCII) for part in name.split("/")):
-            raise ArgumentError(f"header {name!r}: a relative path other than {main!r} is accepted, without '..'")
+        if not re.fullmatch(r"(\w[\w.+-]*/)*\w[\w.+-]*\.(h|hpp|inc)", name, flags=re.ASCII):
+            raise ArgumentError(f"header {name!r}: a relative path in .h, .hpp or .inc is accepted, without '..'")
 
 
 def _compile(folder: Path, key: str, source: Source, compiler: Compiler, flags: tuple[str, ...]) -> cache.Made:
     """Compile in `folder` by names relative to it, so that the binary does not depend on where the cache lies."""
-    main, binary, depfile = f"{source.stem}.cpp", f"{source.stem}.so", f"{source.stem}.d"
+    main, binary = f"{source.stem}.cpp", f"{source.stem}.so"
     for name, text in {**source.headers, main: source.text}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(text.encode())
-    command = [str(compiler.path), *flags, "-MD", "-MF", depfile, main, "-o", binary]
+    command = [str(compiler.path), *flags, *_REPORT, main, "-o", binary]
     started, clock = time.time_ns(), time.perf_counter()
     status = _run(command, folder)
     seconds = time.perf_counter() - clock
-    size = (folder / binary).stat().st_size if (folder / binary).exists() else 0
-    if status != 0 or size == 0:
-        what = {0: "wrote no binary", None: f"did not end within {COMPILE_SECONDS:g} s"}.get(status, f"failed ({status})")
-        _fail(folder, key, compiler, command, what)
-    ours = {(folder / name).resolve() for name in (*source.headers, main)}
-    reads = {(folder / name).resolve() for name in parse_depfile((folder / depfile).read_text(errors="surrogateescape"))}
-    return cache.Made(binary, tuple(_stamp(read, started) for read in sorted(reads - ours)), {"seconds": seconds})
+    if status is None:
+        _fail(folder, key, compiler, command, f"did not end within {COMPILE_SECONDS:g} s")
+    if status != 0:
+        _fail(folder, key, compiler, command, f"failed with exit status {status}")
+    for name in (binary, *_REPORTS):
+        if not (folder / name).is_file() or (folder / name).stat().st_size == 0:
+            _fail(folder, key, compiler, command, f"ended well but left {name} missing or empty")
+    return cache.Made(binary, _files_read(folder, started), {"seconds": seconds})
 
 
-def _stamp(path: Path, started: int) -> FileStamp:
-    stamp = FileStamp.of(path)
-    if stamp.mtime_ns < started:
-        return stamp
-    # Written while the compiler ran: which bytes it read is unknown, so this build is never a hit.
-    return FileStamp(stamp.path, stamp.size, -1, "")
+def _files_read(folder: Path, started: int) -> tuple[FileStamp, ...]:
+    """Stamps of the files outside `folder` that the compiler and the linker reported; those inside are in the key."""
+    names: set[str] = set()
+    for report in _REPORTS:
+        names.update(parse_depfile((folder / report).read_text(errors="surrogateescape")))
+    paths = [Path(name) for name in sorted(names) if os.path.isabs(name) and not name.startswith(f"{folder}{os.sep}")]
+    return tuple(
+        # Changed while the compiler ran: which bytes it read is unknown, so no later state of it may count as this one.
+        FileStamp(str(path), -1, -1, "") if path.stat().st_ctime_ns >= started else FileStamp.of(path)
+        for path in paths
+    )
 
 
 def _run(command: list[str], folder: Path) -> int | None:

@@ -49,7 +49,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Entry:
-    """A binary in the cache. ``healed`` says why an earlier entry of this key was thrown away as damaged, or is None."""
+    """A binary in the cache. ``healed`` says why an earlier entry of this key was damaged and replaced, or is None."""
 
     path: Path
     digest: str
@@ -174,19 +174,20 @@ def _build(root: Path, key: str, make: Callable[[Path], Made], healed: str | Non
         name = Path(made.binary)
         binary = f"{name.stem}-{digest[:16]}{name.suffix}"
         (work / made.binary).rename(work / binary)
+        identity = fingerprint(key, made.reads)
         record = {
             "key": key,
             "binary": binary,
             "digest": digest,
-            "fingerprint": fingerprint(key, made.reads),
+            "fingerprint": identity,
             "reads": [read.to_json() for read in made.reads],
             "notes": dict(made.notes),
         }
         (work / _RECORD).write_text(json.dumps({"sha256": digest_of(record), "record": record}, indent=1))
         _publish(work, root / key)
-        return Entry(root / key / binary, digest, record["fingerprint"], made.notes, cached=False, healed=healed)
+        return Entry(root / key / binary, digest, identity, made.notes, cached=False, healed=healed)
     except OSError as error:
-        raise CacheError(f"{root}: cannot be written: {error}") from error
+        raise CacheError(f"{root}: a build cannot be kept: {error}") from error
     finally:
         if work.exists():
             _remove(work)
@@ -216,11 +217,12 @@ def keep_failed(work: Path, key: str) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder that nobody needs. That it cannot be removed is told, and does no harm."""
+    """Remove what nobody needs. That it cannot be removed is told, and does no harm."""
     try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        pass
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     except OSError as error:
         logger.warning("%s: cannot be removed: %s", path, error)
 

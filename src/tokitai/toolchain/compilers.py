@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import CompilerMissingError
-from .fingerprint import FileStamp, digest_of, file_digest
+from .fingerprint import FileStamp, digest_of
 
 logger = logging.getLogger("tokitai")
 
@@ -26,7 +26,8 @@ CANDIDATES = ("g++", "clang++", "clang++-19", "clang++-18", "clang++-17")
 CROSS_CANDIDATES = ("aarch64-linux-gnu-g++", "x86_64-linux-gnu-g++")  # listed by `all_compilers`, used only by name
 
 _PROBE_SECONDS = 30.0
-_MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
+_MACHINES = {"__x86_64__": "x86_64", "__aarch64__": "aarch64"}
+_STRANGERS = {"__INTEL_LLVM_COMPILER", "__INTEL_COMPILER", "__NVCOMPILER"}  # approximate arithmetic unless told not to
 
 Kind = Literal["gcc", "clang"]
 
@@ -37,7 +38,7 @@ class Compiler:
 
     ``path`` is where it was found, symbolic links kept: `clang++` and `ccache` links behave by the name they are called
     by. ``digest`` is the sha256 over what is behind the path: the driver and the programs and libraries that it
-    generates code with. ``machine`` is the architecture it compiles for, as in ``platform.machine()``.
+    generates code with. ``machine`` is the architecture it compiles for.
     """
 
     path: Path
@@ -58,11 +59,6 @@ class Compiler:
         return int(found[1]) if found else None
 
 
-def normal_machine(name: str) -> str:
-    """The one spelling used here of an architecture's name (``arm64`` is ``aarch64``)."""
-    return _MACHINES.get(name.lower(), name.lower())
-
-
 def find_compiler(prefer: str | None = None) -> Compiler:
     """The compiler to use: `prefer` (a name or a path), else ``$TOKITAI_CXX``, else the first of `CANDIDATES` found.
 
@@ -73,9 +69,10 @@ def find_compiler(prefer: str | None = None) -> Compiler:
     if wanted:
         found = shutil.which(wanted)
         if found is None:
+            present = ", ".join(name for name in CANDIDATES if shutil.which(name)) or "no C++ compiler"
             raise CompilerMissingError(
-                f"{origin}{wanted!r}: no such program (accepted: a name on PATH or a path, without options); "
-                f"install it with `apt install {_package(wanted)}`"
+                f"{origin}{wanted!r}: no such program (accepted: a name on PATH or a path, without options; "
+                f"present: {present}); install it with `apt install {_package(wanted)}`"
             )
         return identify(found)
     for name in CANDIDATES:
@@ -116,18 +113,15 @@ def identify(path: str | Path) -> Compiler:
 @lru_cache(maxsize=64)
 def _identify(path: Path, stamp: FileStamp) -> Compiler:
     version = _ask(path, "--version").strip()
-    text = version.lower()
-    if "clang" in text:
-        kind: Kind = "clang"
-    elif "free software foundation" in text or "gcc" in text or "g++" in text:
-        kind = "gcc"
-    else:  # others (icpx, nvc++) reorder and approximate arithmetic unless told not to
+    macros = set(re.findall(r"^#define (\w+)", _ask(path, "-dM", "-E", "-xc++", os.devnull), flags=re.MULTILINE))
+    kind: Kind = "clang" if "__clang__" in macros else "gcc"
+    if "__GNUC__" not in macros or macros & _STRANGERS:
         raise CompilerMissingError(
-            f"{path}: {version.partition(chr(10))[0]!r} is neither GCC nor Clang, the compilers whose arithmetic is "
-            "known here; install one with `apt install g++`"
+            f"{path} ({version.partition(chr(10))[0]}) is neither GCC nor Clang, whose arithmetic is known here; "
+            "install one with `apt install g++`"
         )
-    parts = [("driver", stamp.digest)] + [(part.name, file_digest(part)) for part in _generators(path, kind)]
-    machine = normal_machine(_ask(path, "-dumpmachine").strip().partition("-")[0])
+    parts = [("driver", stamp.digest)] + [(part.name, FileStamp.of(part).digest) for part in _generators(path, kind)]
+    machine = next((name for macro, name in _MACHINES.items() if macro in macros), "another machine")
     return Compiler(path, kind, version, digest_of(parts), machine)
 
 
@@ -142,21 +136,24 @@ def _generators(path: Path, kind: Kind) -> list[Path]:
     if kind == "clang":
         libraries = path.resolve().parent.parent / "lib"
         patterns = ("libLLVM*.so*", "libclang-cpp.so*")
-        files += {found.resolve() for pattern in patterns for found in libraries.glob(pattern)}
+        files += {found.resolve() for pattern in patterns for found in libraries.glob(pattern) if found.is_file()}
     return sorted(files)
 
 
-def _ask(path: Path, option: str) -> str:
+def _ask(path: Path, *options: str) -> str:
+    command = [str(path), *options]
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         answer = subprocess.run(
-            [path, option], capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS, env=environment
+            command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS, env=environment
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilerMissingError(f"{path} {option}: cannot be run: {error}") from error
+        raise CompilerMissingError(f"{' '.join(command)}: cannot be run: {error}") from error
     if answer.returncode != 0:
         last = answer.stderr.strip()[-400:]
-        raise CompilerMissingError(f"{path} {option}: exit status {answer.returncode}: {last or 'no message'}")
+        raise CompilerMissingError(
+            f"{' '.join(command)}: exit status {answer.returncode}: {last or 'no message'} (accepted: GCC or Clang)"
+        )
     return answer.stdout
 
 

@@ -4,8 +4,8 @@ There are two, because a compiler says which files it reads only after it has re
 
 * the *key* is known before a build and names the cache entry: the emitted text, the headers that come with it, the
   compiler's identity, every flag and define, the environment variables that steer compilers, the numerics version;
-* the *fingerprint* adds the digests of all other files that the compiler reported in its depfile. A hit on the key is
-  one only while those files are unchanged, so an edit in a header of a header is never missed.
+* the *fingerprint* adds the digests of all other files that the compiler and the linker report that they read. A hit on
+  the key counts only while those files are unchanged, so an edit in a header of a header is never missed.
 
 What neither sees: a new file that would shadow a recorded one on the include path.
 """
@@ -33,7 +33,7 @@ ENVIRONMENT = (
 
 
 def digest_of(value: object) -> str:
-    """sha256 (hex) of `value`'s canonical JSON: quoting keeps neighbouring parts apart, sorting makes order irrelevant."""
+    """sha256 (hex) of `value`'s canonical JSON: quoted, so that no two values run together, and mappings sorted."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -50,7 +50,7 @@ def environment() -> dict[str, str]:
 
 
 def cache_key(target: str, text: str, headers: Mapping[str, str], toolchain: Mapping[str, Any]) -> str:
-    """The key of a build: `toolchain` holds whatever else decides its bytes (compiler, flags, names), as JSON values."""
+    """The key of a build. `toolchain` holds what else decides its bytes (compiler, flags, names), as JSON values."""
     parts = {
         "schema": SCHEMA,
         "numerics": NUMERICS_VERSION,
@@ -81,7 +81,8 @@ class FileStamp:
     def of(cls, path: Path) -> Self:
         """The stamp of `path` now. Raises OSError."""
         status = path.stat()
-        return cls(str(path), status.st_size, status.st_mtime_ns, _digest(str(path), status.st_size, status.st_mtime_ns))
+        size, mtime_ns = status.st_size, status.st_mtime_ns
+        return cls(str(path), size, mtime_ns, _digest(str(path), size, mtime_ns))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -114,10 +115,7 @@ def _digest(path: str, size: int, mtime_ns: int) -> str:
 
 
 def parse_depfile(text: str) -> list[str]:
-    """The prerequisites listed in a compiler's depfile (`-MD`), in make's notation: ``out: a.cpp a\\ b.h \\``."""
-    joined = text.replace("\\\n", " ")
-    rule = re.split(r":(?:\s|$)", joined, maxsplit=1)
-    if len(rule) < 2:
-        return []
-    words = re.findall(r"(?:\\[ #]|\$\$|\S)+", rule[1])
+    r"""The prerequisites in the first rule of a dependency file, in make's notation: ``out: a.cpp a\ b.h``."""
+    rule = text.replace("\\\n", " ").lstrip().partition("\n")[0]
+    words = re.findall(r"(?:\\[ #]|\$\$|\S)+", re.split(r":(?:\s|$)", rule, maxsplit=1)[-1])
     return [re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in words]

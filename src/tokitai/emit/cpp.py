@@ -1,0 +1,427 @@
+"""C++ for the CPU: the text of a row-wise kernel, from its plan.
+
+One text serves every instruction set, and numbers as well as hashes: the headers in ``emit/cpu`` decide what a value is
+and how many a vector holds.
+
+The kernel's one symbol is::
+
+    int32_t tokitai_kernel(void* const* tensors, const int64_t* sizes, const void* scalars, void* workspace, int32_t threads)
+
+``tensors`` are the inputs, then the results; ``sizes`` are rows, columns, then the row stride in elements of every
+rows x cols tensor in the same order; ``scalars`` is the table of rounded host scalars.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+import numpy as np
+
+from ..lang import Function, Graph, Node
+from ..lower.rowwise import Pass, RowPlan
+from ..lower.scalars import rounded_scalars
+
+HEADERS = ("lanes.h", "numbers.h", "hashes.h", "rows.h")
+_POINTER = {"f16": "f16", "bf16": "bf16", "f32": "f32", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
+_VECTOR = {"f32": "V", "i32": "I", "u32": "U"}
+_SCALAR = {"f32": "S", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """The emitted text with the headers that it includes, by name."""
+
+    text: str
+    headers: Mapping[str, str]
+
+
+def headers() -> dict[str, str]:
+    """The headers of the cpu target, by the name under which a kernel includes them."""
+    folder = resources.files(__package__) / "cpu"
+    return {name: (folder / name).read_text() for name in HEADERS}
+
+
+def workspace_elements(plan: RowPlan, rows: int, cols: int, threads: int) -> int:
+    """How many elements (4 bytes as numbers, 8 as hashes) of workspace a call needs: partial column sums and scratch rows."""
+    blocks = -(-rows // plan.block)
+    partial = sum(blocks * (cols if n.space == "c" else 1) for n in plan.col_sums)
+    return partial + threads * len(plan.kept) * plan.group * cols
+
+
+def emit_cpu(plan: RowPlan) -> KernelText:
+    """The text of the kernel for this plan."""
+    return KernelText(_Emitter(plan).text(), headers())
+
+
+class _Emitter:
+    def __init__(self, plan: RowPlan) -> None:
+        self.plan = plan
+        self.graph: Graph = plan.graph
+        self.name = {n: f"v{i}" for i, n in enumerate(self.graph.nodes)}
+        self.scalar_slot = {n: i for i, n in enumerate(rounded_scalars(self.graph))}
+        self.lines: list[str] = []
+        self.depth = 0
+
+    # ------------------------------------------------------------------ printing
+    def line(self, text: str = "") -> None:
+        self.lines.append("  " * self.depth + text if text else "")
+
+    def open(self, text: str) -> None:
+        self.line(f"{text} {{".lstrip())
+        self.depth += 1
+
+    def close(self, end: str = "}") -> None:
+        self.depth -= 1
+        self.line(end)
+
+    # ------------------------------------------------------------------ expressions
+    def expression(self, node: Node, vector: bool, name: Mapping[Node, str], own_names: bool = False) -> str:
+        """The C++ expression of one operation; scalar operands of a vector operation are repeated."""
+        value = "V{}" if vector else "S{}"
+
+        def arg(a: Node) -> str:
+            inside = own_names or a.space in ("rc", "c")
+            return name[a] if inside or not vector else f"splat({name[a]})"
+
+        args = [arg(a) for a in node.args]
+        match node.op:
+            case "const" if node.type == "f32":
+                return f"constant({_literal(float(str(node.data[0])))}, {value})"
+            case "const":
+                return f"{_SCALAR[node.type]}({node.data[0]})"
+            case "round":
+                return f"load1(scalars + {self.scalar_slot[node]})"
+            case "convert":
+                return f"to_value({args[0]}, {value})" if node.type == "f32" else f"to_{node.type}({args[0]})"
+            case "round_to":
+                return f"round_to_{node.data[0] if node.data[0] != 'storage' else self.graph.dtype}({args[0]})"
+            case "call":
+                return f"f_{node.data[0]}({', '.join(args)})"
+        return f"{node.op}({', '.join(args)})"
+
+    def declare(self, node: Node, value: str, vector: bool) -> None:
+        if node.type == "bool":
+            kind = ("M" if node.exact else "B") if vector else ("bool" if node.exact else "SB")
+        else:
+            kind = (_VECTOR if vector else _SCALAR)[node.type]
+        self.line(f"const {kind} {self.name[node]} = {value};")
+
+    # ------------------------------------------------------------------ the kernel
+    def text(self) -> str:
+        g = self.graph
+        self.line(f"// {g.name}, stored in {g.dtype}. Definition {g.digest[:16]}:")
+        for row in str(g).splitlines():
+            self.line(f"//   {row}")
+        self.line('#include "rows.h"')
+        self.line()
+        self.line("namespace tokitai {")
+        for f in g.functions:
+            self.function(f)
+        self.line()
+        self.line('extern "C" __attribute__((visibility("default"))) int32_t tokitai_kernel(')
+        self.open("    void* const* tensors, const int64_t* sizes, const void* scalar_table, void* workspace, int32_t threads)")
+        self.arguments()
+        self.open("#pragma omp parallel num_threads(threads)\n ")
+        self.line("const FloatMode mode;")
+        for n in self.plan.uniform:
+            self.declare(n, self.expression(n, False, self.name), vector=False)
+        if self.plan.flat:
+            self.flat()
+        else:
+            self.blocks()
+            self.column_results()
+        self.close()
+        self.line("return 0;")
+        self.close()
+        self.line("}  // namespace tokitai")
+        return "\n".join(self.lines) + "\n"
+
+    def function(self, f: Function) -> None:
+        name = {n: (f"x{f.params.index(n)}" if n in f.params else f"t{i}") for i, n in enumerate(f.nodes)}
+        params = ", ".join(f"T x{i}" for i in range(len(f.params)))
+        self.line()
+        self.open(f"template <class T> INLINE T f_{f.name}({params})")
+        for n in f.nodes:
+            if n not in f.params:
+                value = self.expression(n, True, name, own_names=True).replace("V{}", "T{}")
+                self.line(f"const auto {name[n]} = {value};")
+        self.line(f"return {name[f.result]};")
+        self.close()
+
+    def arguments(self) -> None:
+        self.line("const int64_t rows = sizes[0], cols = sizes[1];")
+        self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
+        self.line("(void)rows, (void)cols, (void)scalars, (void)workspace;")
+        stride = 2
+        tensors = [(f"in_{t.name}", t.space, t.format, "const ") for t in self.graph.inputs]
+        tensors += [(f"out_{o.name}", o.space, o.format, "") for o in self.graph.outputs]
+        for i, (name, space, fmt, const) in enumerate(tensors):
+            kind = f"{const}{_POINTER[str(fmt)]}*"
+            self.line(f"{kind} const {name} = static_cast<{kind}>(tensors[{i}]);")
+            if space == "rc":
+                self.line(f"const int64_t {name}_stride = sizes[{stride}];")
+                stride += 1
+        if not self.plan.flat:
+            self.line(f"const int64_t blocks = (rows + {self.plan.block - 1}) / {self.plan.block};")
+        used = "static_cast<Stored*>(workspace)"
+        for n in self.plan.col_sums:
+            self.line(f"Stored* const sum_{self.name[n]} = {used};")
+            used = f"sum_{self.name[n]} + blocks{' * cols' if n.space == 'c' else ''}"
+        if self.plan.kept:
+            self.line(f"Stored* const scratch_rows = {used};")
+
+    def pointers(self, row: str) -> None:
+        for t in self.graph.inputs:
+            if t.space == "rc":
+                self.line(f"const {_POINTER[str(t.format)]}* const in_{t.name}_row = in_{t.name} + {row} * in_{t.name}_stride;")
+        for o in self.graph.outputs:
+            if o.space == "rc":
+                self.line(f"{_POINTER[o.format]}* const out_{o.name}_row = out_{o.name} + {row} * out_{o.name}_stride;")
+
+    def flat(self) -> None:
+        tile = self.plan.tile
+        self.line(f"const int64_t tiles = (cols + {tile - 1}) / {tile};")
+        self.line("#pragma omp for schedule(static)")
+        self.open("for (int64_t tile = 0; tile < rows * tiles; ++tile)")
+        self.line(f"const int64_t r = tile / tiles, begin = tile % tiles * {tile};")
+        self.pointers("r")
+        self.open(f"each(begin, least(cols, begin + {tile}), [&](int64_t c, auto lanes) INLINE_LAMBDA")
+        for p in self.plan.passes:
+            self.compute(p, set())
+            self.stores(p)
+        self.close("});")
+        self.close()
+
+    def blocks(self) -> None:
+        plan, grouped = self.plan, self.plan.group > 1
+        if plan.kept:
+            size = f"{plan.group} * {len(plan.kept)} * cols"
+            self.line(f"Stored* const scratch = scratch_rows + thread_number() * {size};")
+        self.line("#pragma omp for schedule(static)")
+        self.open("for (int64_t block = 0; block < blocks; ++block)")
+        self.line(f"const int64_t end = least(rows, (block + 1) * {plan.block});")
+        for n in plan.col_sums:
+            if n.space == "s":
+                self.line(f"S block_{self.name[n]} = NEUTRAL_SUM;")
+            else:
+                self.line(f"Stored* const block_{self.name[n]} = sum_{self.name[n]} + block * cols;")
+                self.line(f"each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA {{ store(block_{self.name[n]} + c, splat(NEUTRAL_SUM), lanes); }});")
+        if grouped:
+            self.open(f"for (int64_t first = block * {plan.block}; first < end; first += {plan.group})")
+            self.line(f"const int64_t group = least({plan.group}, end - first);")
+            saved = self.row_values_of_last_pass()
+            for n in saved:
+                kind = "bool" if n.type == "bool" and n.exact else "SB" if n.type == "bool" else _SCALAR[n.type]
+                self.line(f"{kind} saved_{self.name[n]}[{plan.group}];")
+            self.open("for (int64_t g = 0; g < group; ++g)")
+            self.line("const int64_t r = first + g;")
+            self.row(plan.passes[:-1])
+            for n in saved:
+                self.line(f"saved_{self.name[n]}[g] = {self.name[n]};")
+            self.close()
+            self.last_pass_of_group(plan.passes[-1], saved)
+            self.close()
+        else:
+            self.open(f"for (int64_t r = block * {plan.block}; r < end; ++r)")
+            self.line("const int64_t g = 0;")
+            self.line("(void)g;")
+            self.row(plan.passes)
+            self.close()
+        for n in plan.col_sums:
+            if n.space == "s":
+                self.line(f"store1(sum_{self.name[n]} + block, block_{self.name[n]});")
+        self.close()
+
+    def row(self, passes: Iterable[Pass]) -> None:
+        """All that is computed from one row on its own."""
+        self.pointers("r")
+        for n in self.plan.before:
+            self.row_value(n)
+        loaded: set[Node] = set()
+        for p in passes:
+            self.one_pass(p, loaded)
+            loaded |= set(p.keep)
+            for n in p.after:
+                self.row_value(n)
+        for o in self.graph.outputs:
+            if o.space == "r":
+                self.line(f"store1(out_{o.name} + r, {self.name[o.node]});")
+        for n in self.plan.col_sums:
+            if n.space == "s":
+                self.line(f"block_{self.name[n]} = add(block_{self.name[n]}, {self.name[n.args[0]]});")
+
+    def row_value(self, n: Node) -> None:
+        if n.op == "input":
+            self.declare(n, f"load1(in_{n.data[0]} + r)", vector=False)
+        elif n.op == "row_index":
+            self.declare(n, "r", vector=False)
+        elif n.op == "take_column":
+            self.take_column(n)
+        else:
+            self.declare(n, self.expression(n, False, self.name), vector=False)
+
+    def take_column(self, n: Node) -> None:
+        """The expression under take_column, at one column only."""
+        source, index = n.args
+        self.line(f"S {self.name[n]};")
+        self.open("")
+        self.line(f"const int64_t c = {self.name[index]};")
+        for m in self.cone(source):
+            if m.op == "input":
+                place = f"in_{m.data[0]}_row + c" if m.space == "rc" else f"in_{m.data[0]} + c"
+                self.declare(m, f"load1({place})", vector=False)
+            elif m.op == "column_index":
+                self.declare(m, "int32_t(c)", vector=False)
+            else:
+                self.declare(m, self.expression(m, False, self.name), vector=False)
+        self.line(f"{self.name[n]} = {self.name[source]};")
+        self.close()
+
+    def cone(self, root: Node) -> list[Node]:
+        found: list[Node] = []
+
+        def visit(n: Node) -> None:
+            if n.space in ("rc", "c") and n not in found:
+                for a in n.args if n.op != "col_sum" else ():
+                    visit(a)
+                found.append(n)
+
+        visit(root)
+        return found
+
+    def compute(self, p: Pass, loaded: set[Node]) -> None:
+        for n in p.compute:
+            if n in loaded:
+                self.declare(n, f"load({self.scratch(n)} + c, lanes)", vector=True)
+            elif n.op == "input":
+                place = f"in_{n.data[0]}_row" if n.space == "rc" else f"in_{n.data[0]}"
+                self.declare(n, f"load({place} + c, lanes)", vector=True)
+            elif n.op == "column_index":
+                self.declare(n, "column_index(c)", vector=True)
+            else:
+                self.declare(n, self.expression(n, True, self.name), vector=True)
+            if n in p.keep:
+                self.line(f"store({self.scratch(n)} + c, {self.name[n]}, lanes);")
+
+    def scratch(self, n: Node) -> str:
+        return f"scratch + (g * {len(self.plan.kept)} + {self.plan.kept.index(n)}) * cols"
+
+    def stores(self, p: Pass) -> None:
+        for o in p.stores:
+            self.line(f"store(out_{o.name}_row + c, {self.vector(o.node)}, lanes);")
+
+    def vector(self, n: Node) -> str:
+        return self.name[n] if n.space in ("rc", "c") else f"splat({self.name[n]})"
+
+    def one_pass(self, p: Pass, loaded: set[Node]) -> None:
+        for n in p.maxima:
+            self.line(f"V max_{self.name[n]} = splat(NEUTRAL_MAX);")
+        if p.sums:
+            self.line(f"S {', '.join(f'total_{self.name[n]}' for n in p.sums)};")
+            self.open("")
+            self.line(f"S total[{len(p.sums)}];")
+            self.open(f"row_sums<{len(p.sums)}>(cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+        else:
+            self.open("each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+        self.compute(p, loaded)
+        self.stores(p)
+        for n in p.maxima:
+            x = self.vector(n.args[0])
+            self.line(f"max_{self.name[n]} = join_max(max_{self.name[n]}, pad(leaf_max({x}), NEUTRAL_MAX, lanes));")
+        for n in p.col_sums:
+            place = f"block_{self.name[n]} + c"
+            self.line(f"store({place}, add(load({place}, lanes), {self.vector(n.args[0])}), lanes);")
+        if p.sums:
+            parts = ", ".join(f"pad({self.vector(n.args[0])}, NEUTRAL_SUM, lanes)" for n in p.sums)
+            self.line(f"return Sums<{len(p.sums)}>{{{{{parts}}}}};")
+            self.close("}, total);")
+            for i, n in enumerate(p.sums):
+                self.line(f"total_{self.name[n]} = total[{i}];")
+            self.close()
+            for n in p.sums:
+                self.line(f"const S {self.name[n]} = total_{self.name[n]};")
+        else:
+            self.close("});")
+        for n in p.maxima:
+            m = self.name[n]
+            self.line(f"const S {m} = done_max(across(max_{m}, [](S a, S b) {{ return join_max(a, b); }}));")
+
+    def row_values_of_last_pass(self) -> list[Node]:
+        last = self.plan.passes[-1]
+        used = {a for n in last.compute for a in n.args} | {o.node for o in last.stores} | {n.args[0] for n in last.col_sums}
+        return [n for n in self.graph.nodes if n in used and n.space == "r"]
+
+    def last_pass_of_group(self, p: Pass, saved: list[Node]) -> None:
+        """The last pass over a few rows at once: each column's running sums are loaded and stored once for all."""
+        before = {n for q in self.plan.passes[:-1] for n in q.keep}
+        self.open("const auto last_pass = [&](auto taken) INLINE_LAMBDA")
+        self.open("each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+        for n in p.col_sums:
+            self.line(f"V run_{self.name[n]} = load(block_{self.name[n]} + c, lanes);")
+        self.open("for (int64_t g = 0; g < taken.count; ++g)")
+        self.line("const int64_t r = first + g;")
+        self.pointers("r")
+        for n in saved:
+            kind = "bool" if n.type == "bool" and n.exact else "SB" if n.type == "bool" else _SCALAR[n.type]
+            self.line(f"const {kind} {self.name[n]} = saved_{self.name[n]}[g];")
+        self.compute(p, before)
+        self.stores(p)
+        for n in p.col_sums:
+            self.line(f"run_{self.name[n]} = add(run_{self.name[n]}, {self.vector(n.args[0])});")
+        self.close()
+        for n in p.col_sums:
+            self.line(f"store(block_{self.name[n]} + c, run_{self.name[n]}, lanes);")
+        self.close("});")
+        self.close("};")
+        self.line(f"if (group == {self.plan.group}) last_pass(Count<{self.plan.group}>{{}});")
+        self.line("else last_pass(Some{group});")
+
+    def column_results(self) -> None:
+        """The tree over blocks of rows, and what is made of complete column sums. (The loop above ends in a barrier.)"""
+        finish = [n for n in self.plan.finish]
+        columns = [o for o in self.graph.outputs if o.space == "c"]
+        scalars = [o for o in self.graph.outputs if o.space == "s"]
+        for n in (n for n in finish if n.space == "s"):
+            if n.op == "col_sum":
+                source = f"sum_{self.name[n]}"
+                self.declare(n, f"tree_over(blocks, S{{}}, [&](int64_t i) {{ return load1({source} + i); }})", vector=False)
+            else:
+                self.declare(n, self.expression(n, False, self.name), vector=False)
+        for o in scalars:
+            self.line("#pragma omp single nowait")
+            self.line(f"store1(out_{o.name}, {self.name[o.node]});")
+        if not columns:
+            return
+        self.line("#pragma omp for schedule(static)")
+        self.open("for (int64_t chunk = 0; chunk < cols; chunk += 64)")
+        self.open("each(chunk, least(cols, chunk + 64), [&](int64_t c, auto lanes) INLINE_LAMBDA")
+        done: set[Node] = set()
+        for o in columns:
+            for n in self.cone(o.node):
+                if n in done:
+                    continue
+                done.add(n)
+                if n.op == "col_sum":
+                    place = f"sum_{self.name[n]} + i * cols + c"
+                    self.declare(n, f"tree_over(blocks, splat(S{{}}), [&](int64_t i) {{ return load({place}, lanes); }})", vector=True)
+                elif n.op == "input":
+                    self.declare(n, f"load(in_{n.data[0]} + c, lanes)", vector=True)
+                elif n.op == "column_index":
+                    self.declare(n, "column_index(c)", vector=True)
+                else:
+                    self.declare(n, self.expression(n, True, self.name), vector=True)
+            self.line(f"store(out_{o.name} + c, {self.vector(o.node)}, lanes);")
+        self.close("});")
+        self.close()
+
+
+def _literal(x: float) -> str:
+    """A float literal of exactly the f32 value nearest to x."""
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(x))
+    if math.isinf(rounded):
+        return "-__builtin_inff()" if rounded < 0 else "__builtin_inff()"
+    return f"{rounded.hex()}f"

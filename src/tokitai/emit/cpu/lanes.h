@@ -1,0 +1,154 @@
+// How many lanes a vector has, and the words shared by numbers and hashes.
+//
+// A kernel's text speaks of S (one value), V (a vector of LANES values), I and U (integers beside V), M (conditions on
+// integers) and B (conditions on values). `numbers.h` makes values f32; `hashes.h` makes them 64-bit hashes.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#if TOKITAI_ISA_AVX512
+#define LANES 16
+#elif TOKITAI_ISA_AVX2
+#define LANES 8
+#elif TOKITAI_ISA_NEON
+#define LANES 4
+#elif TOKITAI_ISA_SCALAR
+#define LANES 1
+#else
+#error "one of TOKITAI_ISA_AVX512, _AVX2, _NEON, _SCALAR must be defined"
+#endif
+
+#if TOKITAI_ISA_AVX512 || TOKITAI_ISA_AVX2
+#include <immintrin.h>
+#elif TOKITAI_ISA_NEON
+#include <arm_neon.h>
+#elif defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#if TOKITAI_STRUCTURE  // speed matters little there, and calls compile ten times faster
+#define INLINE static inline __attribute__((unused))
+#define INLINE_LAMBDA
+#else
+#define INLINE static inline __attribute__((always_inline, unused))
+#define INLINE_LAMBDA __attribute__((always_inline))
+#endif
+
+namespace tokitai {
+
+// Lanes that hold elements: all of a vector, or the first n of the last one of a row.
+struct Full {
+  static constexpr bool full = true;
+  static constexpr int64_t count = LANES;
+};
+struct Part {
+  static constexpr bool full = false;
+  int64_t count;
+};
+
+#if LANES > 1
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef uint32_t U __attribute__((vector_size(4 * LANES)));
+typedef I M;  // all bits set where true
+INLINE I splat(int32_t x) { return x - I{}; }
+INLINE U splat(uint32_t x) { return x - U{}; }
+INLINE M splat(bool x) { return splat(x ? -1 : 0); }
+INLINE I int_add(I a, I b) { return a + b; }
+INLINE I int_sub(I a, I b) { return a - b; }
+INLINE I int_mul(I a, I b) { return a * b; }
+INLINE U int_add(U a, U b) { return a + b; }
+INLINE U int_sub(U a, U b) { return a - b; }
+INLINE U int_mul(U a, U b) { return a * b; }
+INLINE U int_xor(U a, U b) { return a ^ b; }
+INLINE U int_and(U a, U b) { return a & b; }
+INLINE U int_shift_right(U a, U n) { return a >> n; }
+INLINE U int_mulhi(U a, U b) {
+  U high;
+  for (int i = 0; i < LANES; ++i) high[i] = uint32_t((uint64_t(a[i]) * b[i]) >> 32);
+  return high;
+}
+INLINE M lt(I a, I b) { return a < b; }
+INLINE M le(I a, I b) { return a <= b; }
+INLINE M eq(I a, I b) { return a == b; }
+INLINE M ne(I a, I b) { return a != b; }
+INLINE M lt(U a, U b) { return M(a < b); }
+INLINE M le(U a, U b) { return M(a <= b); }
+INLINE M eq(U a, U b) { return M(a == b); }
+INLINE M ne(U a, U b) { return M(a != b); }
+INLINE M logical_and(M a, M b) { return a & b; }
+INLINE M logical_or(M a, M b) { return a | b; }
+INLINE M logical_not(M a) { return ~a; }
+INLINE I where(M c, I a, I b) { return c ? a : b; }
+INLINE U where(M c, U a, U b) { return c ? a : b; }
+INLINE I load(const int32_t* p) { I v; __builtin_memcpy(&v, p, sizeof v); return v; }
+INLINE U load(const uint32_t* p) { U v; __builtin_memcpy(&v, p, sizeof v); return v; }
+INLINE void store(int32_t* p, I x) { __builtin_memcpy(p, &x, sizeof x); }
+INLINE void store(uint32_t* p, U x) { __builtin_memcpy(p, &x, sizeof x); }
+INLINE U to_u32(I a) { return U(a); }
+INLINE I to_i32(U a) { return I(a); }
+// 0, 1, 2 ... from column c on.
+INLINE I column_index(int64_t c) {
+  I index;
+  for (int i = 0; i < LANES; ++i) index[i] = int32_t(c) + i;
+  return index;
+}
+#else
+typedef int32_t I;
+typedef uint32_t U;
+typedef bool M;
+INLINE I column_index(int64_t c) { return int32_t(c); }
+#endif
+
+INLINE int32_t int_add(int32_t a, int32_t b) { return a + b; }
+INLINE int32_t int_sub(int32_t a, int32_t b) { return a - b; }
+INLINE int32_t int_mul(int32_t a, int32_t b) { return a * b; }
+INLINE int64_t int_add(int64_t a, int64_t b) { return a + b; }
+INLINE int64_t int_sub(int64_t a, int64_t b) { return a - b; }
+INLINE int64_t int_mul(int64_t a, int64_t b) { return a * b; }
+INLINE uint32_t int_add(uint32_t a, uint32_t b) { return a + b; }
+INLINE uint32_t int_sub(uint32_t a, uint32_t b) { return a - b; }
+INLINE uint32_t int_mul(uint32_t a, uint32_t b) { return a * b; }
+INLINE uint32_t int_mulhi(uint32_t a, uint32_t b) { return uint32_t((uint64_t(a) * b) >> 32); }
+INLINE uint32_t int_xor(uint32_t a, uint32_t b) { return a ^ b; }
+INLINE uint32_t int_and(uint32_t a, uint32_t b) { return a & b; }
+INLINE uint32_t int_shift_right(uint32_t a, uint32_t n) { return a >> n; }
+#define COMPARE_INTEGERS(T)                                   \
+  INLINE bool lt(T a, T b) { return a < b; }                  \
+  INLINE bool le(T a, T b) { return a <= b; }                 \
+  INLINE bool eq(T a, T b) { return a == b; }                 \
+  INLINE bool ne(T a, T b) { return a != b; }                 \
+  INLINE T where(bool c, T a, T b) { return c ? a : b; }      \
+  INLINE int32_t to_i32(T a) { return int32_t(a); }           \
+  INLINE int64_t to_i64(T a) { return int64_t(a); }           \
+  INLINE uint32_t to_u32(T a) { return uint32_t(a); }         \
+  INLINE T load1(const T* p) { return *p; }                   \
+  INLINE void store1(T* p, T x) { *p = x; }
+COMPARE_INTEGERS(int32_t)
+COMPARE_INTEGERS(int64_t)
+COMPARE_INTEGERS(uint32_t)
+INLINE bool logical_and(bool a, bool b) { return a && b; }
+INLINE bool logical_or(bool a, bool b) { return a || b; }
+INLINE bool logical_not(bool a) { return !a; }
+
+// The default IEEE 754 mode for the life of this object, whatever a library has switched on; then the caller's again.
+class FloatMode {
+ public:
+#if defined(__x86_64__)
+  FloatMode() : saved(_mm_getcsr()) { _mm_setcsr(0x1F80); }  // nearest, no flush to zero, exceptions masked
+  ~FloatMode() { _mm_setcsr(saved); }
+ private:
+  unsigned saved;
+#elif defined(__aarch64__)
+  FloatMode() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
+    __asm__ volatile("msr fpcr, %0" : : "r"(uint64_t(0)));
+  }
+  ~FloatMode() { __asm__ volatile("msr fpcr, %0" : : "r"(saved)); }
+ private:
+  uint64_t saved;
+#else
+#error "the floating-point mode of this processor cannot be set"
+#endif
+};
+
+}  // namespace tokitai

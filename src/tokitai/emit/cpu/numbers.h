@@ -1,0 +1,189 @@
+// Values are f32 numbers. Every function is one IEEE 754 operation, rounded once to nearest even.
+#pragma once
+#include "lanes.h"
+
+namespace tokitai {
+
+typedef float S;
+typedef float Stored;  // a value in a scratch row or a table of scalars
+typedef bool SB;
+struct f16 { uint16_t bits; };
+struct bf16 { uint16_t bits; };
+struct f32 { float value; };
+
+INLINE uint32_t bits(S a) { uint32_t u; __builtin_memcpy(&u, &a, 4); return u; }
+INLINE S from_bits(uint32_t u) { S a; __builtin_memcpy(&a, &u, 4); return a; }
+
+INLINE S constant(float x, S) { return x; }
+static const float NOT_A_NUMBER = __builtin_nanf("");
+static const float NEUTRAL_SUM = -0.0f;  // x + -0.0 is x, for every x
+static const float NEUTRAL_MAX = -__builtin_inff();
+
+INLINE S add(S a, S b) { return a + b; }
+INLINE S sub(S a, S b) { return a - b; }
+INLINE S mul(S a, S b) { return a * b; }
+INLINE S div(S a, S b) { return a / b; }
+INLINE S fma(S a, S b, S c) { return __builtin_fmaf(a, b, c); }
+INLINE S sqrt(S a) { return __builtin_sqrtf(a); }
+INLINE S neg(S a) { return -a; }
+INLINE S abs(S a) { return from_bits(bits(a) & 0x7FFFFFFFu); }
+INLINE S round_even(S a) { return __builtin_rintf(a); }
+INLINE SB lt(S a, S b) { return a < b; }
+INLINE SB le(S a, S b) { return a <= b; }
+INLINE SB eq(S a, S b) { return a == b; }
+INLINE SB ne(S a, S b) { return a != b; }
+INLINE S where(bool c, S a, S b) { return c ? a : b; }
+// Equal operands have equal bits but for the zeros: `and` keeps -0 only if both are, `or` if either is.
+INLINE S maximum(S a, S b) {
+  if (a != a || b != b) return NOT_A_NUMBER;
+  return a == b ? from_bits(bits(a) & bits(b)) : (a > b ? a : b);
+}
+INLINE S minimum(S a, S b) {
+  if (a != a || b != b) return NOT_A_NUMBER;
+  return a == b ? from_bits(bits(a) | bits(b)) : (a < b ? a : b);
+}
+// 1.5 * 2^23 + k holds k in its lowest bits; the shift drops the rest.
+INLINE S power_of_two(S k) { return from_bits((bits(k + 0x1.8p23f) + 127u) << 23); }
+INLINE S exponent(S a) { return S(int32_t((bits(a) >> 23) & 255u) - 127); }
+INLINE S significand(S a) { return from_bits((bits(a) & 0x007FFFFFu) | 0x3F800000u); }
+INLINE S to_value(int32_t a, S) { return S(a); }
+INLINE S to_value(int64_t a, S) { return S(a); }
+INLINE S to_value(uint32_t a, S) { return S(a); }
+INLINE S join_max(S a, S b) { return maximum(a, b); }
+INLINE S leaf_max(S a) { return a; }
+INLINE S done_max(S a) { return a; }
+
+// ------------------------------------------------------------------ stored formats, one element
+INLINE uint16_t narrow_f16(S x) {
+  uint32_t b = bits(x), sign = (b >> 16) & 0x8000u, m = b & 0x7FFFFFFFu;
+  if (m > 0x7F800000u) return 0x7E00;
+  if (m >= 0x477FF000u) return uint16_t(sign | 0x7C00u);  // from 65520 on to infinity
+  if (m < 0x38800000u)  // below 2^-14: in [0.5, 1) the spacing of f32 is that of f16's subnormals, so one addition rounds
+    return uint16_t(sign | (bits(from_bits(m) + 0.5f) - 0x3F000000u));
+  m += 0x0FFFu + ((m >> 13) & 1u);
+  return uint16_t(sign | ((m >> 13) - (112u << 10)));
+}
+INLINE S widen_f16(uint16_t h) {
+  uint32_t m = uint32_t(h & 0x7FFFu) << 13;
+  uint32_t inf = (h & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0u;
+  uint32_t u = bits(from_bits(m) * 0x1p112f) | inf;  // exact, subnormals too
+  return from_bits(u | uint32_t(h & 0x8000u) << 16);
+}
+INLINE uint16_t narrow_bf16(S x) {
+  uint32_t b = bits(x);
+  return x != x ? 0x7FC0 : uint16_t((b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
+}
+INLINE S canonical(S x) { return x != x ? NOT_A_NUMBER : x; }
+
+INLINE S load1(const f16* p) { return widen_f16(p->bits); }
+INLINE S load1(const bf16* p) { return from_bits(uint32_t(p->bits) << 16); }
+INLINE S load1(const f32* p) { return p->value; }
+INLINE S load1(const Stored* p) { return *p; }
+INLINE void store1(f16* p, S x) { p->bits = narrow_f16(x); }
+INLINE void store1(bf16* p, S x) { p->bits = narrow_bf16(x); }
+INLINE void store1(f32* p, S x) { p->value = canonical(x); }
+INLINE void store1(Stored* p, S x) { *p = x; }
+INLINE S round_to_f16(S x) { return widen_f16(narrow_f16(x)); }
+INLINE S round_to_bf16(S x) { return from_bits(uint32_t(narrow_bf16(x)) << 16); }
+INLINE S round_to_f32(S x) { return x; }
+
+#if LANES == 1
+typedef S V;
+typedef SB B;
+INLINE V splat(S x) { return x; }
+INLINE V load(const f16* p) { return load1(p); }
+INLINE V load(const bf16* p) { return load1(p); }
+INLINE V load(const f32* p) { return load1(p); }
+INLINE V load(const Stored* p) { return load1(p); }
+template <class P> INLINE void store(P* p, V x) { store1(p, x); }
+INLINE V even(V a, V) { return a; }
+INLINE V odd(V, V b) { return b; }
+#else
+typedef float V __attribute__((vector_size(4 * LANES)));
+typedef M B;
+typedef uint16_t H __attribute__((vector_size(2 * LANES)));
+
+INLINE U bits(V a) { return U(a); }
+INLINE V from_bits(U u) { return V(u); }
+INLINE V splat(S x) {
+  V v;
+  for (int i = 0; i < LANES; ++i) v[i] = x;
+  return v;
+}
+INLINE V constant(float x, V) { return splat(x); }
+INLINE V add(V a, V b) { return a + b; }
+INLINE V sub(V a, V b) { return a - b; }
+INLINE V mul(V a, V b) { return a * b; }
+INLINE V div(V a, V b) { return a / b; }
+INLINE V neg(V a) { return -a; }
+INLINE V abs(V a) { return from_bits(bits(a) & 0x7FFFFFFFu); }
+INLINE B lt(V a, V b) { return a < b; }
+INLINE B le(V a, V b) { return a <= b; }
+INLINE B eq(V a, V b) { return a == b; }
+INLINE B ne(V a, V b) { return a != b; }
+INLINE V where(B c, V a, V b) { return c ? a : b; }
+INLINE V maximum(V a, V b) {
+  V m = where(eq(a, b), from_bits(bits(a) & bits(b)), where(lt(b, a), a, b));
+  return where(logical_or(ne(a, a), ne(b, b)), splat(NOT_A_NUMBER), m);
+}
+INLINE V minimum(V a, V b) {
+  V m = where(eq(a, b), from_bits(bits(a) | bits(b)), where(lt(a, b), a, b));
+  return where(logical_or(ne(a, a), ne(b, b)), splat(NOT_A_NUMBER), m);
+}
+INLINE V power_of_two(V k) { return from_bits((bits(k + 0x1.8p23f) + 127u) << 23); }
+INLINE V exponent(V a) { return __builtin_convertvector(I((bits(a) >> 23) & 255u) - 127, V); }
+INLINE V significand(V a) { return from_bits((bits(a) & 0x007FFFFFu) | 0x3F800000u); }
+INLINE V to_value(I a, V) { return __builtin_convertvector(a, V); }
+INLINE V to_value(U a, V) { return __builtin_convertvector(a, V); }
+INLINE V join_max(V a, V b) { return maximum(a, b); }
+INLINE V leaf_max(V a) { return a; }
+
+#if TOKITAI_ISA_AVX512
+INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }
+INLINE V round_even(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE V even(V a, V b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
+INLINE V odd(V a, V b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
+INLINE V widen(H h) { return _mm512_cvtph_ps((__m256i)h); }
+INLINE H narrow(V x) { return (H)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+#elif TOKITAI_ISA_AVX2
+INLINE V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE V sqrt(V a) { return _mm256_sqrt_ps(a); }
+INLINE V round_even(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE V even(V a, V b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
+INLINE V odd(V a, V b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+INLINE V widen(H h) { return _mm256_cvtph_ps((__m128i)h); }
+INLINE H narrow(V x) { return (H)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+#elif TOKITAI_ISA_NEON
+INLINE V fma(V a, V b, V c) { return V(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b))); }
+INLINE V sqrt(V a) { return V(vsqrtq_f32(float32x4_t(a))); }
+INLINE V round_even(V a) { return V(vrndnq_f32(float32x4_t(a))); }
+INLINE V even(V a, V b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6); }
+INLINE V odd(V a, V b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
+INLINE V widen(H h) { return V(vcvt_f32_f16(float16x4_t(h))); }
+INLINE H narrow(V x) { return H(vcvt_f16_f32(float32x4_t(x))); }
+#endif
+
+// ------------------------------------------------------------------ stored formats, a vector
+template <class T, class P> INLINE T raw(const P* p) { T v; __builtin_memcpy(&v, p, sizeof v); return v; }
+INLINE H narrow_f16(V x) { return narrow(where(ne(x, x), splat(NOT_A_NUMBER), x)); }
+INLINE H narrow_bf16(V x) {
+  U b = bits(x);
+  U r = where(ne(x, x), splat(uint32_t(0x7FC0)), (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
+  return __builtin_convertvector(r, H);
+}
+INLINE V widen_bf16(H h) { return from_bits(__builtin_convertvector(h, U) << 16); }
+INLINE V load(const f16* p) { return widen(raw<H>(p)); }
+INLINE V load(const bf16* p) { return widen_bf16(raw<H>(p)); }
+INLINE V load(const f32* p) { return raw<V>(p); }
+INLINE V load(const Stored* p) { return raw<V>(p); }
+INLINE void store(f16* p, V x) { H h = narrow_f16(x); __builtin_memcpy(p, &h, sizeof h); }
+INLINE void store(bf16* p, V x) { H h = narrow_bf16(x); __builtin_memcpy(p, &h, sizeof h); }
+INLINE void store(f32* p, V x) { V v = where(ne(x, x), splat(NOT_A_NUMBER), x); __builtin_memcpy(p, &v, sizeof v); }
+INLINE void store(Stored* p, V x) { __builtin_memcpy(p, &x, sizeof x); }
+INLINE V round_to_f16(V x) { return widen(narrow_f16(x)); }
+INLINE V round_to_bf16(V x) { return widen_bf16(narrow_bf16(x)); }
+INLINE V round_to_f32(V x) { return x; }
+#endif
+
+}  // namespace tokitai

@@ -1,0 +1,188 @@
+"""The plan of a row-wise kernel: which pass over a row computes what.
+
+A row sum or maximum is known only after a pass over the whole row, so every value has a *level*: the number of passes
+that must be over before it can be computed. Pass p computes the reductions of level p, and stores what it can; values
+that several passes need are computed again, or kept in a scratch row where that would cost more than a load.
+
+A plan decides speed, never a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import DefinitionError
+from ..lang import COL_SUM_BLOCK, Graph, Node, Output, topological
+
+# Rough cost of an operation in vector instructions; only the comparison with KEEP_ABOVE matters.
+_COST = {"div": 8, "sqrt": 10, "maximum": 4, "minimum": 4, "where": 1, "input": 2, "const": 0, "round": 0}
+KEEP_ABOVE = 8
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One sweep over the columns of a row."""
+
+    compute: tuple[Node, ...]  # values with a column index, operands first
+    sums: tuple[Node, ...]
+    maxima: tuple[Node, ...]
+    stores: tuple[Output, ...]
+    col_sums: tuple[Node, ...]
+    keep: tuple[Node, ...]  # written to the scratch row for later passes
+    after: tuple[Node, ...]  # values with one element a row that can be computed once the pass is over
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """How the rows of a matrix are worked through.
+
+    ``block`` rows are one unit of parallel work: 32 where a column sum runs down them as a chain, else 1.
+    ``group`` rows are taken together in the last pass, so that a column's running sum is loaded once for all of them.
+    ``flat`` kernels treat all elements alike; their rows are cut into tiles of ``tile`` columns.
+    """
+
+    graph: Graph
+    uniform: tuple[Node, ...]  # scalars of the whole call
+    before: tuple[Node, ...]  # values with one element a row that no pass is needed for
+    passes: tuple[Pass, ...]
+    finish: tuple[Node, ...]  # column values computed from complete column sums
+    block: int
+    group: int
+    flat: bool
+    tile: int = 16384
+
+    @cached_property
+    def col_sums(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.graph.nodes if n.op == "col_sum")
+
+    @cached_property
+    def kept(self) -> tuple[Node, ...]:
+        return tuple(n for p in self.passes for n in p.keep)
+
+    def describe(self) -> dict[str, object]:
+        """The plan in words, for people and certificates."""
+        return {
+            "passes": len(self.passes),
+            "rows in a block": self.block,
+            "rows in a group": self.group,
+            "scratch rows": len(self.kept),
+            "column sums": len(self.col_sums),
+            "flat": self.flat,
+        }
+
+
+def plan_rows(graph: Graph) -> RowPlan:
+    """The plan for a graph. Raises DefinitionError where a row needs a column sum that is not complete yet."""
+    level = _levels(graph)
+    last = max((level[n] for n in graph.nodes if n.op in ("row_sum", "row_max", "take_column")), default=0)
+    row_stores = [o for o in graph.outputs if o.space == "rc"]
+    col_sums = [n for n in graph.nodes if n.op == "col_sum" and n.space == "c"]
+    final = any(level[o.node] >= last for o in row_stores) or bool(col_sums)
+    count = last + (1 if final else 0)
+    late = _after_columns(graph)
+
+    row_nodes = [n for n in graph.nodes if n.space == "r"]
+    wanted: list[list[Node]] = []  # what each pass needs to have computed
+    for p in range(1, count + 1):
+        roots = [n.args[0] for n in graph.nodes if n.op in ("row_sum", "row_max") and level[n] == p]
+        roots += [o.node for o in row_stores if _store_pass(o, level, count) == p]
+        roots += [n.args[0] for n in col_sums] if p == count else []
+        wanted.append(roots)
+    kept = _choose_kept(wanted, count)
+
+    passes = []
+    available: set[Node] = set()
+    for p in range(1, count + 1):
+        nodes = [n for n in _cone(wanted[p - 1], stop=available) if n.space in ("rc", "c")]
+        keep = tuple(n for n in nodes if n in kept and n not in available)
+        passes.append(
+            Pass(
+                compute=tuple(nodes),
+                sums=tuple(n for n in graph.nodes if n.op == "row_sum" and level[n] == p),
+                maxima=tuple(n for n in graph.nodes if n.op == "row_max" and level[n] == p),
+                stores=tuple(o for o in row_stores if _store_pass(o, level, count) == p),
+                col_sums=tuple(col_sums) if p == count else (),
+                keep=keep,
+                after=tuple(n for n in row_nodes if level[n] == p and n.op not in ("row_sum", "row_max") and n not in late),
+            )
+        )
+        available.update(keep)
+    sums = any(n.op == "col_sum" for n in graph.nodes)
+    return RowPlan(
+        graph=graph,
+        uniform=tuple(n for n in graph.nodes if n.space == "s" and n.type != "host" and n not in late),
+        before=tuple(n for n in row_nodes if level[n] == 0 and n not in late),
+        passes=tuple(passes),
+        finish=tuple(n for n in graph.nodes if n in late),
+        block=COL_SUM_BLOCK if sums else 1,
+        group=4 if col_sums else 1,
+        flat=_is_flat(graph),
+    )
+
+
+def _levels(graph: Graph) -> dict[Node, int]:
+    level: dict[Node, int] = {}
+    for n in graph.nodes:
+        below = max((level[a] for a in n.args), default=0)
+        level[n] = below + (1 if n.op in ("row_sum", "row_max") else 0)
+    return level
+
+
+def _store_pass(output: Output, level: dict[Node, int], count: int) -> int:
+    return min(level[output.node] + 1, count)
+
+
+def _after_columns(graph: Graph) -> set[Node]:
+    """Column sums and what is made of them: known only after the last row."""
+    late: set[Node] = set()
+    for n in graph.nodes:
+        if n.op == "col_sum" or any(a in late for a in n.args):
+            if n.space in ("rc", "r"):
+                raise DefinitionError(
+                    f"{n.origin}: {n.op} of a row with a column sum, which is complete only after the last row; "
+                    "accepted: column sums as results, or in values with one element a column"
+                )
+            late.add(n)
+    return late
+
+
+def _cone(roots: Iterable[Node], stop: set[Node]) -> list[Node]:
+    """What must be computed for the roots, operands first, not looking behind kept values, reductions and functions."""
+    need: set[Node] = set()
+    stack = list(roots)
+    while stack:
+        n = stack.pop()
+        if n in need:
+            continue
+        need.add(n)
+        if n not in stop and n.op not in ("row_sum", "row_max", "col_sum"):
+            stack.extend(n.args)
+    return [n for n in topological(list(need)) if n in need]
+
+
+def _cost(node: Node, seen: set[Node]) -> int:
+    if node in seen or node.space not in ("rc", "c"):
+        return 0
+    seen.add(node)
+    own = sum(_COST.get(n.op, 1) for n in node.body.nodes) if node.body is not None else _COST.get(node.op, 1)
+    return own + sum(_cost(a, seen) for a in node.args if node.op not in ("row_sum", "row_max", "col_sum"))
+
+
+def _choose_kept(wanted: list[list[Node]], count: int) -> set[Node]:
+    """Values that two passes need and that are dear to compute; of a value and its operands, only the value."""
+    cones = [set(_cone(roots, set())) for roots in wanted]
+    shared = {n for i in range(count) for j in range(i + 1, count) for n in cones[i] & cones[j] if n.space == "rc"}
+    dear = {n for n in shared if n.type == "f32" and _cost(n, set()) >= KEEP_ABOVE}
+    covered: set[Node] = set()
+    for n in dear:  # an operand is needed in a later pass only through values that are kept themselves
+        users = [m for cone in cones for m in cone if n in m.args]
+        if users and all(u in dear for u in users) and not any(n in roots for roots in wanted[1:]):
+            covered.add(n)
+    return dear - covered
+
+
+def _is_flat(graph: Graph) -> bool:
+    special = {"row_sum", "row_max", "col_sum", "take_column", "row_index", "column_index"}
+    return all(n.op not in special and n.space in ("rc", "s") for n in graph.nodes)
