@@ -17,7 +17,8 @@ def similarity(first: str, second: str) -> float:
     """From -1 to 1; near 1 where the sentences mean the same. Raises InputFileError and ArgumentError."""
     files = locate()
     model, tokenizer = parameters.load(files), Tokenizer.load(files.vocabulary)
-    return float(embed(model, tokenizer.encode(first)) @ embed(model, tokenizer.encode(second)))
+    one, other = embed(model, [tokenizer.encode(first), tokenizer.encode(second)])
+    return float(one @ other)
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ true activations and gradients, computed in float64 and rounded once to float32.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections import Counter
@@ -18,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from tokitai.errors import TokitaiError
 
 from . import model as parameters
-from .encoder import embed, moments
+from .encoder import embed, moments, spans_of
 from .files import locate
 from .gradient import Tape, dissimilarity_backward, embed_backward
 from .model import Array, LayerNorm, Model
@@ -53,31 +54,38 @@ class Inputs:
         if self.eps is not None:
             metadata["eps"] = repr(self.eps)
         path = folder / f"{self.operator}.{self.place}.safetensors"
-        save_file({name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}, path, metadata)
+        narrow = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
+        path.write_bytes(with_sorted_header(save(narrow, metadata)))
         return path
+
+
+def with_sorted_header(data: bytes) -> bytes:
+    """The library orders metadata anew in every process; sorted, equal contents are equal files."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the tensors that follow stay aligned
+    return len(header).to_bytes(8, "little") + header + data[start:]
 
 
 class Run:
     """What was recorded, forward and backward, over all sentences."""
 
     def __init__(self, model: Model, sentences: list[list[int]]) -> None:
-        self.tapes: list[Tape] = [{} for _ in sentences]
-        runs = zip(sentences, self.tapes, strict=True)
-        embeddings = np.stack([embed(model, ids, tape.__setitem__) for ids, tape in runs])
-        for tape, d_embedding in zip(self.tapes, dissimilarity_backward(embeddings), strict=True):
-            embed_backward(model, d_embedding, tape, tape.__setitem__)
+        self.lengths = [len(ids) for ids in sentences]
+        self.tape: Tape = {}
+        embeddings = embed(model, sentences, self.tape.__setitem__)
+        d_embeddings = dissimilarity_backward(embeddings)
+        embed_backward(model, d_embeddings, spans_of(sentences), self.tape, self.tape.__setitem__)
 
-    def rows(self, name: str) -> Array:
-        """A recorded tensor (tokens x cols) of all sentences, one below the other."""
-        return np.concatenate([tape[name] for tape in self.tapes])
-
-    def score_rows(self, name: str, length: int) -> Array:
-        """A recorded tensor (heads x tokens x tokens) of the sentences of `length` tokens, as rows of that length."""
-        return np.concatenate([tape[name].reshape(-1, length) for tape in self.tapes if tape[name].shape[2] == length])
+    def scores(self, site: str, name: str, length: int) -> Array:
+        """A tensor of the softmax (heads x tokens x tokens) of the sentences of `length` tokens, as rows."""
+        chosen = [number for number, tokens in enumerate(self.lengths) if tokens == length]
+        found = (self.tape[f"{site}.sentence{number}.softmax.{name}"] for number in chosen)
+        return np.concatenate([tensor.reshape(-1, length) for tensor in found])
 
     def fullest_length(self) -> int:
         """The number of tokens whose sentences have, together, the most attention scores; the longer one of equals."""
-        counts = Counter(len(tape["last.x"]) for tape in self.tapes)
+        counts = Counter(self.lengths)
         return max(counts, key=lambda length: (counts[length] * length**2, length))
 
 
@@ -108,7 +116,7 @@ def all_inputs(model: Model, run: Run) -> Iterator[Inputs]:
 
 
 def norm_inputs(run: Run, site: str, norm: LayerNorm) -> Iterator[Inputs]:
-    x, dy = run.rows(f"{site}.norm.x"), run.rows(f"{site}.norm.dy")
+    x, dy = run.tape[f"{site}.norm.x"], run.tape[f"{site}.norm.dy"]
     gamma, beta = {"gamma": norm.gamma}, {"beta": norm.beta}
     mean, rstd = moments(x, norm.eps)
     yield Inputs("layer_norm", site, site, {"x": x}, gamma | beta, norm.eps)
@@ -123,7 +131,7 @@ def norm_inputs(run: Run, site: str, norm: LayerNorm) -> Iterator[Inputs]:
 
 
 def gelu_inputs(run: Run, site: str) -> Iterator[Inputs]:
-    x, dy = run.rows(f"{site}.gelu.x"), run.rows(f"{site}.gelu.dy")
+    x, dy = run.tape[f"{site}.gelu.x"], run.tape[f"{site}.gelu.dy"]
     for form, words in (("gelu_erf", site), ("gelu_tanh", f"{site}: the tensors of its GELU, which is the erf form")):
         yield Inputs(form, site, words, {"x": x})
         yield Inputs(f"{form}_backward", site, words, {"dy": dy, "x": x})
@@ -131,7 +139,7 @@ def gelu_inputs(run: Run, site: str) -> Iterator[Inputs]:
 
 def softmax_inputs(run: Run, site: str) -> Iterator[Inputs]:
     length = run.fullest_length()
-    x, y, dy = (run.score_rows(f"{site}.softmax.{name}", length) for name in ("x", "y", "dy"))
+    x, y, dy = (run.scores(site, name, length) for name in ("x", "y", "dy"))
     words = f"{site}: the sentences of {length} tokens"
     yield Inputs("softmax", site, words, {"x": x})
     yield Inputs("softmax_backward", site, words, {"dy": dy, "y": y})

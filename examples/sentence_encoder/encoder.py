@@ -1,6 +1,7 @@
-"""From token ids to an embedding: the textbook, in float64, one sentence at a time, so that nothing is ever padded.
+"""From token ids to embeddings: the textbook, in float64.
 
-Shapes: a sentence is `tokens x hidden` (hidden = 384 = 12 heads x 32). Every function that meets an operator of
+Sentences lie one below the other, `tokens x hidden` (hidden = 384 = 12 heads x 32), so that nothing is ever padded;
+`spans` says where each begins and ends, and only attention and pooling ask. Every function that meets an operator of
 interest hands its tensors to `record(name, tensor)`, named `<site>.<the operator's own name for it>`.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +19,7 @@ from tokitai.errors import ArgumentError
 from .model import Array, Layer, LayerNorm, Linear, Model
 
 Record: TypeAlias = Callable[[str, Array], None]
+Spans: TypeAlias = list[slice]
 
 _erfc = np.frompyfunc(math.erfc, 1, 1)
 
@@ -30,17 +33,26 @@ def within(site: str, record: Record) -> Record:
     return lambda name, tensor: record(f"{site}.{name}", tensor)
 
 
-def embed(model: Model, ids: list[int], record: Record = ignore) -> Array:
-    """The unit vector (hidden) that stands for the sentence `ids`. Raises ArgumentError."""
-    x = look_up(model, ids)
+def spans_of(sentences: list[list[int]]) -> Spans:
+    """The rows that each sentence has where all lie one below the other."""
+    ends = list(accumulate(len(ids) for ids in sentences))
+    return [slice(end - len(ids), end) for ids, end in zip(sentences, ends, strict=True)]
+
+
+def embed(model: Model, sentences: list[list[int]], record: Record = ignore) -> Array:
+    """For each sentence, given by its token ids, a unit vector: sentences x hidden. Raises ArgumentError."""
+    if not sentences:
+        raise ArgumentError("0 sentences: at least one is needed")
+    x = np.concatenate([look_up(model, ids) for ids in sentences])
+    spans = spans_of(sentences)
     for number, layer in enumerate(model.layers):
-        x = transform(layer, x, within(f"layer{number}", record))
+        x = transform(layer, x, spans, within(f"layer{number}", record))
     record("last.x", x)
-    return pool(x)
+    return np.stack([pool(x[span]) for span in spans])
 
 
 def look_up(model: Model, ids: list[int]) -> Array:
-    """The sum of what each token is and where it stands, normed: tokens x hidden."""
+    """Of one sentence: the sum of what each token is and where it stands, normed."""
     longest, vocabulary = len(model.positions), len(model.tokens)
     if not 1 <= len(ids) <= longest:
         raise ArgumentError(f"a sentence of {len(ids)} tokens: this model takes 1 to {longest}")
@@ -50,10 +62,9 @@ def look_up(model: Model, ids: list[int]) -> Array:
     return layer_norm(model.tokens[ids] + model.positions[: len(ids)] + model.segment, model.norm)
 
 
-def transform(layer: Layer, x: Array, record: Record = ignore) -> Array:
+def transform(layer: Layer, x: Array, spans: Spans, record: Record = ignore) -> Array:
     """One transformer layer: tokens x hidden -> tokens x hidden."""
-    record("x", x)
-    attended = x + linear(attention(layer, x, within("attention", record)), layer.mix)
+    attended = x + linear(attention(layer, x, spans, within("attention", record)), layer.mix)
     record("attention.norm.x", attended)
     attended = layer_norm(attended, layer.attention_norm)
 
@@ -64,16 +75,28 @@ def transform(layer: Layer, x: Array, record: Record = ignore) -> Array:
     return layer_norm(output, layer.output_norm)
 
 
-def attention(layer: Layer, x: Array, record: Record = ignore) -> Array:
-    """Each token takes the mean of all tokens' values, weighed by how well its query meets their keys."""
-    query, key, value = (split(linear(x, part), layer.heads) for part in (layer.query, layer.key, layer.value))
+def attention(layer: Layer, x: Array, spans: Spans, record: Record = ignore) -> Array:
+    """Tokens attend to the tokens of their own sentence, in every head on its own."""
+    query, key, value = (linear(x, part) for part in (layer.query, layer.key, layer.value))
+    contexts = []
+    for number, span in enumerate(spans):
+        q, k, v = (split(part[span], layer.heads) for part in (query, key, value))
+        contexts.append(merge(attend(q, k, v, within(f"sentence{number}", record))))
+    return np.concatenate(contexts)
+
+
+def attend(query: Array, key: Array, value: Array, record: Record = ignore) -> Array:
+    """Each token takes the mean of all tokens' values, weighed by how well its query meets their keys.
+
+    All are heads x tokens x hidden/heads.
+    """
     scores = query @ key.swapaxes(1, 2) / math.sqrt(key.shape[2])
     weights = softmax(scores)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         record(name, tensor)
     record("softmax.x", scores)
     record("softmax.y", weights)
-    return merge(weights @ value)
+    return weights @ value
 
 
 def split(x: Array, heads: int) -> Array:

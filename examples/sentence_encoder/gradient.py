@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .encoder import Record, ignore, merge, moments, normal_cdf, split, within
+from .encoder import Record, Spans, ignore, merge, moments, normal_cdf, split, within
 from .model import Array, Layer, LayerNorm, Model
 
 Tape: TypeAlias = dict[str, Array]
@@ -31,12 +31,13 @@ def dissimilarity_backward(embeddings: Array) -> Array:
     return d_embeddings
 
 
-def embed_backward(model: Model, d_embedding: Array, tape: Tape, record: Record = ignore) -> Array:
+def embed_backward(model: Model, d_embeddings: Array, spans: Spans, tape: Tape, record: Record = ignore) -> Array:
     """The gradient with respect to the first layer's input (tokens x hidden); `tape` is that of `encoder.embed`."""
-    dx = pool_backward(d_embedding, tape["last.x"])
+    last = tape["last.x"]
+    dx = np.concatenate([pool_backward(dy, last[span]) for dy, span in zip(d_embeddings, spans, strict=True)])
     for number, layer in reversed(list(enumerate(model.layers))):
         site = f"layer{number}"
-        dx = transform_backward(layer, dx, part_of(tape, site), within(site, record))
+        dx = transform_backward(layer, dx, spans, part_of(tape, site), within(site, record))
     return dx
 
 
@@ -44,7 +45,7 @@ def part_of(tape: Tape, site: str) -> Tape:
     return {name.removeprefix(f"{site}."): tensor for name, tensor in tape.items() if name.startswith(f"{site}.")}
 
 
-def transform_backward(layer: Layer, dy: Array, tape: Tape, record: Record = ignore) -> Array:
+def transform_backward(layer: Layer, dy: Array, spans: Spans, tape: Tape, record: Record = ignore) -> Array:
     """Backward through one layer: tokens x hidden -> tokens x hidden; `tape` is that of `encoder.transform`."""
     record("output.norm.dy", dy)
     d_output = layer_norm_backward(dy, tape["output.norm.x"], layer.output_norm)
@@ -54,22 +55,27 @@ def transform_backward(layer: Layer, dy: Array, tape: Tape, record: Record = ign
 
     record("attention.norm.dy", d_attended)
     d_attended = layer_norm_backward(d_attended, tape["attention.norm.x"], layer.attention_norm)
-    return d_attended + attention_backward(
-        layer, d_attended @ layer.mix.weight, part_of(tape, "attention"), within("attention", record)
-    )
+    d_context = d_attended @ layer.mix.weight
+    here = "attention"
+    return d_attended + attention_backward(layer, d_context, spans, part_of(tape, here), within(here, record))
 
 
-def attention_backward(layer: Layer, dy: Array, tape: Tape, record: Record = ignore) -> Array:
+def attention_backward(layer: Layer, dy: Array, spans: Spans, tape: Tape, record: Record = ignore) -> Array:
+    d_query, d_key, d_value = (np.empty_like(dy) for _ in range(3))
+    for number, span in enumerate(spans):
+        here = f"sentence{number}"
+        parts = attend_backward(split(dy[span], layer.heads), part_of(tape, here), within(here, record))
+        d_query[span], d_key[span], d_value[span] = (merge(part) for part in parts)
+    return d_query @ layer.query.weight + d_key @ layer.key.weight + d_value @ layer.value.weight
+
+
+def attend_backward(dy: Array, tape: Tape, record: Record = ignore) -> tuple[Array, Array, Array]:
+    """The gradients with respect to query, key and value: all heads x tokens x hidden/heads."""
     query, key, value, weights = tape["query"], tape["key"], tape["value"], tape["softmax.y"]
-    d_heads = split(dy, layer.heads)
-    d_value = weights.swapaxes(1, 2) @ d_heads
-    d_weights = d_heads @ value.swapaxes(1, 2)
+    d_weights = dy @ value.swapaxes(1, 2)
     record("softmax.dy", d_weights)
     d_scores = softmax_backward(d_weights, weights) / math.sqrt(key.shape[2])
-    d_query = d_scores @ key
-    d_key = d_scores.swapaxes(1, 2) @ query
-    through_key = merge(d_key) @ layer.key.weight
-    return merge(d_query) @ layer.query.weight + through_key + merge(d_value) @ layer.value.weight
+    return d_scores @ key, d_scores.swapaxes(1, 2) @ query, weights.swapaxes(1, 2) @ dy
 
 
 def layer_norm_backward(dy: Array, x: Array, norm: LayerNorm) -> Array:
@@ -94,7 +100,7 @@ def softmax_backward(dy: Array, y: Array) -> Array:
 
 
 def pool_backward(dy: Array, x: Array) -> Array:
-    """Only what is at right angles to the unit vector turns it; every token has the same share."""
+    """Of one sentence. Only what is at right angles to the unit vector turns it; every token has the same share."""
     mean = x.mean(axis=0)
     length = np.linalg.norm(mean)
     unit = mean / length

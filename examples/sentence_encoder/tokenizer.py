@@ -4,6 +4,8 @@
     normalise  decompose, drop the accents, lower case
     split      at white space; every punctuation mark and every CJK ideograph stands alone
     wordpiece  each word greedily into the longest pieces that the vocabulary holds; pieces inside a word begin "##"
+
+No text is refused: a word that the vocabulary cannot spell becomes [UNK].
 """
 
 from __future__ import annotations
@@ -31,9 +33,8 @@ class Tokenizer:
     def __init__(self, vocabulary: list[str]) -> None:
         self.vocabulary = vocabulary
         self.id_of = {token: number for number, token in enumerate(vocabulary)}
-        for special in ("[UNK]", "[CLS]", "[SEP]"):
-            if special not in self.id_of:
-                raise InputFileError(f"a vocabulary of {len(vocabulary)} tokens without {special}: not a BERT vocabulary")
+        if missing := {"[UNK]", "[CLS]", "[SEP]"} - self.id_of.keys():
+            raise InputFileError(f"a vocabulary of {len(vocabulary)} tokens, but without {', '.join(sorted(missing))}")
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

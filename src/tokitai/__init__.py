@@ -1,0 +1,48 @@
+"""tokitai: training kernels whose results are defined to the last bit.
+
+An operator is a short *definition* in a small language of typed primitives. From it come its *meanings* (the bits that
+every kernel must return, the structure of the expression, its value in high precision), its *kernels* for each target,
+and the *evidence* that a kernel computes the definition.
+
+    >>> import numpy as np, tokitai
+    >>> from tokitai import ops
+    >>> x = np.ones((4, 8), np.float16)
+    >>> y, mean, rstd = ops.layer_norm(x, eps=1e-5)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import errors, formats, lang, ops
+from .lang import Operator
+
+if TYPE_CHECKING:
+    from .kernel import Kernel, compile
+    from .verification import Verdict, verify
+
+__version__ = "0.1.0"
+
+_LAZY = {"compile": "kernel", "Kernel": "kernel", "verify": "verification", "Verdict": "verification"}
+
+
+def _run(operator: Operator, *args: Any, **kwargs: Any) -> Any:
+    from .call import call
+
+    return call(operator, *args, **kwargs)
+
+
+Operator.runner = staticmethod(_run)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["Kernel", "Operator", "Verdict", "compile", "errors", "formats", "lang", "ops", "verify"]

@@ -1,29 +1,37 @@
-"""erf, erfc."""
+"""erf and erfc."""
 
 from __future__ import annotations
 
 from ..lang import Value, fma, function, where
-from .exponential import at_most, moderate_expm1, scale_down, split_exp
-from .polynomial import horner
+from .common import at_most, horner
+from .exponential import moderate_expm1, scale_down, split_exp
 
 
 @function
 def erf(x: Value) -> Value:
-    """erf."""
+    """The error function, as 1 - exp(-a (2/sqrt(pi) + q(a))) with a = |x|.
+
+    q errs by 2^-27.9 of erf on [0, 4] (derive_erf.py); erf(4) rounds to 1. No division, and no cancellation for small x.
+    """
     a = at_most(abs(x), 4.0)
-    q = horner(a, -9.263866e-06, 0.000117711184, -0.0006330938, 0.0016675116, -0.00016089455, -0.019152788, 0.10277776, 0.6366194, -5.4119788e-08)
-    y = -moderate_expm1(-fma(a, 1.1283792, a * q))
+    q = horner(a, -9.263866e-06, 0.000117711184, -0.0006330938, 0.0016675116, -0.00016089455, -0.019152788,
+               0.10277776, 0.6366194, -5.4119788e-08)  # fmt: skip
+    y = -moderate_expm1(-fma(a, 1.1283792, a * q))  # 1.1283792 - 5.41e-08 is 2/sqrt(pi)
     y = where(x < 0.0, -y, y)
     return where(x == 0.0, x, y)
 
 
 @function
 def erfc(x: Value) -> Value:
-    """erfc."""
+    """1 - erf(x), as exp(-a**2) N(a)/D(a) with a = |x|, and 2 less that below zero.
+
+    N/D errs by 2^-26.6 relatively on [0, 10.1] (derive_normal.py); erfc(10.1) rounds to 0.
+    """
     a = at_most(abs(x), 10.1)
     square = a * a
-    n, t = split_exp(-square, -fma(a, a, -square))
-    u = 1.0 / fma(0.425, a, 1.0)
-    p = u * horner(u, -0.04124022, 0.22373481, -0.45101494, 0.37429965, -0.15235107, 0.18874317, 0.15787847, 0.2205838, 0.2395786, 0.23978771)
-    y = scale_down(fma(p, t, p), n)
+    n, t = split_exp(-square, fma(-a, a, square))
+    top = horner(a, 0.0594469, 0.41547433, 1.3260643, 2.2446492, 1.8125)
+    bottom = horner(a, 0.10536563, 0.7364569, 2.40229, 4.3541107, 4.2898374, 1.8125)
+    ratio = top / bottom
+    y = scale_down(fma(ratio, t, ratio), n)
     return where(x < 0.0, 2.0 - y, y)

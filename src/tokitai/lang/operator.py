@@ -67,6 +67,7 @@ class HardInput:
     name: str
     tensors: Mapping[str, Any]
     scalars: Mapping[str, float] = field(default_factory=dict)
+    in_domain: bool = True  # False: outside the contract's domain, so that only the bits are compared
 
 
 class Outputs(dict[str, Any]):

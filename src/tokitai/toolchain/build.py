@@ -40,6 +40,8 @@ COMMON: tuple[str, ...] = (
 )  # fmt: skip
 
 
+STRUCTURE = ("-O1",)  # hashes need no speed, and a build takes a third of the time
+
 _REPORTS = ("compiler.d", "linker.d")
 _REPORT = ("-MD", "-MF", _REPORTS[0], f"-Wl,--dependency-file={_REPORTS[1]}")  # what was read, system files included
 
@@ -141,8 +143,9 @@ def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Seq
     for define in defines:
         if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", define):
             raise ArgumentError(f"defines: {define!r} is not a macro (accepted: NAME or NAME=VALUE)")
+    level = STRUCTURE if structure else ()
     own = (f"TOKITAI_ISA_{isa.upper()}=1", *(("TOKITAI_STRUCTURE=1",) if structure else ()))
-    return (*COMMON, *rows[isa].flags, *(f"-D{define}" for define in (*own, *defines)))
+    return (*COMMON, *rows[isa].flags, *level, *(f"-D{define}" for define in (*own, *defines)))
 
 
 def machine_here() -> str:
@@ -232,6 +235,8 @@ def _run(command: list[str], folder: Path) -> int | None:
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
+            if not folder.is_dir():
+                raise  # the cache was deleted meanwhile: no fault of the compiler
             raise CompilerMissingError(f"{command[0]}: cannot be run: {error}") from error
         try:
             return process.wait(COMPILE_SECONDS)

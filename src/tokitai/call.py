@@ -1,0 +1,203 @@
+"""Run an operator on the caller's own arrays.
+
+Tensors of rows x cols may have any number of leading dimensions, which flatten into rows. A view with a row stride is
+read as it is; any other view is copied once, or refused with ``copy=False``. Results are new arrays, or ``out``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .device import cpu
+from .device.dlpack import as_numpy, like
+from .errors import ArgumentError
+from .formats import FORMATS, format_of
+from .kernel import Kernel, compile
+from .lang import Operator, Output, TensorSpec
+
+Array = np.ndarray[Any, Any]
+_RESERVED = ("out", "threads", "copy")
+
+
+@functools.lru_cache(maxsize=None)
+def _kernel(operator: Operator, dtype: str, present: frozenset[str], options: tuple[tuple[str, object], ...]) -> Kernel:
+    return compile(operator, "cpu", dtype, present, dict(options))
+
+
+def call(
+    operator: Operator, *args: Any, out: Any = None, threads: int | None = None, copy: bool = True, **kwargs: Any
+) -> Any:
+    """Run `operator`. Positional arguments are its tensors in order; scalars and options go by name.
+
+    Returns one array, or a tuple in the definition's order; results that replace inputs are written there and returned.
+    ``out`` is an array (or a tuple, with None where a new one is wanted) for the results.
+    Raises ArgumentError for a missing, superfluous or ill-formed argument.
+    """
+    given, params, options = bind(operator, args, kwargs)
+    arrays = {name: as_numpy(name, value) for name, value in given.items()}
+    dtype = storage_format(operator, arrays)
+    kernel = _kernel(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
+    lead, shape = common_shape(operator, arrays)
+    check_params(operator, params)
+    tensors = {t.name: _flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
+    results, shaped = _results(kernel, tensors, arrays, lead, shape, out)
+    kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
+    example = next(iter(given.values()), None)
+    returned = [given[o.name] if o.inplace else like(shaped[o.name], example) for o in kernel.graph.outputs]
+    return returned[0] if len(returned) == 1 else tuple(returned)
+
+
+def bind(
+    operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, float], dict[str, object]]:
+    """Sort a call's arguments into tensors, scalars and options. Raises ArgumentError."""
+    names = [t.name for t in operator.tensors]
+    if len(args) > len(names):
+        raise ArgumentError(f"{operator.name}: {len(args)} positional arguments; accepted: {', '.join(names)}")
+    given = dict(zip(names, args, strict=False))
+    for name in kwargs:
+        if name in given:
+            raise ArgumentError(f"{operator.name}: {name} is given twice")
+    values = {**given, **kwargs}
+    tensors = {n: values.pop(n) for n in names if values.get(n) is not None}
+    for n in names:
+        values.pop(n, None)
+    missing = [t.name for t in operator.tensors if not t.optional and t.name not in tensors]
+    if missing:
+        raise ArgumentError(f"{operator.name}: missing {', '.join(missing)}; accepted: {', '.join(names)}")
+    params: dict[str, float] = {}
+    for p in operator.params:
+        value = values.pop(p.name, p.default)
+        if value is None:
+            raise ArgumentError(f"{operator.name}: missing the scalar {p.name}")
+        params[p.name] = value
+    options = {o.name: values.pop(o.name) for o in operator.options if o.name in values}
+    if values:
+        accepted = [*names, *(p.name for p in operator.params), *(o.name for o in operator.options), *_RESERVED]
+        raise ArgumentError(f"{operator.name}: unknown argument {', '.join(values)}; accepted: {', '.join(accepted)}")
+    return tensors, params, options
+
+
+def check_params(operator: Operator, params: Mapping[str, float]) -> None:
+    """Scalars are real numbers, and whole where the operator says so. Raises ArgumentError."""
+    for p in operator.params:
+        value = params[p.name]
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a number")
+        if p.whole and (int(value) != value or not 0 <= value < 2**53):
+            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number from 0 to 2**53")
+
+
+def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:
+    """The format that the call's arrays select; every tensor must have the format that the operator declares."""
+    chosen: str | None = None
+    for t in operator.tensors:
+        if t.name not in arrays:
+            continue
+        array = arrays[t.name]
+        name = format_of(array.dtype).name if array.dtype in [f.dtype for f in FORMATS.values()] else str(array.dtype)
+        if t.format != "storage":
+            if name != t.format:
+                raise ArgumentError(f"{t.name}: format {name}; accepted: {t.format}")
+        elif name not in operator.contract.formats:
+            raise ArgumentError(f"{t.name}: format {name}; accepted: {', '.join(operator.contract.formats)}")
+        elif chosen not in (None, name):
+            raise ArgumentError(f"{t.name}: format {name} beside {chosen}; accepted: one storage format for all tensors")
+        else:
+            chosen = name
+    return chosen or operator.contract.formats[0]
+
+
+def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """The leading dimensions, and (rows, cols). Raises ArgumentError where shapes do not agree."""
+    matrices = [t for t in operator.tensors if t.space == "rc" and t.name in arrays]
+    if not matrices:
+        raise ArgumentError(f"{operator.name}: no tensor of rows x cols is given")
+    first = arrays[matrices[0].name]
+    if first.ndim == 0:
+        raise ArgumentError(f"{matrices[0].name}: a scalar; accepted: at least one dimension")
+    lead, cols = first.shape[:-1], first.shape[-1]
+    rows = int(np.prod(lead, dtype=np.int64))
+    accepted = {"rc": first.shape, "r": lead, "c": (cols,), "s": ()}
+    for t in operator.tensors:
+        if t.name in arrays and arrays[t.name].shape != accepted[t.space]:
+            raise ArgumentError(f"{t.name}: shape {arrays[t.name].shape}; accepted beside {matrices[0].name}: {accepted[t.space]}")
+    limits = operator.contract
+    if rows > limits.max_rows or not limits.min_cols <= cols <= limits.max_cols:
+        raise ArgumentError(
+            f"{operator.name}: rows={rows}, cols={cols}; accepted: at most {limits.max_rows} rows, "
+            f"{limits.min_cols} to {limits.max_cols} columns"
+        )
+    return lead, (rows, cols)
+
+
+def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: bool) -> Array:
+    """The array as the kernel reads it: (rows, cols) with unit column stride, or contiguous; copied only if need be."""
+    want = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[tensor.space]
+    if array.dtype.byteorder not in "=|":
+        raise ArgumentError(f"{tensor.name}: byte order {array.dtype.byteorder!r}; accepted: this machine's")
+    view = view_as(array, want)
+    if view is not None:
+        return view
+    if not copy:
+        raise ArgumentError(
+            f"{tensor.name}: strides {array.strides} of shape {array.shape} need a copy; "
+            "accepted with copy=False: contiguous arrays and views with a row stride"
+        )
+    return np.ascontiguousarray(array).reshape(want)
+
+
+def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
+    """`array` in the wanted shape with unit column stride and aligned elements, without a copy; None where that cannot be."""
+    view = array.view()
+    try:
+        view.shape = want
+    except AttributeError:
+        return None
+    rows_fit = view.ndim < 2 or view.shape[0] <= 1 or view.strides[0] % view.itemsize == 0
+    unit = view.size == 0 or view.shape[-1] <= 1 or view.strides[-1] == view.itemsize
+    return view if unit and rows_fit and view.flags.aligned else None
+
+
+def _results(
+    kernel: Kernel, tensors: Mapping[str, Array], arrays: Mapping[str, Array], lead: tuple[int, ...],
+    shape: tuple[int, int], out: Any,
+) -> tuple[dict[str, Array], dict[str, Array]]:  # fmt: skip
+    """For each result the array that the kernel writes, and the same memory in the caller's shape."""
+    fresh = [o for o in kernel.graph.outputs if not o.inplace]
+    supplied = list(out) if isinstance(out, (tuple, list)) else [out] * (out is not None)
+    if out is not None and len(supplied) != len(fresh):
+        raise ArgumentError(f"out: {len(supplied)} arrays; accepted: {len(fresh)}, for {', '.join(o.name for o in fresh)}")
+    flat: dict[str, Array] = {}
+    shaped: dict[str, Array] = {}
+    for o in kernel.graph.outputs:
+        full = {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": ()}[o.space]
+        want = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[o.space]
+        if o.inplace:
+            target = arrays[o.name]
+            if not np.shares_memory(target, tensors[o.name]) and target.size:
+                raise ArgumentError(f"{o.name}: strides {target.strides}; accepted for a result in place: a row stride only")
+        elif supplied and supplied[fresh.index(o)] is not None:
+            target = as_numpy(f"out ({o.name})", supplied[fresh.index(o)])
+            _check_out(o, target, full, arrays)
+        else:
+            target = cpu.aligned_empty(full, FORMATS[o.format].dtype)
+        if not target.flags.writeable:
+            raise ArgumentError(f"{o.name}: read-only; accepted: an array that may be written")
+        view = view_as(target, want)
+        if view is None:
+            raise ArgumentError(f"out ({o.name}): strides {target.strides}; accepted: contiguous, or a row stride")
+        flat[o.name], shaped[o.name] = view, target
+    return flat, shaped
+
+
+def _check_out(o: Output, target: Array, full: tuple[int, ...], arrays: Mapping[str, Array]) -> None:
+    if target.shape != full or target.dtype != FORMATS[o.format].dtype:
+        raise ArgumentError(f"out ({o.name}): shape {target.shape} of {target.dtype}; accepted: {full} of {o.format}")
+    for name, array in arrays.items():
+        if np.may_share_memory(target, array) and np.shares_memory(target, array):
+            raise ArgumentError(f"out ({o.name}): overlaps {name}; accepted: memory of its own")

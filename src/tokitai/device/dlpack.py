@@ -1,0 +1,97 @@
+"""NumPy views of other libraries' arrays, without importing those libraries.
+
+NumPy's own ``from_dlpack`` knows no bfloat16, so the capsule is read here: the layout is that of dlpack.h, version 0.8.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import ArgumentError
+
+Array = np.ndarray[Any, Any]
+CPU = (1, 3)  # kDLCPU and kDLCUDAHost: memory that this process can read
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_KINDS = {0: "i", 1: "u", 2: "f"}
+
+
+def as_numpy(name: str, x: Any) -> Array:
+    """A view of `x` as a NumPy array: an array already, anything that speaks DLPack, or a sequence of numbers.
+
+    Raises ArgumentError for memory on another device, and for what is no array at all.
+    """
+    if isinstance(x, np.ndarray):
+        return x
+    if hasattr(x, "__dlpack__"):
+        kind, _ = x.__dlpack_device__()
+        if kind not in CPU:
+            raise ArgumentError(
+                f"{name}: lies on a device of DLPack type {kind}; accepted on the cpu target: host memory"
+            )
+        if getattr(x, "requires_grad", False):
+            raise ArgumentError(f"{name}: requires a gradient, which this call would lose; accepted: x.detach()")
+        return _view(name, x)
+    raise ArgumentError(f"{name}: {type(x).__name__}; accepted: a NumPy array or an array that speaks DLPack")
+
+
+def _view(name: str, x: Any) -> Array:
+    capsule = x.__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    t = _Tensor.from_address(pointer(capsule, b"dltensor"))
+    if t.dtype.lanes != 1 or (t.dtype.code not in _KINDS and (t.dtype.code, t.dtype.bits) != (4, 16)):
+        raise ArgumentError(
+            f"{name}: DLPack type code {t.dtype.code} with {t.dtype.bits} bits is not a format of this package"
+        )
+    dtype = (
+        np.dtype(ml_dtypes.bfloat16) if t.dtype.code == 4 else np.dtype(f"{_KINDS[t.dtype.code]}{t.dtype.bits // 8}")
+    )
+    shape = tuple(t.shape[i] for i in range(t.ndim))
+    contiguous = not t.strides
+    strides = None if contiguous else tuple(t.strides[i] * dtype.itemsize for i in range(t.ndim))
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    reach = (
+        sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True))
+        if strides
+        else (int(np.prod(shape)) - 1) * dtype.itemsize
+    )
+    raw = (ctypes.c_uint8 * (reach + dtype.itemsize)).from_address(t.data + t.byte_offset)
+    raw._owner = (x, capsule)  # the memory lives as long as the view
+    return np.ndarray(shape, dtype, buffer=raw, strides=strides)
+
+
+def like(result: Array, example: Any) -> Any:
+    """`result` as an array of the library that `example` comes from, sharing its memory."""
+    if isinstance(example, np.ndarray) or not hasattr(example, "__dlpack__"):
+        return result
+    library = sys.modules[type(example).__module__.partition(".")[0]]
+    if result.dtype == ml_dtypes.bfloat16:  # NumPy cannot hand bfloat16 out: its bits travel as integers
+        return library.from_dlpack(result.view(np.int16)).view(example.dtype)
+    return library.from_dlpack(result)

@@ -1,0 +1,110 @@
+"""GELU: the normal distribution function, x Phi(x), its tanh approximation, and the slopes of both.
+
+Tails are exp(-x**2/2) times a rational function, so nothing cancels for negative x; the exponent is carried as a pair,
+since an error of one ulp in it is one of a hundred in the result.
+"""
+
+from __future__ import annotations
+
+from ..lang import Value, fma, function, power_of_two, where
+from .common import at_most, horner
+from .exponential import scale_down, split_exp
+
+
+def _tail(a: Value) -> tuple[Value, Value, Value]:
+    """(n, t, ratio) with Phi(-a) = 2**n (1 + t) ratio for a in [0, 14.6].
+
+    The ratio errs by 2^-26.5 relatively on [0, 14.42] (derive_normal.py).
+    """
+    n, t = _gauss(a)
+    top = horner(a, 0.00629378, 0.062156968, 0.2803931, 0.6708887, 0.765625)
+    bottom = horner(a, 0.015775982, 0.15581436, 0.7183866, 1.840562, 2.5635388, 1.53125)
+    return n, t, top / bottom
+
+
+def _gauss(a: Value) -> tuple[Value, Value]:
+    """(n, t) with exp(-a**2 / 2) = 2**n (1 + t); the square is exact as a pair."""
+    square = a * a
+    return split_exp(square * -0.5, fma(a, a, -square) * -0.5)
+
+
+@function
+def normal_cdf(x: Value) -> Value:
+    """Phi(x), the distribution function of the standard normal distribution: erfc(-x / sqrt(2)) / 2."""
+    n, t, ratio = _tail(at_most(abs(x), 14.5))
+    y = scale_down(fma(ratio, t, ratio), n)
+    return where(x < 0.0, y, 1.0 - y)
+
+
+@function
+def gelu(x: Value) -> Value:
+    """x Phi(x): -a Phi(-a) below zero and x - a Phi(-a) above, with a = |x|."""
+    a = at_most(abs(x), 14.6)
+    n, t, ratio = _tail(a)
+    y = a * ratio
+    y = scale_down(fma(y, t, y), n)
+    return where(x < 0.0, -y, x - y)
+
+
+@function
+def gelu_slope(x: Value) -> Value:
+    """The derivative of gelu: d = Phi(-a) - a phi(a) at -a, with a = |x|, and 1 - d at +a.
+
+    d = exp(-a**2/2) (root - a) N(a)/D(a): with the zero at 0.7518 as a factor, d is accurate relatively everywhere.
+    N/D errs by 2^-26.2 on [0, 14.42] (derive_normal.py).
+    """
+    a = at_most(abs(x), 14.6)
+    n, t = _gauss(a)
+    top = horner(a, 0.012664838, 0.11625257, 0.45978975, 0.9176095, 0.8105638)
+    bottom = horner(a, 0.03174585, 0.26754475, 0.9650057, 1.7034175, 1.21875)
+    ratio = top / bottom
+    d = scale_down(((0.75179154 - a) - 1.211445e-08) * fma(ratio, t, ratio), n)
+    return where(x < 0.0, d, 1.0 - d)
+
+
+C1, C1_LOW = 1.5957689, 1.930779e-07  # 2 sqrt(2/pi); C1 is a multiple of 2^-20
+C3, C3_LOW = 0.071354814, 2.3988325e-09  # C1 * 0.044715
+
+
+def _product(a: Value, c: float, c_low: float) -> tuple[Value, Value]:
+    """a (C1 + c a**2) as a pair, for a in [0, 11].
+
+    w = C1 + c a**2 in f32 errs by what the second line recovers: w - C1 is exact, as both are multiples of an ulp of w
+    (for w below 16).
+    """
+    square = a * a
+    w = fma(c, square, C1)
+    w_low = fma(c, square, -(w - C1)) + C1_LOW
+    w_low = fma(c, fma(a, a, -square), fma(c_low, square, w_low))
+    high = a * w
+    return high, fma(a, w_low, fma(a, w, -high))
+
+
+@function
+def gelu_tanh(x: Value) -> Value:
+    """x sigmoid(2u) = x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x**3): GELU's tanh approximation."""
+    a = at_most(abs(x), 10.9)
+    high, low = _product(a, C3, C3_LOW)
+    n, t = split_exp(-high, -low)
+    w = 1.0 + t
+    return where(x < 0.0, scale_down(-a * w, n), x) / (1.0 + scale_down(w, n))
+
+
+@function
+def gelu_tanh_slope(x: Value) -> Value:
+    """The derivative of gelu_tanh: d = e (1 + e - a v') / (1 + e)**2 at -a, with a = |x|, e = e**-v and v = 2u(a);
+    1 - d at +a.
+
+    The last factor has a zero near a = 0.75, so a v' = a (C1 + 3 C3 a**2) is carried as a pair, and e as 2**n (1 + t).
+    """
+    a = at_most(abs(x), 10.9)
+    high, low = _product(a, C3, C3_LOW)
+    n, t = split_exp(-high, -low)
+    power = power_of_two(n + 48.0)
+    s = power * 2.0**-48
+    rise, rise_low = _product(a, 0.21406445, -2.5408342e-10)
+    factor = fma(t, s, (1.0 - rise) + s) - rise_low
+    w = 1.0 + t
+    denominator = fma(w, s, 1.0)
+    d = factor * w / (denominator * denominator) * power * 2.0**-48
+    return where(x < 0.0, d, 1.0 - d)

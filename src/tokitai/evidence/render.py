@@ -1,0 +1,110 @@
+"""A certificate for people, in Markdown. The same statement always gives the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+VERDICTS = {
+    "verified": "**Verified**: every case is equal to the definition, bit for bit.",
+    "refuted": "**Refuted**: at least one case differs from the definition.",
+    "undecided": "**Undecided**: no case differs, and something that was planned could not be run.",
+}
+
+
+def render(statement: Mapping[str, Any]) -> str:
+    """The Markdown text of a statement that `check` finds no problem with."""
+    p = statement["predicate"]
+    operator, error, tool = p["operator"], p["error"], p["tool"]
+    parts = [
+        f"# {operator['name']}, {p['dtype']}, on {p['target']}",
+        VERDICTS[p["verdict"]],
+        *([f"To see it again:\n\n    {p['failure']}"] if p["failure"] else []),
+        "## Claims\n\n" + _list(p["claims"]),
+        "## Not claimed\n\n" + _list(p["non_claims"]),
+        "## What was compared\n\n" + _compared(p["cases"]) + "\n\n" + _error(error),
+        _table(
+            ["kind", "case", "rows", "cols", "seed", "scalars", "threads", "elements", "equal", "largest error (ulp)"],
+            ([
+                c["kind"], c["name"], c["rows"], c["cols"], c["seed"],
+                ", ".join(f"{name}={_value(value)}" for name, value in sorted(c["scalars"].items())),
+                c["threads"], f"{c['compared']:,}", "yes" if c["equal"] else "**no**", _ulps(c["max_ulp_error"]),
+            ] for c in p["cases"]),
+        ),
+        "## What was proved\n\n" + _proofs(p["proofs"]),
+        "## Where\n\n" + _table(["device", ""], sorted(p["device"].items())),
+        _table(
+            ["build", ""],
+            [
+                ("compiler", p["compiler"]["version"].splitlines()[0]),
+                ("compiler's digest", p["compiler"]["digest"]),
+                ("instruction set", p["isa"]),
+                ("flags", " ".join(p["flags"])),
+                ("definition", operator["graph_digest"]),
+                ("numerics version", operator["numerics_version"]),
+            ],
+        ),
+        _table(
+            ["kernel", "fingerprint", "binary", "source"],
+            (["structure" if k["structure"] else "numeric", k["fingerprint"], k["digest"], k["source_digest"]]
+             for k in p["kernels"]),
+        ),
+        "## Contract\n\n" + _contract(operator["contract"]),
+        f"Made by {tool['name']} {tool['version']} (Python {tool['python']}, NumPy {tool['numpy']}) "
+        f"at {p['created']} in {p['seconds']:.1f} s.",
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _compared(cases: list[dict[str, Any]]) -> str:
+    elements, equal = sum(c["compared"] for c in cases), sum(c["equal"] for c in cases)
+    return f"{elements:,} elements in {len(cases):,} cases, of which {equal:,} are equal."
+
+
+def _error(error: Mapping[str, Any]) -> str:
+    if error["max_ulp_error"] is None:
+        return "The error against the real result was not measured."
+    bound = "no bound is proved" if error["bound"] is None else f"proven bound {_ulps(error['bound'])} ulp"
+    where = f":\n\n    {error['at']}" if error["at"] else "."
+    return f"Largest error against the real result: {_ulps(error['max_ulp_error'])} ulp ({bound}){where}"
+
+
+def _proofs(proofs: list[dict[str, Any]]) -> str:
+    if not proofs:
+        return "Nothing: the cases above are all there is."
+    return _list(f"{proof['status']}: {proof['statement']} ({proof['how']})" for proof in proofs)
+
+
+def _contract(contract: Mapping[str, Any]) -> str:
+    formats = ", ".join(contract["formats"])
+    return (
+        f"Formats {formats}; up to {contract['max_rows']:,} rows and {contract['max_cols']:,} columns; "
+        f"domain: {contract['domain']}."
+    )
+
+
+def _list(sentences: Iterable[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _table(head: list[str], rows: Iterable[Iterable[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *([_cell(_value(item)) for item in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _ulps(value: float | str | None) -> str:
+    """An error to six digits, which is more than it is used for; the certificate has all of them."""
+    return f"{value:.6g}" if isinstance(value, int | float) else _value(value)
+
+
+def _value(value: Any) -> str:
+    """A value as it stands in a table: lists joined, nothing as a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    return str(value)

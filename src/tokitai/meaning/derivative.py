@@ -1,0 +1,184 @@
+"""The derivative of a definition, by reverse mode over its graph in high precision.
+
+A backward definition is checked against it, so that a wrong gradient cannot hide behind an oracle that matches. Where
+elements are stored or rounded, the derivative passes through: rounding is not part of the mathematics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..lang import Graph, Node
+from .interpret import Array, as_rows_cols
+from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, sigmoid, silu_slope
+
+_ROOT_PI = np.sqrt(4 * np.arctan(REAL(1)))
+
+# f'(x) of the named functions, given x and f(x).
+SLOPES: dict[str, Callable[[Array, Array], Array]] = {
+    "exp": lambda x, y: y,
+    "exp2": lambda x, y: y * np.log(REAL(2)),
+    "expm1": lambda x, y: y + 1,
+    "log": lambda x, y: 1 / x,
+    "log1p": lambda x, y: 1 / (1 + x),
+    "tanh": lambda x, y: 1 - y * y,
+    "sin": lambda x, y: np.cos(x),
+    "cos": lambda x, y: -np.sin(x),
+    "erf": lambda x, y: 2 / _ROOT_PI * np.exp(-x * x),
+    "erfc": lambda x, y: -2 / _ROOT_PI * np.exp(-x * x),
+    "normal_cdf": lambda x, y: np.exp(-x * x / 2) / (np.sqrt(REAL(2)) * _ROOT_PI),
+    "sigmoid": lambda x, y: y * (1 - y),
+    "gelu": lambda x, y: gelu_slope(x),
+    "gelu_tanh": lambda x, y: gelu_tanh_slope(x),
+    "silu": lambda x, y: silu_slope(x),
+    "softplus": lambda x, y: sigmoid(x),
+}
+
+
+def gradient(
+    graph: Graph,
+    tensors: Mapping[str, Array],
+    shape: tuple[int, int],
+    params: Mapping[str, float],
+    cotangents: Mapping[str, Array],
+) -> dict[str, Array]:
+    """d(sum over results of cotangent * result) / d(input), for every floating-point input, two-dimensional.
+
+    ``cotangents`` holds the gradients of some results by name; the others count as zero.
+    """
+    domain = Real(params)
+    values: dict[Node, Array] = {}
+    specs = {t.name: t for t in graph.inputs}
+    for node in graph.nodes:
+        if node.op == "input":
+            spec = specs[str(node.data[0])]
+            values[node] = domain.load(spec, as_rows_cols(spec, tensors[spec.name], shape))
+        else:
+            args = [values[a] for a in node.args]
+            if node.op in ("row_sum", "row_max"):
+                args = [np.broadcast_to(args[0], shape)]
+            values[node] = domain.apply(node, args, shape)
+    flow: dict[Node, Array] = {}
+
+    def give(node: Node, amount: Array) -> None:
+        """Add to what flows into a node; where it was broadcast, its parts add up."""
+        size = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}[node.space]
+        amount = np.broadcast_to(amount, np.broadcast_shapes(amount.shape, size))
+        for axis in (0, 1):
+            if size[axis] == 1 and amount.shape[axis] != 1:
+                amount = amount.sum(axis=axis, keepdims=True)
+        flow[node] = flow[node] + amount if node in flow else np.array(amount, REAL)
+
+    for o in graph.outputs:
+        if o.name in cotangents:
+            give(o.node, cotangents[o.name].astype(REAL))
+    result: dict[str, Array] = {}
+    with np.errstate(all="ignore"):
+        for node in reversed(graph.nodes):
+            if node not in flow:
+                continue
+            if node.op == "input":
+                result[str(node.data[0])] = flow[node]
+            else:
+                _pull(node, flow[node], [values[a] for a in node.args], values[node], give)
+    return result
+
+
+def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[Node, Array], None]) -> None:
+    a = node.args
+    match node.op:
+        case "add" | "host_add":
+            give(a[0], g)
+            give(a[1], g)
+        case "sub" | "host_sub":
+            give(a[0], g)
+            give(a[1], -g)
+        case "mul" | "host_mul":
+            give(a[0], g * x[1])
+            give(a[1], g * x[0])
+        case "div" | "host_div":
+            give(a[0], g / x[1])
+            give(a[1], -g * y / x[1])
+        case "fma":
+            give(a[0], g * x[1])
+            give(a[1], g * x[0])
+            give(a[2], g)
+        case "sqrt" | "host_sqrt":
+            give(a[0], g / (2 * y))
+        case "neg" | "host_neg":
+            give(a[0], -g)
+        case "abs":
+            give(a[0], g * np.sign(x[0]))
+        case "maximum" | "minimum":
+            first = x[0] >= x[1] if node.op == "maximum" else x[0] <= x[1]
+            give(a[0], np.where(first, g, 0))
+            give(a[1], np.where(first, 0, g))
+        case "where":
+            give(a[1], np.where(x[0], g, 0))
+            give(a[2], np.where(x[0], 0, g))
+        case "round" | "round_to":
+            give(a[0], g)
+        case "convert" if a[0].type in ("f32", "f64"):
+            give(a[0], g)
+        case "row_sum" | "col_sum":
+            give(a[0], g)
+        case "row_max":
+            hit = x[0] == y
+            give(a[0], np.where(hit, g / hit.sum(axis=1, keepdims=True), 0))
+        case "take_column":
+            columns = np.arange(x[0].shape[1])[None, :] if x[0].shape[1] > 1 else np.arange(1)[None, :]
+            give(a[0], np.where(columns == x[1], g, 0))
+        case "call":
+            name = str(node.data[0])
+            if name not in SLOPES or name not in FUNCTIONS:
+                raise AssertionError(f"no derivative of {name} is known")
+            give(a[0], g * SLOPES[name](x[0], y))
+        case _:
+            pass  # integers, conditions and constants carry no derivative
+
+
+def check_backward(backward: Any, forward: Any, dtype: str, shape: tuple[int, int], seed: int) -> list[tuple[str, float, float]]:
+    """For every result ``d<name>`` of a backward operator: its distance from the derivative of the forward operator in
+    ``<name>``, and the distance that rounding explains, both relative to the largest element.
+
+    What rounding explains is measured: the same backward graph evaluated in f64, against its evaluation in the higher
+    precision in which the derivative is taken. Where that precision is f64 itself the figure is a bound from above of
+    both evaluations' error: n roundings of 2^-53, with n the number of operations times the longest sum.
+    """
+    from . import real
+
+    names = {t.name for t in backward.tensors}
+    f, b = forward.trace(dtype), backward.trace(dtype)
+    rng = np.random.default_rng(seed)
+    size = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
+    params = {p.name: p.default if p.default is not None else 0.5 for p in (*forward.params, *backward.params)}
+    tensors = {}
+    for t in (*f.inputs, *b.inputs):
+        tensors.setdefault(t.name, _sample(rng, t, size[t.space], shape))
+    results = real.evaluate(f, tensors, shape, params)
+    for name in names & set(results):  # saved by the forward pass: its result, its statistics
+        tensors[name] = results[name]
+    cotangents = {o.name: tensors[f"d{o.name}"] for o in f.outputs if f"d{o.name}" in names}
+    want = gradient(f, tensors, shape, params, cotangents)
+    got = real.evaluate(b, tensors, shape, params)
+    rough = real.evaluate(b, {k: v.astype(np.float64) if v.dtype == REAL else v for k, v in tensors.items()}, shape, params, np.float64)
+    report = []
+    for name, value in got.items():
+        target = name[1:]
+        if not name.startswith("d") or target not in want:
+            continue
+        exact = np.broadcast_to(want[target], value.shape)
+        top = float(np.abs(exact).max()) or 1.0
+        floor = len(b.nodes) * sum(shape) * 2.0 ** -(real.PRECISION - 1)
+        explained = float(np.abs(rough[name] - value).max()) / top + floor
+        report.append((name, float(np.abs(value - exact).max()) / top, explained))
+    return report
+
+
+def _sample(rng: np.random.Generator, t: Any, size: tuple[int, int], shape: tuple[int, int]) -> Array:
+    if str(t.format) in ("i32", "i64", "u32"):
+        return rng.integers(0, max(shape[1], 1), size)
+    return rng.standard_normal(size).astype(REAL)

@@ -1,0 +1,67 @@
+"""Buffers that tell on a kernel: guard zones round each, results poisoned with a NaN that no kernel stores."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from ..errors import TokitaiError
+
+Array = np.ndarray[Any, Any]
+
+GUARD = 256  # bytes on either side
+CANARY = 0xA5
+# A quiet NaN with a payload: stored NaNs are canonical, so an element that still holds this was never written.
+POISON = {2: 0x7FA5, 4: 0x7FC0A5A5, 8: 0xA5A5A5A5A5A5A5A5}
+
+
+class GuardError(TokitaiError):
+    """A kernel wrote outside its buffer, or changed an input."""
+
+
+class Buffer:
+    """An array inside guard zones, `offset` elements away from a 64-byte boundary, with `gap` elements between rows."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, offset: int = 0, gap: int = 0) -> None:
+        self.name, self.dtype = name, np.dtype(dtype)
+        self.shape = shape
+        cols = shape[-1] if shape else 1
+        rows = shape[0] if len(shape) == 2 else 1
+        self.pitch = cols + gap
+        used = (rows * self.pitch + offset) * self.dtype.itemsize
+        raw = np.full(used + 2 * GUARD + 64, CANARY, np.uint8)
+        start = GUARD + (-(raw.ctypes.data + GUARD)) % 64 + offset * self.dtype.itemsize
+        self.raw = raw
+        strides = (self.pitch * self.dtype.itemsize, self.dtype.itemsize)[-len(shape) :] if shape else ()
+        self.array: Array = np.ndarray(shape, self.dtype, buffer=raw.data, offset=start, strides=strides)
+
+    def poison(self) -> None:
+        """Fill with a pattern that no kernel stores."""
+        if self.dtype.itemsize in POISON and self.array.size:
+            word = f"u{self.dtype.itemsize}"
+            np.ndarray(self.array.shape, word, buffer=self.raw.data, offset=self._start(), strides=self.array.strides)[
+                ...
+            ] = POISON[self.dtype.itemsize]
+
+    def _start(self) -> int:
+        return int(self.array.ctypes.data - self.raw.ctypes.data) if self.array.size else GUARD
+
+    def check_guards(self) -> None:
+        """Raise GuardError where a byte outside the elements has changed."""
+        intact = np.ones(self.raw.shape, bool)
+        if self.array.size:
+            size = self.dtype.itemsize
+            strides = (*self.array.strides, 1)
+            elements = np.ndarray((*self.array.shape, size), bool, buffer=intact.data, offset=self._start(), strides=strides)
+            elements[...] = False
+        touched = np.flatnonzero(intact & (self.raw != CANARY))
+        if touched.size:
+            where = (int(touched[0]) - self._start()) // self.dtype.itemsize
+            raise GuardError(f"{self.name}: wrote outside its elements, first at element offset {where}")
+
+
+def digest(array: Array) -> str:
+    """SHA-256 of an array's elements in row-major order, little-endian."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

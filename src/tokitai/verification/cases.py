@@ -1,0 +1,145 @@
+"""The inputs that a kernel is tried on: drawn from a seed, hard ones that the operator names, all there are, or yours."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..formats import FORMATS, Format, format_of
+from ..lang import Graph, HardInput, Operator, TensorSpec
+from ..meaning.bits import round_to
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs. Its `id` is enough to build it again: ``kind/name@ROWSxCOLS#seed``."""
+
+    kind: str  # "seeded", "hard", "exhaustive" or "yours"
+    name: str
+    shape: tuple[int, int]
+    seed: int
+    tensors: Mapping[str, Array]
+    params: Mapping[str, float] = field(default_factory=dict)
+    in_domain: bool = True  # the contract's statements on accuracy hold
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}/{self.name}@{self.shape[0]}x{self.shape[1]}#{self.seed}"
+
+
+def size_of(space: str, shape: tuple[int, int]) -> tuple[int, ...]:
+    """The shape of a tensor of this space, as kernels take it."""
+    return {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[space]
+
+
+def to_format(values: Any, fmt: Format) -> Array:
+    """float64 or integer values rounded once to a format."""
+    array = np.asarray(values)
+    return round_to(array.astype(np.float64), fmt.name) if fmt.is_float else array.astype(fmt.dtype)
+
+
+def rng_for(seed: int, *words: str) -> np.random.Generator:
+    """A generator for this seed and purpose, the same on every machine."""
+    return np.random.default_rng([seed, *(zlib.crc32(w.encode()) for w in words)])
+
+
+# ------------------------------------------------------------------ drawing
+def _normal(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    return rng.standard_normal(size) * 2 + 0.5
+
+
+def _wide(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    """Magnitudes over the whole exponent range whose squares stay finite in f32, subnormals included."""
+    top = min(fmt.emax, 60)
+    low = max(fmt.emin - fmt.precision, -60)
+    return np.ldexp(rng.choice([-1.0, 1.0], size) * rng.uniform(1, 2, size), rng.integers(low, top, size))
+
+
+def _special(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    """Noise with zeros of both signs, infinities, NaN and subnormals strewn in."""
+    values = rng.standard_normal(size)
+    tiny = 2.0 ** (fmt.emin - 1)
+    strewn = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, tiny, -tiny], size)
+    return np.where(rng.random(size) < 0.02, strewn, values)
+
+
+def _equal(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    return np.full(size, rng.standard_normal())
+
+
+DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal}
+
+
+def draw(t: TensorSpec, how: str, shape: tuple[int, int], seed: int, wish: str | None) -> Array:
+    """A seeded tensor. `wish` is what the contract says of this input: "positive", "probabilities" or "below COUNT"."""
+    fmt = format_of(t.format)
+    size = size_of(t.space, shape)
+    rng = rng_for(seed, t.name, how)
+    if not fmt.is_float:
+        top = shape[1] if wish in (None, "columns") else int(str(wish).split()[-1])
+        return rng.integers(0, max(top, 1), size).astype(fmt.dtype)
+    if wish == "probabilities":
+        e = np.exp(rng.standard_normal(size) * 3)
+        return to_format(e / np.maximum(e.sum(axis=-1, keepdims=True), 1e-300), fmt)
+    if wish == "positive":
+        return to_format(np.exp(rng.standard_normal(size) * 0.5), fmt)
+    return to_format(DRAWS[how](rng, size, fmt), fmt)
+
+
+def defaults(operator: Operator) -> dict[str, float]:
+    """The scalars that a case uses where it names none."""
+    given = {p.name: p.default for p in operator.params if p.default is not None}
+    missing = {p.name: 0.5 for p in operator.params if p.default is None}
+    return {**missing, **given, **dict(operator.contract.defaults)}
+
+
+def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], seed: int) -> Case:
+    """A case drawn from a seed. Only plain noise is held against the accuracy statements."""
+    wishes = operator.contract.draw
+    tensors = {t.name: draw(t, how, shape, seed, wishes.get(t.name)) for t in graph.inputs}
+    return Case("seeded", how, shape, seed, tensors, defaults(operator), in_domain=how in ("normal", "equal"))
+
+
+def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
+    """The operator's own hard inputs, in the graph's formats; tensors that one does not name are drawn."""
+    for h in operator.hard_inputs():
+        shape = _shape_of(h, graph)
+        tensors = {}
+        for t in graph.inputs:
+            if t.name in h.tensors:
+                values = to_format(h.tensors[t.name], format_of(t.format))
+                tensors[t.name] = np.broadcast_to(values.reshape(-1) if t.space in ("r", "c") else values, size_of(t.space, shape)).copy()
+            else:
+                tensors[t.name] = draw(t, "normal", shape, 0, operator.contract.draw.get(t.name))
+        finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in tensors.items() if _is_float(graph, n))
+        yield Case("hard", h.name, shape, 0, tensors, {**defaults(operator), **h.scalars}, in_domain=h.in_domain and finite)
+
+
+def _is_float(graph: Graph, name: str) -> bool:
+    return FORMATS[str(next(t.format for t in graph.inputs if t.name == name))].is_float
+
+
+def _shape_of(h: HardInput, graph: Graph) -> tuple[int, int]:
+    for t in graph.inputs:
+        if t.space == "rc" and t.name in h.tensors:
+            rows, cols = np.asarray(h.tensors[t.name]).shape
+            return int(rows), int(cols)
+    raise ValueError(f"hard input {h.name!r} of {graph.name} names no tensor of rows x cols")
+
+
+def exhaustive(operator: Operator, graph: Graph) -> Case | None:
+    """All 65,536 values of a 16-bit format, for an operator that takes one tensor element by element; else None."""
+    if len(graph.inputs) != 1 or graph.inputs[0].space != "rc":
+        return None
+    special = {"row_sum", "row_max", "col_sum", "take_column", "row_index", "column_index"}
+    fmt = format_of(graph.inputs[0].format)
+    if fmt.bits != 16 or any(n.op in special for n in graph.nodes):
+        return None
+    values = np.arange(65536, dtype=np.uint16).view(fmt.dtype).reshape(256, 256)
+    return Case("exhaustive", f"all {fmt}", (256, 256), 0, {graph.inputs[0].name: values}, defaults(operator))

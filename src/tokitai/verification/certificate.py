@@ -1,0 +1,110 @@
+"""From a verdict to a certificate: the facts, and in plain sentences what they do and do not show."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from .. import numerics
+from ..device import cpu
+from ..evidence import statement as ev
+from ..evidence.render import render
+from ..lang import Operator
+from ..toolchain.build import Isa
+from .verdict import Verdict
+
+
+def certify(operator: Operator, verdict: Verdict, folder: Path, isa: Isa | None) -> Path:
+    """Write the certificate as JSON, and beside it a rendering in Markdown. Returns the path of the JSON."""
+    first = verdict.kernels[0]
+    c = operator.contract
+    made = ev.build_statement(
+        ev.Verification(
+            operator=ev.OperatorIdentity(
+                operator.name,
+                first.graph.digest,
+                numerics.NUMERICS_VERSION,
+                ev.Contract(c.formats, c.max_rows, c.max_cols, c.domain),
+            ),
+            dtype=verdict.dtype,
+            target=verdict.device,
+            device=cpu.describe(),
+            compiler=ev.CompilerIdentity(
+                first.artifact.compiler.kind, first.artifact.compiler.version, first.artifact.compiler.digest
+            ),
+            isa=isa or first.artifact.isa,
+            flags=first.artifact.flags,
+            plan=first.plan.describe(),
+            kernels=[
+                ev.KernelIdentity(
+                    k.structure, k.fingerprint, k.artifact.digest, hashlib.sha256(k.source.encode()).hexdigest()
+                )
+                for k in verdict.kernels
+            ],
+            cases=[
+                ev.Case(
+                    r.kind, r.name, *r.shape, r.seed, r.params, cpu.default_threads(), r.inputs, r.outputs, r.oracle,
+                    r.compared, r.equal, r.max_ulp,
+                )
+                for r in verdict.results
+            ],  # fmt: skip
+            proofs=_proofs(verdict),
+            error=ev.LargestError(verdict.max_ulp_error, _worst(verdict)),
+            verdict=verdict.verdict,
+            failure=verdict.failure,
+            claims=_claims(verdict),
+            non_claims=NON_CLAIMS,
+            seconds=verdict.seconds,
+        )
+    )
+    path = ev.write(made, folder)
+    path.with_suffix(".md").write_text(render(made))
+    return path
+
+
+def _worst(verdict: Verdict) -> str | None:
+    top = max((r for r in verdict.results if r.max_ulp is not None), key=lambda r: r.max_ulp or 0.0, default=None)
+    return top.worst if top is not None else None
+
+
+def _proofs(verdict: Verdict) -> list[ev.Proof]:
+    shapes = sorted({r.shape for r in verdict.results if r.kind == "structure" and r.equal})
+    proofs = []
+    if shapes:
+        listed = ", ".join(f"{r}x{c}" for r, c in shapes)
+        proofs.append(
+            ev.Proof(
+                f"for all inputs at rows x cols of {listed}, the kernel evaluates exactly the defined expression",
+                "proved",
+                "structure run: 64-bit hashes in place of numbers, collision probability below 2**-50",
+            )
+        )
+    for name, error, explained in verdict.derivative:
+        holds = error <= explained
+        proofs.append(
+            ev.Proof(
+                f"{name} is the derivative of the forward definition at the sampled points",
+                "proved" if holds else "not proved",
+                f"reverse mode in extended precision: off by {error:.2g} of the largest element, rounding explains {explained:.2g}",
+            )
+        )
+    return proofs
+
+
+def _claims(verdict: Verdict) -> list[str]:
+    compared = sum(r.compared for r in verdict.results if r.kind != "structure")
+    made = [f"{compared} result elements were compared with the oracle bit for bit" + (", all equal." if not verdict.failure else ".")]
+    if any(r.kind == "exhaustive" for r in verdict.results):
+        made.append(f"Every one of the 65,536 {verdict.dtype} inputs was tried.")
+    if any(r.kind == "structure" and r.equal for r in verdict.results):
+        made.append("At the shapes listed under proofs the kernel computes the definition for all inputs.")
+    made.append("No kernel wrote outside its results or changed an input; results did not depend on threads, alignment, row gaps, repeats or batch splits where these were tried.")
+    return made
+
+
+NON_CLAIMS = [
+    "The compiler and the processor are trusted to execute the IEEE 754 operations that the text asks for; machine code is not verified.",
+    "Shapes that are not listed were not run.",
+    "Speed is not a subject of this certificate.",
+    "Nothing is said about values outside the operator's stated domain but that the bits equal the definition's.",
+]

@@ -1,0 +1,92 @@
+"""The user's own tensors, from .npz or .safetensors files."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import ArgumentError, InputFileError
+from ..formats import FORMATS, format_of
+from ..lang import Graph, Operator
+from .cases import Case, defaults, to_format
+
+Array = np.ndarray[Any, Any]
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    """The arrays of a file by name, and its metadata. Raises InputFileError."""
+    if not path.is_file():
+        raise InputFileError(f"{path}: no such file; accepted: .npz or .safetensors")
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as data:
+                return {name: data[name] for name in data.files}, {}
+        if path.suffix == ".safetensors":
+            return _safetensors(path)
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, struct.error) as error:
+        raise InputFileError(f"{path}: cannot be read, perhaps truncated: {error}") from error
+    raise InputFileError(f"{path}: suffix {path.suffix!r}; accepted: .npz, .safetensors")
+
+
+def _safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    from safetensors import SafetensorError, deserialize
+
+    data = path.read_bytes()
+    try:
+        entries = deserialize(data)
+    except SafetensorError as error:
+        raise InputFileError(f"{path}: not a whole safetensors file: {error}") from error
+    (length,) = struct.unpack("<Q", data[:8])
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    kinds = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64}
+    tensors = {}
+    for name, entry in entries:
+        if entry["dtype"] not in kinds:
+            raise InputFileError(f"{path}: {name} has format {entry['dtype']}; accepted: {', '.join(kinds)}")
+        tensors[name] = np.frombuffer(entry["data"], kinds[entry["dtype"]]).reshape(entry["shape"])
+    return tensors, metadata
+
+
+def case_from_file(operator: Operator, path: Path, dtype: str) -> tuple[Graph, Case]:
+    """A case of the user's own tensors: named like the operator's inputs, of any float format, rounded once to `dtype`.
+
+    Scalars may stand in a safetensors file's metadata, or as 0-d arrays in an .npz file.
+    Raises InputFileError where the file lacks an input or holds a name that the operator does not take.
+    """
+    tensors, metadata = read_tensors(path)
+    names = {t.name for t in operator.tensors}
+    params = {p.name for p in operator.params}
+    given = {p: float(metadata[p]) for p in params if p in metadata}
+    given |= {p: float(tensors.pop(p)) for p in params if p in tensors and tensors[p].size == 1}
+    missing = [t.name for t in operator.tensors if not t.optional and t.name not in tensors]
+    other = sorted(set(tensors) - names)
+    if missing or other:
+        found = ", ".join(sorted(tensors)) or "nothing"
+        raise InputFileError(f"{path}: holds {found}; accepted for {operator.name}: {', '.join(t.name for t in operator.tensors)}")
+    graph = operator.trace(dtype, present=set(tensors))
+    first = next(t for t in graph.inputs if t.space == "rc")
+    if tensors[first.name].ndim < 1:
+        raise InputFileError(f"{path}: {first.name} is a scalar; accepted: rows x cols")
+    cols = tensors[first.name].shape[-1]
+    shape = (tensors[first.name].size // cols if cols else 0, cols)
+    stored = {}
+    for t in graph.inputs:
+        fmt = FORMATS[str(t.format)]
+        array = tensors[t.name]
+        count = {"rc": shape[0] * cols, "r": shape[0], "c": cols, "s": 1}[t.space]
+        if array.size != count:
+            raise InputFileError(f"{path}: {t.name} has shape {array.shape}; accepted beside {first.name}: {count} elements")
+        if fmt.is_float != format_of(array.dtype).is_float:
+            raise InputFileError(f"{path}: {t.name} has format {array.dtype}; accepted: {fmt}")
+        flat = array.reshape(shape if t.space == "rc" else (count,))
+        stored[t.name] = flat if array.dtype == fmt.dtype else to_format(flat, fmt)
+    try:
+        return graph, Case("yours", path.name, shape, 0, stored, {**defaults(operator), **given})
+    except ArgumentError as error:
+        raise InputFileError(f"{path}: {error}") from error

@@ -1,0 +1,240 @@
+"""Does this kernel, on this device, compute the definition?
+
+In order of strength: the structure run proves it for all inputs at a shape; then every 16-bit value where an operator
+takes one, hard inputs, seeded noise, your own tensors, each compared with the oracle bit for bit. Round every run:
+poisoned results, guard zones, input digests, several thread counts, repeats, odd strides and alignments, split batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..device import cpu
+from ..formats import FORMATS
+from ..kernel import Kernel
+from ..lower.scalars import rounded_scalars
+from ..meaning import bits, real, structure
+from .buffers import Buffer, GuardError, digest
+from .cases import Case, size_of
+from .compare import Mismatch, first_mismatch, ulp_errors
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a launch lays out its tensors and its work: none of it may change a bit."""
+
+    name: str
+    threads: int
+    offset: int = 0  # elements from a 64-byte boundary
+    gap: int = 0  # elements between rows
+
+
+PLAIN = Layout("plain", 1)
+
+
+@dataclass
+class CaseResult:
+    """What one case showed."""
+
+    kind: str
+    name: str
+    shape: tuple[int, int]
+    seed: int
+    id: str
+    params: Mapping[str, float]
+    layouts: tuple[str, ...]
+    compared: int = 0
+    failure: str | None = None
+    max_ulp: float | None = None
+    max_ulp_of_row: float | None = None
+    worst: str | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    oracle: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def equal(self) -> bool:
+        return self.failure is None
+
+
+class Launch:
+    """One set of guarded, poisoned buffers for a kernel, filled with a case's tensors."""
+
+    def __init__(self, kernel: Kernel, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout) -> None:
+        self.kernel, self.shape, self.layout = kernel, shape, layout
+        self.inputs: dict[str, Buffer] = {}
+        self.results: dict[str, Buffer] = {}
+        for t in kernel.graph.inputs:
+            self.inputs[t.name] = self._buffer(t.name, t.space, str(t.format))
+            self.inputs[t.name].array[...] = tensors[t.name].reshape(size_of(t.space, shape))
+        for o in kernel.graph.outputs:
+            if o.inplace:
+                self.results[o.name] = self.inputs[o.name]
+            else:
+                self.results[o.name] = self._buffer(o.name, o.space, o.format)
+                self.results[o.name].poison()
+        replaced = {o.name for o in kernel.graph.outputs if o.inplace}
+        self.before = {n: digest(b.array) for n, b in self.inputs.items() if n not in replaced}
+
+    def _buffer(self, name: str, space: str, format_name: str) -> Buffer:
+        size = size_of(space, self.shape)
+        gap = self.layout.gap if space == "rc" else 0
+        return Buffer(name, size, self.kernel.element(format_name), self.layout.offset, gap)
+
+    def run(self, scalars: Array) -> dict[str, Array]:
+        """Launch and check what lies round the results. Raises GuardError."""
+        arrays = {n: b.array for n, b in self.inputs.items()}
+        results = {n: b.array for n, b in self.results.items()}
+        self.kernel.launch(arrays, results, self.shape, scalars, self.layout.threads)
+        for buffer in (*self.inputs.values(), *self.results.values()):
+            buffer.check_guards()
+        for name, was in self.before.items():
+            if digest(self.inputs[name].array) != was:
+                raise GuardError(f"{name}: the kernel changed this input")
+        return results
+
+
+def layouts(case_size: int, threads: int) -> tuple[Layout, ...]:
+    """Small cases are run under every layout, large ones under two."""
+    every = (
+        PLAIN,
+        Layout("seven threads", 7),
+        Layout("one element off", threads, offset=1),
+        Layout("gaps between rows", threads, offset=3, gap=5),
+        Layout("repeated", threads),
+    )
+    return every if case_size <= 1 << 16 else (Layout("plain", threads), Layout("gaps between rows", 1, offset=1, gap=3))
+
+
+def run_numbers(kernel: Kernel, case: Case, textbook: Callable[..., Any] | None, threads: int) -> CaseResult:
+    """Compare a kernel with the oracle on one case, under several layouts, then measure the oracle's distance from the
+    real result (the bits are equal, so it is the kernel's as well)."""
+    graph = kernel.graph
+    want = bits.evaluate(graph, case.tensors, case.shape, case.params)
+    chosen = layouts(case.shape[0] * case.shape[1], threads)
+    result = _blank(case, chosen)
+    result.inputs = {t.name: digest(case.tensors[t.name]) for t in graph.inputs}
+    result.oracle = {n: digest(a) for n, a in want.items()}
+    scalars = kernel.scalar_table(*case.shape, case.params)
+    for layout in chosen:
+        got = _launch(kernel, case.shape, case.tensors, layout, scalars, want, result)
+        if got is None:
+            return result
+        result.outputs = {n: digest(a) for n, a in got.items()}
+    split = _split(kernel, case, want, scalars, threads)
+    if split is not None:
+        result.failure = f"rows computed in two batches: {split}"
+        return result
+    if case.in_domain and 0 not in case.shape:
+        measure_error(kernel, case, want, textbook, result)
+    return result
+
+
+def run_structure(kernel: Kernel, shape: tuple[int, int], integers: Mapping[str, Array], seed: int, threads: int) -> CaseResult:
+    """Compare which expression a structure build evaluates with the definition: equal means equal for all inputs."""
+    graph = kernel.graph
+    tensors, hashes = structure.hashes(graph, shape, seed)
+    tensors |= integers
+    want = structure.evaluate(graph, tensors, shape, hashes)
+    scalars = np.array([hashes[n] for n in rounded_scalars(graph)], np.uint64)
+    chosen = layouts(shape[0] * shape[1], threads)
+    result = CaseResult("structure", "all inputs", shape, seed, f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}", {}, tuple(x.name for x in chosen))
+    result.inputs = {n: digest(a) for n, a in tensors.items()}
+    result.oracle = {n: digest(a) for n, a in want.items()}
+    for layout in chosen:
+        got = _launch(kernel, shape, tensors, layout, scalars, want, result)
+        if got is None:
+            break
+        result.outputs = {n: digest(a) for n, a in got.items()}
+    return result
+
+
+def _blank(case: Case, chosen: Iterable[Layout]) -> CaseResult:
+    return CaseResult(
+        case.kind, case.name, case.shape, case.seed, case.id, dict(case.params), tuple(x.name for x in chosen)
+    )
+
+
+def _launch(
+    kernel: Kernel, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout, scalars: Array,
+    want: Mapping[str, Array], result: CaseResult,
+) -> dict[str, Array] | None:  # fmt: skip
+    try:
+        got = Launch(kernel, shape, tensors, layout).run(scalars)
+    except GuardError as error:
+        result.failure = f"{layout.name}: {error}"
+        return None
+    for name, values in got.items():
+        mismatch = first_mismatch(name, values.reshape(want[name].shape), want[name])
+        if mismatch is not None:
+            result.failure = f"{layout.name}: {mismatch}"
+            return None
+        result.compared += values.size
+    return got
+
+
+def _split(kernel: Kernel, case: Case, want: Mapping[str, Array], scalars: Array, threads: int) -> Mismatch | None:
+    """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do, and are left out.)"""
+    rows, cols = case.shape
+    local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
+    meets = any(n.op in ("row_index", "rows") for n in kernel.graph.nodes)
+    if rows < 2 or meets or not local or rows * cols > 1 << 20:
+        return None
+    cut = rows // 3 + 1
+    for part in (slice(0, cut), slice(cut, rows)):
+        some = {
+            t.name: case.tensors[t.name][part] if t.space in ("rc", "r") else case.tensors[t.name] for t in kernel.graph.inputs
+        }
+        shape = (len(range(rows)[part]), cols)
+        got = Launch(kernel, shape, some, Layout("split", threads)).run(scalars)
+        for o in local:
+            mismatch = first_mismatch(o.name, got[o.name].reshape(shape[0], -1), want[o.name][part].reshape(shape[0], -1))
+            if mismatch is not None:
+                return mismatch
+    return None
+
+
+def measure_error(kernel: Kernel, case: Case, want: Mapping[str, Array], textbook: Callable[..., Any] | None, result: CaseResult) -> None:
+    """The largest distance from the real result, in ulp of the result itself and in ulp of the largest result in its
+    row (for results with one element a row or column: in the tensor). The first is dominated by elements that cancel
+    almost to zero; the second is what a user of the tensor notices.
+
+    The real result is the textbook's, in extended precision; without a textbook, the definition's own.
+    """
+    graph = kernel.graph
+    with np.errstate(all="ignore"):
+        wide = {
+            t.name: case.tensors[t.name].astype(real.REAL if FORMATS[str(t.format)].is_float else np.int64).reshape(
+                {"rc": case.shape, "r": (case.shape[0], 1), "c": (1, case.shape[1]), "s": (1, 1)}[t.space]
+            )
+            for t in graph.inputs
+        }
+        if textbook is not None:
+            exact = textbook(**wide, **{p: case.params[p] for p in graph.params}, **graph.options)
+        else:
+            exact = real.evaluate(graph, case.tensors, case.shape, case.params)
+    for o in graph.outputs:
+        if o.name not in exact or not FORMATS[o.format].is_float or want[o.name].size == 0:
+            continue
+        fmt = FORMATS[o.format]
+        value = np.broadcast_to(np.asarray(exact[o.name], real.REAL), want[o.name].shape)
+        errors = ulp_errors(want[o.name], value, fmt)
+        finite = np.where(np.isfinite(value), np.abs(value), 0)
+        scale = finite.max(axis=1, keepdims=True) if o.space == "rc" else finite.max(keepdims=True)
+        of_row = ulp_errors(want[o.name], value, fmt, scale=scale)
+        top = float(errors.max())
+        if result.max_ulp is None or top > result.max_ulp:
+            at = tuple(int(i) for i in np.unravel_index(int(errors.argmax()), errors.shape))
+            result.max_ulp, result.worst = top, f"{o.name}[{at[0]},{at[1]}] of {case.id}"
+        result.max_ulp_of_row = max(result.max_ulp_of_row or 0.0, float(of_row.max()))
+
+
+def default_threads() -> int:
+    """Threads of an ordinary launch."""
+    return cpu.default_threads()

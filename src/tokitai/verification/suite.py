@@ -1,0 +1,59 @@
+"""Which shapes and inputs a verification tries: every branch of a plan, hard inputs, noise of several kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..lang import Operator
+from ..lower.rowwise import RowPlan
+from . import cases
+from .cases import Case
+
+# Odd sizes, tails of vectors of 4, 8 and 16 lanes, blocks of eight vectors and more than one of them.
+BRANCH_COLS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 191, 255, 257, 384, 641, 1000)
+# One group of four rows and less, blocks of 32 rows, lone and paired blocks.
+BRANCH_ROWS = (1, 2, 3, 4, 5, 31, 32, 33, 63, 65, 97, 130)
+EMPTY = ((0, 5), (3, 0), (0, 0))
+
+
+def branch_shapes(plan: RowPlan, lanes: int) -> list[tuple[int, int]]:
+    """Shapes that together take every branch of a plan with vectors of so many lanes."""
+    block = 8 * lanes  # vectors that the tree takes at a time
+    cols = sorted({*BRANCH_COLS, lanes - 1 or 1, lanes, lanes + 1, block - 1, block, block + 1, 3 * block + lanes + 1})
+    shapes = [(3, c) for c in cols]
+    if plan.flat:
+        shapes += [(1, plan.tile), (2, plan.tile + 1), (3, 2 * plan.tile - 1)]
+    rows = BRANCH_ROWS if plan.block > 1 else (1, 2, 7)
+    shapes += [(r, lanes + 1) for r in rows]
+    return list(dict.fromkeys(shapes))
+
+
+def number_cases(operator: Operator, plan: RowPlan, lanes: int, shape: tuple[int, int] | None, seed: int) -> Iterator[Case]:
+    """The cases of a verification, cheapest first: hard inputs, all values, seeded noise, the shape asked for."""
+    graph = plan.graph
+    yield from cases.hard(operator, graph)
+    every = cases.exhaustive(operator, graph)
+    if every is not None:
+        yield every
+    for how in cases.DRAWS:
+        for small in ((1, 1), (3, 2 * lanes + 1), (5, 257), (67, 130)):
+            yield cases.seeded(operator, graph, how, small, seed)
+    for small in branch_shapes(plan, lanes):
+        if allowed(operator, small):
+            yield cases.seeded(operator, graph, "normal", small, seed)
+    for empty in EMPTY:
+        if allowed(operator, empty):
+            yield cases.seeded(operator, graph, "normal", empty, seed)
+    for asked in [shape] if shape is not None else default_shapes(operator):
+        yield cases.seeded(operator, graph, "normal", asked, seed)
+
+
+def default_shapes(operator: Operator) -> Sequence[tuple[int, int]]:
+    """Shapes of ordinary use, where none is asked for."""
+    return [(256, 1024), (33, 4096)]
+
+
+def allowed(operator: Operator, shape: tuple[int, int]) -> bool:
+    """Whether a shape lies within the operator's contract."""
+    c = operator.contract
+    return shape[0] <= c.max_rows and c.min_cols <= shape[1] <= c.max_cols

@@ -1,0 +1,254 @@
+"""``verify``: run a suite against a kernel, and say what it showed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
+from ..formats import format_of
+from ..kernel import TARGETS, Kernel, build_text, compile
+from ..lang import Operator
+from ..meaning.derivative import check_backward
+from ..toolchain.build import Isa, native_isa
+from . import cases, run, suite
+from .files import case_from_file
+from .run import CaseResult
+
+LANES: Mapping[Isa, int] = {"avx512": 16, "avx2": 8, "neon": 4, "scalar": 1}
+STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
+
+Edit = Callable[[str], str]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One graph of an operator: which optional tensors are present, and the options that are not the default."""
+
+    present: frozenset[str]
+    options: tuple[tuple[str, object], ...] = ()
+
+    def flags(self, operator: Operator) -> str:
+        """As command line flags."""
+        absent = [t.name for t in operator.tensors if t.optional and t.name not in self.present]
+        return "".join(f" --without {n}" for n in absent) + "".join(f" --option {n}={v}" for n, v in self.options)
+
+
+@dataclass
+class Verdict:
+    """What a verification showed. ``failure`` is one line that can be replayed."""
+
+    operator: str
+    dtype: str
+    device: str
+    shape: dict[str, int] | None
+    verdict: Literal["verified", "refuted", "undecided"] = "undecided"
+    evidence: list[str] = field(default_factory=list)
+    results: list[CaseResult] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    derivative: list[tuple[str, float, float]] = field(default_factory=list)
+    failure: str | None = None
+    seconds: float = 0.0
+    certificate: Path | None = None
+
+    @property
+    def cases(self) -> int:
+        """How many cases were run."""
+        return len(self.results)
+
+    @property
+    def max_ulp_error(self) -> float | None:
+        """The largest distance from the real result, in units in the last place of the result."""
+        return max((r.max_ulp for r in self.results if r.max_ulp is not None), default=None)
+
+    @property
+    def max_ulp_error_of_row(self) -> float | None:
+        """The same in units in the last place of the largest result of its row: what cancellation does not blur."""
+        return max((r.max_ulp_of_row for r in self.results if r.max_ulp_of_row is not None), default=None)
+
+    @property
+    def exit_code(self) -> int:
+        """0 verified, 1 refuted, 3 undecided."""
+        return {"verified": 0, "refuted": 1, "undecided": 3}[self.verdict]
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented, stable keys of ``--json``."""
+        return {
+            "operator": self.operator,
+            "dtype": self.dtype,
+            "device": self.device,
+            "shape": self.shape,
+            "verdict": self.verdict,
+            "evidence": self.evidence,
+            "cases": self.cases,
+            "max_ulp_error": self.max_ulp_error,
+            "max_ulp_error_of_row": self.max_ulp_error_of_row,
+            "failure": self.failure,
+            "seconds": round(self.seconds, 3),
+            "certificate": str(self.certificate) if self.certificate else None,
+        }
+
+
+def variants(operator: Operator) -> list[Variant]:
+    """All optional tensors; none of them; each option's other values, one at a time."""
+    every = frozenset(t.name for t in operator.tensors if t.optional)
+    found = [Variant(every)]
+    if every:
+        found.append(Variant(frozenset()))
+    found += [Variant(every, ((o.name, v),)) for o in operator.options for v in o.accepted if v != o.default]
+    return found
+
+
+def verify(
+    operator: Operator,
+    *,
+    shape: Mapping[str, int] | None = None,
+    dtype: object = "f32",
+    device: str = "cpu",
+    inputs: Path | str | Iterable[Path | str] | None = None,
+    out: Path | str | None = None,
+    seed: int = 0,
+    compiler: str | None = None,
+    isa: Isa | None = None,
+    variant: Variant | None = None,
+    case: str | None = None,
+    edit: Edit | None = None,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Verify one operator in one storage format on one device.
+
+    ``shape`` is ``dict(rows=.., cols=..)`` to try beside the suite's own shapes; ``inputs`` are files of the user's own
+    tensors; ``out`` a folder for the certificate; ``case`` the id of the only case to run; ``edit`` changes the emitted
+    text before it is compiled (that is how wrong kernels are made).
+    Raises UsageError for wrong arguments; a compiler that is missing or fails gives the verdict `undecided`.
+    """
+    if device not in TARGETS:
+        raise UnknownNameError("device", device, TARGETS)
+    fmt = format_of(dtype).name
+    asked = _shape(operator, shape)
+    verdict = Verdict(operator.name, fmt, device, None if asked is None else dict(rows=asked[0], cols=asked[1]))
+    started = time.perf_counter()
+    files = [Path(p) for p in ([inputs] if isinstance(inputs, (str, Path)) else inputs or ())]
+    yours = [case_from_file(operator, p, fmt) for p in files]
+    try:
+        isa = isa or native_isa()
+        for v in [variant] if variant is not None else variants(operator):
+            mine = [c for graph, c in yours if {t.name for t in graph.inputs if t.optional} == v.present]
+            kernels = _kernels(operator, fmt, v, compiler, isa, edit)
+            verdict.kernels += kernels
+            _run_variant(verdict, operator, v, kernels, asked, seed, case, mine, isa, progress)
+            if verdict.failure:
+                break
+        if not verdict.failure and operator.backward_of is not None and case is None:
+            _derivative(verdict, operator, fmt)
+        if not verdict.results:
+            raise UsageError(f"{operator.name}: no case {case!r}; accepted: an id as a failure prints it, KIND/NAME@ROWSxCOLS#SEED")
+        verdict.verdict = "refuted" if verdict.failure else "verified"
+    except UnavailableError as error:
+        verdict.failure = str(error)
+    verdict.evidence = _evidence(verdict)
+    verdict.seconds = time.perf_counter() - started
+    if out is not None and verdict.verdict != "undecided":
+        from .certificate import certify
+
+        verdict.certificate = certify(operator, verdict, Path(out), isa)
+    return verdict
+
+
+def _shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[int, int] | None:
+    if shape is None:
+        return None
+    if set(shape) != {"rows", "cols"}:
+        raise ArgumentError(f"shape has {', '.join(shape) or 'nothing'}; accepted: rows and cols")
+    for name, size in shape.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ArgumentError(f"{name}={size!r}; accepted: a whole number of at least 0")
+    asked = (shape["rows"], shape["cols"])
+    if not suite.allowed(operator, asked):
+        c = operator.contract
+        raise ArgumentError(
+            f"{operator.name}: rows={asked[0]}, cols={asked[1]}; accepted: at most {c.max_rows} rows, "
+            f"{c.min_cols} to {c.max_cols} columns"
+        )
+    return asked
+
+
+def _kernels(operator: Operator, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None) -> list[Kernel]:
+    """The kernel over numbers, and the same text over hashes."""
+    from ..emit.cpp import emit_cpu
+    from ..lower.rowwise import plan_rows
+
+    if edit is None:
+        return [compile(operator, "cpu", dtype, v.present, dict(v.options), compiler, isa, s) for s in (False, True)]
+    graph = operator.trace(dtype, v.present, dict(v.options))
+    plan = plan_rows(graph)
+    text = emit_cpu(plan)
+    changed = {name: edit(t) for name, t in text.headers.items()}
+    return [build_text(operator, graph, plan, edit(text.text), changed, compiler, isa, s) for s in (False, True)]
+
+
+def _run_variant(
+    verdict: Verdict, operator: Operator, v: Variant, kernels: list[Kernel], asked: tuple[int, int] | None, seed: int,
+    only: str | None, mine: list[cases.Case], isa: Isa, progress: Progress | None,
+) -> None:  # fmt: skip
+    numbers, hashed = kernels
+    lanes, threads, plan = LANES[isa], run.default_threads(), numbers.plan
+    if only is not None:
+        asked, seed = _shape_and_seed(only, asked, seed)
+    structures = suite.branch_shapes(plan, lanes) + list(suite.EMPTY)
+    structures += [asked] if asked is not None else list(suite.default_shapes(operator))
+    for shape in dict.fromkeys(structures):
+        name = f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}"
+        if not suite.allowed(operator, shape) or shape[0] * shape[1] > STRUCTURE_LIMIT or only not in (None, name):
+            continue
+        integers = {
+            t.name: cases.draw(t, "normal", shape, seed, operator.contract.draw.get(t.name))
+            for t in numbers.graph.inputs
+            if not format_of(t.format).is_float
+        }
+        _add(verdict, operator, v, run.run_structure(hashed, shape, integers, seed, threads), progress)
+        if verdict.failure:
+            return
+    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed)):
+        if only in (None, c.id):
+            _add(verdict, operator, v, run.run_numbers(numbers, c, operator.textbook, threads), progress)
+            if verdict.failure:
+                return
+
+
+def _shape_and_seed(only: str, asked: tuple[int, int] | None, seed: int) -> tuple[tuple[int, int] | None, int]:
+    try:
+        size, _, number = only.rpartition("@")[2].partition("#")
+        rows, _, cols = size.partition("x")
+        return (int(rows), int(cols)), int(number)
+    except ValueError:
+        return asked, seed
+
+
+def _add(verdict: Verdict, operator: Operator, v: Variant, result: CaseResult, progress: Progress | None) -> None:
+    verdict.results.append(result)
+    if progress is not None:
+        progress(result.id)
+    if result.failure:
+        line = f"tokitai verify {operator.name} --device {verdict.device} --dtype {verdict.dtype}{v.flags(operator)}"
+        verdict.failure = f"{line} --case '{result.id}': {result.failure}"
+
+
+def _derivative(verdict: Verdict, operator: Operator, dtype: str) -> None:
+    verdict.derivative = check_backward(operator, operator.backward_of, dtype, (5, 7), seed=1)
+    for name, error, explained in verdict.derivative:
+        if not error <= explained:
+            verdict.failure = (
+                f"{operator.name}: {name} is not the derivative of {operator.backward_of.name if operator.backward_of else '?'}: "
+                f"off by {error:.3g} of the largest element where rounding explains {explained:.3g}"
+            )
+
+
+def _evidence(verdict: Verdict) -> list[str]:
+    kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "yours") if any(r.kind == k for r in verdict.results)]
+    return kinds + (["derivative"] if verdict.derivative else [])

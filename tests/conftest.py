@@ -1,0 +1,28 @@
+"""What holds for all tests: a test marked `gpu` is skipped, with its reason, on a machine without an NVIDIA GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+
+def reason_without_gpu() -> str | None:
+    """Why tests marked `gpu` cannot run here, or None where they can."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "no NVIDIA GPU: nvidia-smi is not installed"
+    found = subprocess.run([tool, "--list-gpus"], capture_output=True, text=True, check=False)
+    if found.returncode or not found.stdout.strip():
+        return f"no NVIDIA GPU: nvidia-smi lists {found.stdout.strip() or found.stderr.strip() or 'none'}"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, and say why."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    reason = reason_without_gpu() if marked else None
+    if reason is not None:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,185 @@
+"""The checker: it agrees with a JSON Schema library on structure, finds contradictions, and works alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from sample import SAMPLE, sha256
+
+from tokitai.evidence import check as checker
+from tokitai.evidence.check import SCHEMA, check, problems
+from tokitai.evidence.statement import build_statement
+
+HERE = Path(__file__).parent
+SCHEMA_OBJECT = json.loads(SCHEMA.read_text())
+VALUES = (None, True, 0, -1, 1.0, 2.5, "", "x", "a\nb", "inf", "verified", [], ["x"], {}, {"x": "y"}, sha256("another"))
+
+Place = tuple[str | int, ...]
+
+
+def paths(value: Any, at: Place = ()) -> Iterator[Place]:
+    """Every place in a JSON value."""
+    yield at
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from paths(item, (*at, key))
+
+
+def altered(value: Any, at: Place, new: Any) -> Any:
+    """A copy with another value at a place; `...` removes it."""
+    if not at:
+        return new
+    result = copy.deepcopy(value)
+    inner = result
+    for key in at[:-1]:
+        inner = inner[key]
+    if new is ...:
+        del inner[at[-1]]
+    else:
+        inner[at[-1]] = new
+    return result
+
+
+def structure(statement: object) -> list[str]:
+    return list(checker._structure(statement, SCHEMA_OBJECT, SCHEMA_OBJECT, "statement"))
+
+
+@pytest.mark.slow
+def test_structure_agrees_with_a_json_schema_library() -> None:
+    """Every place of a statement, removed, with one key more, and with every one of VALUES in it."""
+    statement, library = build_statement(SAMPLE), Draft202012Validator(SCHEMA_OBJECT)
+    accepted = refused = 0
+    for at in paths(statement):
+        tries = [altered(statement, at, new) for new in (*VALUES, *([...] if at else []))]
+        here = statement
+        for key in at:
+            here = here[key]
+        if isinstance(here, dict):
+            tries.append(altered(statement, at, {**here, "unexpected": 1}))
+        for tried in tries:
+            found = structure(tried)
+            assert bool(found) is not library.is_valid(tried), (at, tried, found)
+            accepted, refused = accepted + (not found), refused + bool(found)
+    assert accepted > 100 and refused > 1000
+
+
+def test_an_unknown_keyword_is_not_passed_over() -> None:
+    with pytest.raises(NotImplementedError, match="maximum"):
+        list(checker._structure(1, {"maximum": 3}, {}, "value"))
+
+
+def test_every_field_of_the_schema_that_is_not_named_for_itself_is_described() -> None:
+    """All properties of a case and of the predicate's own level that are free text or numbers carry a description."""
+    undescribed = {
+        name for part in ("predicate", "case") for name, field in SCHEMA_OBJECT["$defs"][part]["properties"].items()
+        if "description" not in field and "$ref" not in field and "properties" not in field
+    }  # fmt: skip
+    assert undescribed <= {"kernels", "created", "scalars", "threads"}
+
+
+P = ("predicate",)
+CASE = (*P, "cases", 1)
+STATED = (*P, "error", "max_ulp_error")
+CONTRADICTIONS: list[tuple[dict[Place, Any], str]] = [
+    ({(*P, "cases"): []}, "there is no case"),
+    ({(*P, "dtype"): "bf16"}, "dtype 'bf16' is not in the contract (f16, f32)"),
+    ({(*P, "operator", "contract", "max_cols"): 16}, "cols=17 is more than the contract's 16"),
+    ({(*CASE, "equal"): False}, "the verdict is verified, but 1 of 3 cases are not equal, first 'normal'"),
+    ({(*CASE, "equal"): False, (*P, "verdict"): "undecided"}, "the verdict is undecided, but 1 of 3"),
+    ({(*P, "verdict"): "refuted", (*P, "failure"): "a line"}, "refuted, but no case differs"),
+    ({(*P, "failure"): "a line"}, "refuted comes with a failure"),
+    ({(*CASE, "equal"): False, (*P, "verdict"): "refuted"}, "refuted comes with a failure"),
+    ({(*CASE, "output_digests"): {"y": sha256("z")}}, "the digests of the outputs are not those of the oracle"),
+    ({(*CASE, "output_digests"): {}}, "the digests of the outputs are not those of the oracle"),
+    ({(*CASE, "output_digests"): {}, (*CASE, "oracle_digests"): {}}, "no oracle digest says to what"),
+    ({(*CASE, "compared"): 0}, "equal, but no element was compared"),
+    ({STATED: 0.5}, "stated as 0.5, but over the cases it is 0.75"),
+    ({STATED: None}, "stated as None, but over the cases it is 0.75"),
+    ({(*CASE, "max_ulp_error"): None, STATED: None}, "no error was measured, but it is said where"),
+    ({(*P, "error", "bound"): 0.7}, "exceeds the proven bound 0.7"),
+    ({(*CASE, "max_ulp_error"): "inf", STATED: "inf", (*P, "error", "bound"): 9.0}, "error inf exceeds"),
+    ({(*P, "created"): "2026-02-30T12:00:00Z"}, "is no date"),
+    ({(*P, "kernels", 0, "structure"): True}, "there are numeric cases, but no numeric kernel"),
+    ({(*P, "kernels", 1, "structure"): False}, "there are structure cases, but no structure kernel"),
+    ({(*P, "kernels", 0, "digest"): sha256("z")}, "is no kernel's binary or source"),
+    ({("subject", 0): ...}, "a kernel's binary or source, is not a subject"),
+    ({("subject", 0, "name"): "one", ("subject", 1, "name"): "one"}, "two subjects have one name"),
+    ({("predicateType",): "https://tokitai.dev/verification/v9"}, "(accepted: 'https://tokitai.dev/verification/v1')"),
+    ({(*CASE, "input_digests", "x"): sha256("x").upper()}, "does not match"),
+    ({(*CASE, "input_digests", "x"): sha256("x") + "\n"}, "does not match"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), CONTRADICTIONS)
+def test_a_contradiction_is_found(changes: dict[Place, Any], said: str) -> None:
+    statement = build_statement(SAMPLE)
+    assert problems(statement) == []
+    for at, new in changes.items():
+        statement = altered(statement, at, new)
+    assert any(said in problem for problem in problems(statement)), problems(statement)
+
+
+def test_nothing_compared_is_not_verified() -> None:
+    statement = build_statement(SAMPLE)
+    statement["predicate"]["cases"] = statement["predicate"]["cases"][2:]
+    statement["predicate"]["error"] = {"max_ulp_error": None, "at": None, "bound": None}
+    assert problems(statement) == ["the verdict is verified, but no element was compared"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "cannot be read as JSON"),
+        ("{", "cannot be read as JSON"),
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a": 1e999}', "too large"),
+        ('{"a": 1, "b": 2, "a": 1}', "'a' stands twice"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[]", "[] is not of type object"),
+        ('{"payloadType": "application/vnd.in-toto+json"}', "'_type' is missing"),
+    ],
+)
+def test_a_file_that_is_no_certificate(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "certificate.json"
+    path.write_text(text)
+    assert any(said in problem for problem in check(path))
+
+
+def test_a_file_that_is_missing_or_binary(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert len(check(tmp_path / "missing")) == len(check(tmp_path / "binary")) == len(check(tmp_path)) == 1
+
+
+def test_the_checker_works_alone(tmp_path: Path) -> None:
+    """Two files, copied away, in an interpreter that sees no installed package."""
+    shutil.copy(checker.__file__, tmp_path / "check.py")
+    shutil.copy(SCHEMA, tmp_path / "schema.json")
+    statement = build_statement(SAMPLE)
+    (tmp_path / "good.json").write_text(json.dumps(statement))
+    statement["predicate"]["cases"] = [{**statement["predicate"]["cases"][1], "equal": False}]
+    (tmp_path / "bad.json").write_text(json.dumps(statement))
+
+    def run(*names: str) -> tuple[int, str]:
+        command = [sys.executable, "-I", "-S", "check.py", *names]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    assert run("good.json") == (0, "no problems\n")
+    code, said = run("good.json", "bad.json")
+    assert code == 1 and "bad.json: the verdict is verified, but 1 of 1 cases are not equal" in said
+    assert run() == (1, "usage: python check.py CERTIFICATE...\n")
+
+
+@pytest.mark.parametrize("path", sorted((HERE / "certificates").glob("*.json")), ids=lambda path: path.name)
+def test_old_certificates_are_accepted_for_ever(path: Path) -> None:
+    """Never edit or remove a file of this folder: add one for each new version of the format."""
+    assert check(path) == []

@@ -1,0 +1,52 @@
+"""The readable form of a certificate: all of its sentences and cases, and always the same text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sample import SAMPLE, SEEDED, WRONG
+
+from tokitai.evidence.render import render
+from tokitai.evidence.statement import build_statement
+
+HERE = Path(__file__).parent
+
+
+def test_the_text_is_as_kept() -> None:
+    statement = json.loads((HERE / "certificates" / "v1.json").read_text())
+    assert render(statement) == (HERE / "certificates" / "v1.md").read_text()
+
+
+def test_the_order_of_keys_makes_no_difference() -> None:
+    def turned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: turned(item) for name, item in reversed(value.items())}
+        return [turned(item) for item in value] if isinstance(value, list) else value
+
+    statement = build_statement(SAMPLE)
+    assert render(turned(statement)) == render(statement)
+
+
+def test_a_refuted_certificate_says_so_first_and_how_to_see_it() -> None:
+    line = "rms_norm f32 cpu rows=4 cols=8 seed=8 at y[0, 0]: 0x1 for 0x2"
+    text = render(build_statement(replace(SAMPLE, cases=(SEEDED, WRONG), verdict="refuted", failure=line)))
+    lines = text.splitlines()
+    assert lines[2].startswith("**Refuted**") and "Verified" not in text
+    assert f"    {line}" in lines
+    assert "64 elements in 2 cases, of which 1 are equal." in lines
+    assert [cells[9].strip() for row in lines if (cells := row.split("|"))[1:2] == [" seeded "]] == ["yes", "**no**"]
+
+
+def test_a_cell_cannot_break_the_table() -> None:
+    (row,) = [line for line in render(build_statement(SAMPLE)).splitlines() if "no rows" in line]
+    assert "no rows \\| none" in row and row.replace("\\|", "").count("|") == 11
+
+
+def test_what_is_missing_is_said() -> None:
+    case = replace(SEEDED, max_ulp_error=None)
+    text = render(build_statement(replace(SAMPLE, cases=(case,), proofs=(), error=type(SAMPLE.error)())))
+    assert "The error against the real result was not measured." in text
+    assert "Nothing: the cases above are all there is." in text

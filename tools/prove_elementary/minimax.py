@@ -1,0 +1,148 @@
+"""Minimax polynomials with f32 coefficients: Remez exchange, then rounding one coefficient after another.
+
+The shared half of the derive_*.py scripts. A fit minimises ``max |weight(x) * (f(x) - sum c_i x**power_i)|``; after the
+first coefficient is rounded to f32, the remaining ones are fitted again round it, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mpmath as mp
+import numpy as np
+
+mp.mp.prec = 120
+Real = Callable[[mp.mpf], mp.mpf]
+
+
+def remez(f: Real, weight: Real, powers: Sequence[int], low: float, high: float) -> tuple[list[mp.mpf], float]:
+    """Real coefficients of the best weighted polynomial on [low, high], and its weighted error."""
+    count = len(powers)
+    grid = [mp.mpf(low) + (mp.mpf(high) - low) * (1 - mp.cos(mp.pi * i / 1200)) / 2 for i in range(1201)]
+    values = [(x, f(x), weight(x)) for x in grid]
+    values = [v for v in values if mp.isfinite(v[1]) and v[2] != 0]
+    last = len(values) - 1
+    chosen = [round(last * (1 - np.cos(np.pi * i / count)) / 2) for i in range(count + 1)]
+    basis = np.array([[float(x) ** p for p in powers] for x, _, _ in values])
+    coefficients: list[mp.mpf] = []
+    error = 0.0
+    for _ in range(30):
+        rows = [[values[i][0] ** p for p in powers] + [(-1) ** k / values[i][2]] for k, i in enumerate(chosen)]
+        solution = mp.lu_solve(mp.matrix(rows), mp.matrix([values[i][1] for i in chosen]))
+        coefficients = list(solution[:count])
+        level = abs(float(solution[count]))
+        residual = np.array([float(w * (y - mp.fsum(c * x**p for c, p in zip(coefficients, powers)))) for x, y, w in values])
+        error = float(np.max(np.abs(residual)))
+        if error <= level * 1.001 + 1e-30:
+            break
+        # one extremum for each run of equal sign, then the `count + 1` neighbours that hold the largest
+        runs = np.split(np.arange(last + 1), np.flatnonzero(np.diff(np.sign(residual))) + 1)
+        peaks = [int(r[np.argmax(np.abs(residual[r]))]) for r in runs]
+        while len(peaks) > count + 1:
+            peaks.pop(0 if abs(residual[peaks[0]]) < abs(residual[peaks[-1]]) else -1)
+        if len(peaks) < count + 1:
+            break
+        chosen = peaks
+    del basis
+    return coefficients, error
+
+
+def fit(f: Real, weight: Real, powers: Sequence[int], low: float, high: float, fixed: Sequence[float | None] = ()) -> list[float]:
+    """f32 coefficients for ``powers``, lowest first; ``fixed`` gives the first ones where they are not free."""
+    found: list[float] = []
+    for i in range(len(powers)):
+        if i < len(fixed) and fixed[i] is not None:
+            found.append(float(fixed[i]))  # type: ignore[arg-type]
+            continue
+        known = list(found)
+
+        def rest(x: mp.mpf, known: list[float] = known) -> mp.mpf:
+            return f(x) - mp.fsum(mp.mpf(c) * x**p for c, p in zip(known, powers))
+
+        best, _ = remez(rest, weight, powers[i:], low, high)
+        found.append(float(np.float32(float(best[0]))))
+    return found
+
+
+def error_of(f: Real, weight: Real, powers: Sequence[int], low: float, high: float, found: Sequence[float]) -> float:
+    """The weighted error of given coefficients over a grid: the approximation error, without rounding."""
+    grid = [mp.mpf(low) + (mp.mpf(high) - low) * i / 2000 for i in range(2001)]
+    return max(
+        float(abs(weight(x) * (f(x) - mp.fsum(mp.mpf(c) * x**p for c, p in zip(found, powers)))))
+        for x in grid
+        if mp.isfinite(f(x))
+    )
+
+
+def show(name: str, found: Sequence[float], error: float) -> None:
+    """Print coefficients as they are copied into a definition."""
+    print(f"{name}: error {error:.3g} = 2^{np.log2(error):.2f}")
+    for c in found:
+        print(f"    {np.float32(c)!s:>16}  # {float(np.float32(c)).hex()}")
+
+
+def rational(f: Real, degrees: tuple[int, int], points: Sequence[mp.mpf]) -> tuple[list[mp.mpf], list[mp.mpf], float]:
+    """Numerator and denominator (lowest power first, the latter 1 + ...) of the best relative fit of f on the points.
+
+    Remez exchange; inside it the level E is found by solving N - f D + (-1)^i E f D_before = 0 repeatedly.
+    """
+    n, m = degrees
+    count = n + m + 2
+    values = [f(x) for x in points]
+    last = len(points) - 1
+    chosen = [round(last * (1 - float(mp.cos(mp.pi * i / (count - 1)))) / 2) for i in range(count)]
+    bottom = [mp.mpf(1)] + [mp.mpf(0)] * m
+    top: list[mp.mpf] = []
+    error = 0.0
+    for _ in range(25):
+        for _ in range(12):
+            rows, right = [], []
+            for k, i in enumerate(chosen):
+                x, y = points[i], values[i]
+                before = mp.polyval(bottom[::-1], x)
+                rows.append([x**p for p in range(n + 1)] + [-y * x**p for p in range(1, m + 1)] + [(-1) ** k * y * before])
+                right.append(y)
+            solution = mp.lu_solve(mp.matrix(rows), mp.matrix(right))
+            top, bottom = list(solution[: n + 1]), [mp.mpf(1), *solution[n + 1 : n + 1 + m]]
+        level = abs(float(solution[count - 1]))
+        residual = np.array([float(mp.polyval(top[::-1], x) / mp.polyval(bottom[::-1], x) / y - 1) for x, y in zip(points, values)])
+        error = float(np.max(np.abs(residual)))
+        if error <= level * 1.01:
+            break
+        runs = np.split(np.arange(last + 1), np.flatnonzero(np.diff(np.sign(residual))) + 1)
+        peaks = [int(r[np.argmax(np.abs(residual[r]))]) for r in runs]
+        while len(peaks) > count:
+            peaks.pop(0 if abs(residual[peaks[0]]) < abs(residual[peaks[-1]]) else -1)
+        if len(peaks) < count:
+            break
+        chosen = peaks
+    return top, bottom, error
+
+
+def tail_points(last: float, bend: float, count: int = 600) -> list[mp.mpf]:
+    """Points on [0, last], dense below `bend` and towards both ends: Chebyshev points in a / (a + bend)."""
+    top = mp.mpf(last) / (last + bend)
+    steps = [top * (1 - mp.cos(mp.pi * i / count)) / 2 for i in range(count + 1)]
+    return [bend * s / (1 - s) for s in steps]
+
+
+def fit_rational(f: Real, degrees: tuple[int, int], points: Sequence[mp.mpf]) -> tuple[list[float], list[float], float]:
+    """The same with f32 coefficients: the denominator is rounded, then the numerator fitted to f times it.
+
+    Both may be multiplied by one factor; of 32 factors the one is taken whose coefficients happen to round best.
+    """
+    _, bottom, _ = rational(f, degrees, points)
+    tries = []
+    for k in range(32):
+        rounded = [float(np.float32(float(c * (1 + mp.mpf(k) / 32)))) for c in bottom]
+        goal = [f(x) * mp.polyval([mp.mpf(c) for c in rounded[::-1]], x) for x in points]
+        top: list[float] = []
+        for power in range(degrees[0] + 1):  # weighted least squares for the rest, in f64: close to minimax, and quick
+            left = [g - mp.polyval([mp.mpf(c) for c in top[::-1]], x) if top else g for g, x in zip(goal, points)]
+            basis = np.array([[float(x**p / g) for p in range(power, degrees[0] + 1)] for g, x in zip(goal, points)])
+            best = np.linalg.lstsq(basis, np.array([float(r / g) for r, g in zip(left, goal)]), rcond=None)[0]
+            top.append(float(np.float32(best[0])))
+        ratios = [mp.polyval([mp.mpf(c) for c in top[::-1]], x) / g for g, x in zip(goal, points)]
+        tries.append((max(float(abs(r - 1)) for r in ratios), top, rounded))
+    error, top, rounded = min(tries)
+    return top, rounded, error
