@@ -46,6 +46,7 @@ class Inputs:
     eps: float | None = None
 
     def write(self, folder: Path) -> Path:
+        """Writes `<operator>.<place>.safetensors`, all float32, and returns its path."""
         total = len(next(iter(self.rows.values())))
         bytes_a_row = 4 * sum(tensor[0].size for tensor in self.rows.values())
         kept = min(total, LARGEST_FILE // bytes_a_row)
@@ -107,6 +108,7 @@ def sentences() -> list[str]:
 
 
 def all_inputs(model: Model, run: Run) -> Iterator[Inputs]:
+    """Norms and softmax of the first and the last layer, GELU of the last."""
     last = len(model.layers) - 1
     yield from norm_inputs(run, "layer0.attention", model.layers[0].attention_norm)
     yield from norm_inputs(run, f"layer{last}.output", model.layers[last].output_norm)

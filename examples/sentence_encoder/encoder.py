@@ -110,6 +110,7 @@ def merge(x: Array) -> Array:
 
 
 def linear(x: Array, part: Linear) -> Array:
+    """tokens x inputs -> tokens x outputs"""
     return x @ part.weight.T + part.bias
 
 
@@ -121,6 +122,7 @@ def moments(x: Array, eps: float) -> tuple[Array, Array]:
 
 
 def layer_norm(x: Array, norm: LayerNorm) -> Array:
+    """Each row on its own: (x - mean) rstd gamma + beta."""
     mean, rstd = moments(x, norm.eps)
     return (x - mean[..., None]) * rstd[..., None] * norm.gamma + norm.beta
 
@@ -131,6 +133,7 @@ def normal_cdf(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
+    """x times the probability that a standard normal variable is below x."""
     return x * normal_cdf(x)
 
 

@@ -42,6 +42,7 @@ def embed_backward(model: Model, d_embeddings: Array, spans: Spans, tape: Tape, 
 
 
 def part_of(tape: Tape, site: str) -> Tape:
+    """What was recorded within `site`, under the names that it had there."""
     return {name.removeprefix(f"{site}."): tensor for name, tensor in tape.items() if name.startswith(f"{site}.")}
 
 
@@ -61,6 +62,7 @@ def transform_backward(layer: Layer, dy: Array, spans: Spans, tape: Tape, record
 
 
 def attention_backward(layer: Layer, dy: Array, spans: Spans, tape: Tape, record: Record = ignore) -> Array:
+    """From the gradient of the heads' merged context to that of the layer's input: tokens x hidden."""
     d_query, d_key, d_value = (np.empty_like(dy) for _ in range(3))
     for number, span in enumerate(spans):
         here = f"sentence{number}"
@@ -95,6 +97,7 @@ def gelu_backward(dy: Array, x: Array) -> Array:
 
 
 def softmax_backward(dy: Array, y: Array) -> Array:
+    """dx = y (dy - sum(dy y)), of each row."""
     dx: Array = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
     return dx
 

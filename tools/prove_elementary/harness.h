@@ -2,19 +2,20 @@
 //
 // The error is |result - reference| in units of the last place that f32 has at the reference: 2^(e-23), never below
 // 2^-149. An infinite result counts as 2^128. What no such number can express is counted apart as a mismatch:
-// NaN where the reference is a number or the reverse, a zero of the wrong sign, a result outside the stated domain
-// that is not NaN.
+// NaN where the reference is a number or the reverse (the reference is NaN outside the stated domain), and a zero or
+// an infinity of the wrong sign.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 namespace prove {
+
+constexpr int SIZE = 1024;  // inputs of a block; one sign and one binade where the stride is 1
 
 struct Worst {
     double error = -1;
@@ -24,88 +25,92 @@ struct Worst {
 };
 
 struct Tally {
-    Worst worst[512];  // by sign and exponent of the input
+    std::vector<Worst> worst = std::vector<Worst>(512);  // by sign and exponent of the input
     uint64_t mismatches = 0, tried = 0, correctly_rounded = 0;
     uint32_t first_mismatch = 0;
 };
 
-inline double ulp_of(double reference) {
-    uint64_t bits;
-    std::memcpy(&bits, &reference, 8);
-    int64_t e = (int64_t)(bits >> 52 & 0x7ff) - 1023;
-    e = e < -126 ? -126 : e > 127 ? 127 : e;
-    bits = (uint64_t)(e - 23 + 1023) << 52;
-    double ulp;
-    std::memcpy(&ulp, &bits, 8);
-    return ulp;
+template <class To, class From>
+inline To as(From from) {
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
 }
+
+inline double clamped(double v) { return v > 0x1p128 ? 0x1p128 : v < -0x1p128 ? -0x1p128 : v; }
 
 inline double error_in_ulp(float result, double reference) {
-    reference = std::fmin(std::fmax(reference, -0x1p128), 0x1p128);
-    const double value = std::isinf(result) ? std::copysign(0x1p128, (double)result) : (double)result;
-    return std::fabs(value - reference) / ulp_of(reference);
+    const double want = clamped(reference);
+    double size = as<double>(as<uint64_t>(want) & 0x7ff0000000000000u);  // the power of two at or below |want|
+    size = size < 0x1p-126 ? 0x1p-126 : size > 0x1p127 ? 0x1p127 : size;
+    const double per_ulp = as<double>(0x7fe0000000000000u - as<uint64_t>(size)) * 0x1p23;  // 2^23 / size, exactly
+    return std::fabs(clamped((double)result) - want) * per_ulp;
 }
 
-template <class Reference>
-void judge(Tally& t, uint32_t bits, float x, float y, bool inside, Reference reference) {
-    const double want = inside ? reference((double)x) : NAN;
-    ++t.tried;
-    bool bad = std::isnan(want) != std::isnan(y);
-    if (!bad && !std::isnan(want)) {
-        const bool opposite = std::signbit(y) != std::signbit(want);
-        bad = opposite && (y == 0 || want == 0 || std::isinf(y) || std::isinf(want));
-        const double error = error_in_ulp(y, want);
-        t.correctly_rounded += error <= 0.5;
-        Worst& w = t.worst[bits >> 23];
-        if (error > w.error) w = Worst{error, bits, y, want};
+inline bool mismatch(float y, double want) {
+    const bool number = y == y, expected = want == want;
+    const bool opposite = (as<uint32_t>(y) >> 31) != (uint32_t)(as<uint64_t>(want) >> 63);
+    const bool telling = (y == 0) | (want == 0) | (std::fabs(y) > 0x1.fffffep127f) | (std::fabs(want) > 0x1p1023);
+    return (number != expected) | (number & expected & opposite & telling);
+}
+
+template <class Block, class Reference>
+void try_block(Tally& t, uint64_t start, int n, uint32_t stride, float limit, Block block, Reference reference) {
+    float x[SIZE], y[SIZE];
+    double want[SIZE], error[SIZE];
+    for (int i = 0; i < SIZE; ++i) x[i] = as<float>((uint32_t)((start + i) * stride));
+    block(x, y);
+    for (int i = 0; i < SIZE; ++i) want[i] = std::fabs(x[i]) > limit ? NAN : reference((double)x[i]);
+    uint32_t wrong = 0, rounded = 0;
+    double largest = -1;
+    for (int i = 0; i < n; ++i) {
+        error[i] = error_in_ulp(y[i], want[i]);  // NaN, which compares false, where either is
+        wrong += mismatch(y[i], want[i]);
+        rounded += error[i] <= 0.5;
+        largest = error[i] > largest ? error[i] : largest;
     }
-    if (bad && t.mismatches++ == 0) t.first_mismatch = bits;
+    t.tried += n, t.correctly_rounded += rounded;
+    const Worst& first = t.worst[(uint32_t)(start * stride) >> 23];
+    if (stride != 1 || largest > first.error)
+        for (int i = 0; i < n; ++i) {
+            const uint32_t bits = as<uint32_t>(x[i]);
+            Worst& w = t.worst[bits >> 23];
+            if (error[i] > w.error) w = Worst{error[i], bits, y[i], want[i]};
+        }
+    for (int i = 0; wrong && i < n; ++i)
+        if (mismatch(y[i], want[i]) && t.mismatches++ == 0) t.first_mismatch = as<uint32_t>(x[i]);
 }
 
 template <class Block, class Reference>
 int run(const char* name, float limit, uint32_t stride, Block block, Reference reference) {
-    constexpr uint32_t SIZE = 1024;
     const unsigned workers = std::max(1u, std::thread::hardware_concurrency());
     std::vector<Tally> tallies(workers);
     std::atomic<uint64_t> next{0};
     const uint64_t count = (1ull << 32) / stride;
-    auto work = [&](unsigned id) {
-        Tally& t = tallies[id];
-        float x[SIZE], y[SIZE];
-        for (;;) {
-            const uint64_t start = next.fetch_add(SIZE);
-            if (start >= count) return;
-            const uint32_t n = (uint32_t)(count - start < SIZE ? count - start : SIZE);
-            for (uint32_t i = 0; i < SIZE; ++i) {
-                const uint32_t bits = (uint32_t)((start + (i < n ? i : 0)) * stride);
-                std::memcpy(&x[i], &bits, 4);
-            }
-            block(x, y);
-            for (uint32_t i = 0; i < n; ++i)
-                judge(t, (uint32_t)((start + i) * stride), x[i], y[i], !(std::fabs(x[i]) > limit), reference);
-        }
-    };
     std::vector<std::thread> threads;
-    for (unsigned i = 0; i < workers; ++i) threads.emplace_back(work, i);
+    for (Tally& t : tallies)
+        threads.emplace_back([&, tally = &t] {
+            for (uint64_t start; (start = next.fetch_add(SIZE)) < count;)
+                try_block(*tally, start, (int)std::min<uint64_t>(count - start, SIZE), stride, limit, block, reference);
+        });
     for (auto& t : threads) t.join();
-    uint64_t mismatches = 0, tried = 0, rounded = 0;
-    uint32_t first = 0;
-    std::vector<Worst> worst(512);
+    Tally all;
     for (const Tally& t : tallies) {
-        if (t.mismatches && (!mismatches || t.first_mismatch < first)) first = t.first_mismatch;
-        mismatches += t.mismatches, tried += t.tried, rounded += t.correctly_rounded;
-        for (int b = 0; b < 512; ++b)  // equal errors: the smaller input, so that the report does not depend on timing
-            if (t.worst[b].error > worst[b].error ||
-                (t.worst[b].error == worst[b].error && t.worst[b].input < worst[b].input))
-                worst[b] = t.worst[b];
+        if (t.mismatches && (!all.mismatches || t.first_mismatch < all.first_mismatch)) all.first_mismatch = t.first_mismatch;
+        all.mismatches += t.mismatches, all.tried += t.tried, all.correctly_rounded += t.correctly_rounded;
+        for (int b = 0; b < 512; ++b) {  // of equal errors the smaller input: the report does not depend on timing
+            const Worst &w = t.worst[b], &best = all.worst[b];
+            if (w.error > best.error || (w.error == best.error && w.input < best.input)) all.worst[b] = w;
+        }
     }
     std::printf("{\"name\": \"%s\", \"tried\": %llu, \"correctly_rounded\": %llu, \"mismatches\": %llu, ", name,
-                (unsigned long long)tried, (unsigned long long)rounded, (unsigned long long)mismatches);
-    std::printf("\"first_mismatch\": \"%08x\", \"worst\": [", first);
+                (unsigned long long)all.tried, (unsigned long long)all.correctly_rounded,
+                (unsigned long long)all.mismatches);
+    std::printf("\"first_mismatch\": \"%08x\", \"worst\": [", all.first_mismatch);
     const char* separator = "";
-    for (const Worst& w : worst) {
+    for (const Worst& w : all.worst) {
         if (w.error < 0) continue;
-        std::printf("%s[%.6f, \"%08x\", \"%a\", \"%a\"]", separator, w.error, w.input, (double)w.result, w.reference);
+        std::printf("%s[%.6f, \"%08x\", \"%08x\", \"%a\"]", separator, w.error, w.input, as<uint32_t>(w.result), w.reference);
         separator = ", ";
     }
     std::printf("]}\n");

@@ -126,6 +126,22 @@ def tail_points(last: float, bend: float, count: int = 600) -> list[mp.mpf]:
     return [bend * s / (1 - s) for s in steps]
 
 
+def value(coefficients: Sequence[float], x: mp.mpf) -> mp.mpf:
+    """The polynomial, lowest power first."""
+    return mp.polyval([mp.mpf(c) for c in coefficients[::-1]], x)
+
+
+def squares(goal: Sequence[mp.mpf], points: Sequence[mp.mpf], count: int) -> list[float]:
+    """f32 coefficients by relative least squares in f64, rounded one after another: near to minimax on such points,
+    and safe where the points lie on both sides of zero, which Remez exchange is not once the constant is fixed."""
+    found: list[float] = []
+    for power in range(count):
+        left = [float((g - (value(found, x) if found else 0)) / g) for g, x in zip(goal, points)]
+        basis = np.array([[float(x**p / g) for p in range(power, count)] for g, x in zip(goal, points)])
+        found.append(float(np.float32(np.linalg.lstsq(basis, np.array(left), rcond=None)[0][0])))
+    return found
+
+
 def fit_rational(f: Real, degrees: tuple[int, int], points: Sequence[mp.mpf]) -> tuple[list[float], list[float], float]:
     """The same with f32 coefficients: the denominator is rounded, then the numerator fitted to f times it.
 
@@ -135,14 +151,9 @@ def fit_rational(f: Real, degrees: tuple[int, int], points: Sequence[mp.mpf]) ->
     tries = []
     for k in range(32):
         rounded = [float(np.float32(float(c * (1 + mp.mpf(k) / 32)))) for c in bottom]
-        goal = [f(x) * mp.polyval([mp.mpf(c) for c in rounded[::-1]], x) for x in points]
-        top: list[float] = []
-        for power in range(degrees[0] + 1):  # weighted least squares for the rest, in f64: close to minimax, and quick
-            left = [g - mp.polyval([mp.mpf(c) for c in top[::-1]], x) if top else g for g, x in zip(goal, points)]
-            basis = np.array([[float(x**p / g) for p in range(power, degrees[0] + 1)] for g, x in zip(goal, points)])
-            best = np.linalg.lstsq(basis, np.array([float(r / g) for r, g in zip(left, goal)]), rcond=None)[0]
-            top.append(float(np.float32(best[0])))
-        ratios = [mp.polyval([mp.mpf(c) for c in top[::-1]], x) / g for g, x in zip(goal, points)]
+        goal = [f(x) * value(rounded, x) for x in points]
+        top = squares(goal, points, degrees[0] + 1)
+        ratios = [value(top, x) / g for g, x in zip(goal, points)]
         tries.append((max(float(abs(r - 1)) for r in ratios), top, rounded))
     error, top, rounded = min(tries)
     return top, rounded, error

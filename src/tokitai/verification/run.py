@@ -7,6 +7,7 @@ poisoned results, guard zones, input digests, several thread counts, repeats, od
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,10 @@ from .cases import Case, size_of
 from .compare import Mismatch, first_mismatch, ulp_errors
 
 Array = np.ndarray[Any, Any]
+
+# More threads than cores are tried on purpose: threads that spin while they wait would take the cores from each other.
+# (Read by the OpenMP runtime when the first kernel is loaded.)
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @dataclass(frozen=True)
