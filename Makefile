@@ -20,7 +20,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 verify: .venv/stamp-verify
 	$(BIN)/python -m examples.real_input
 
-test: .venv/stamp-dev .venv/stamp-verify .venv/stamp-system
+test: .venv/stamp-dev .venv/stamp-verify
+	bash scripts/system-packages.sh
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/pytest
@@ -57,8 +58,4 @@ clean:
 
 .venv/stamp-dev: pyproject.toml | .venv/pyvenv.cfg
 	$(PIP) install --editable '.[dev]'
-	@touch $@
-
-.venv/stamp-system: scripts/system-packages.sh | .venv/pyvenv.cfg
-	bash scripts/system-packages.sh
 	@touch $@

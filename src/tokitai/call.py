@@ -18,12 +18,12 @@ from .errors import ArgumentError
 from .formats import FORMATS, format_of
 from .kernel import Kernel, compile
 from .lang import Operator, Output, TensorSpec
+from .lang.operator import RESERVED
 
 Array = np.ndarray[Any, Any]
-_RESERVED = ("out", "threads", "copy")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _kernel(operator: Operator, dtype: str, present: frozenset[str], options: tuple[tuple[str, object], ...]) -> Kernel:
     return compile(operator, "cpu", dtype, present, dict(options))
 
@@ -38,16 +38,23 @@ def call(
     Raises ArgumentError for a missing, superfluous or ill-formed argument.
     """
     given, params, options = bind(operator, args, kwargs)
+    check_params(operator, params)
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")
     arrays = {name: as_numpy(name, value) for name, value in given.items()}
     dtype = storage_format(operator, arrays)
     kernel = _kernel(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
     lead, shape = common_shape(operator, arrays)
-    check_params(operator, params)
     tensors = {t.name: _flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
-    results, shaped = _results(kernel, tensors, arrays, lead, shape, out)
+    results, supplied = _results(kernel, tensors, arrays, lead, shape, out)
     kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
-    example = next(iter(given.values()), None)
-    returned = [given[o.name] if o.inplace else like(shaped[o.name], example) for o in kernel.graph.outputs]
+    example = next(iter(given.values()))
+    returned = []
+    for o in kernel.graph.outputs:
+        theirs = given[o.name] if o.inplace else supplied.get(o.name)
+        returned.append(
+            like(results[o.name].reshape(full_shape(o, lead, shape)), example) if theirs is None else theirs
+        )
     return returned[0] if len(returned) == 1 else tuple(returned)
 
 
@@ -77,7 +84,7 @@ def bind(
         params[p.name] = value
     options = {o.name: values.pop(o.name) for o in operator.options if o.name in values}
     if values:
-        accepted = [*names, *(p.name for p in operator.params), *(o.name for o in operator.options), *_RESERVED]
+        accepted = [*names, *(p.name for p in operator.params), *(o.name for o in operator.options), *RESERVED]
         raise ArgumentError(f"{operator.name}: unknown argument {', '.join(values)}; accepted: {', '.join(accepted)}")
     return tensors, params, options
 
@@ -88,7 +95,7 @@ def check_params(operator: Operator, params: Mapping[str, float]) -> None:
         value = params[p.name]
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a number")
-        if p.whole and (int(value) != value or not 0 <= value < 2**53):
+        if p.whole and not (0 <= value < 2**53 and value == int(value)):
             raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number from 0 to 2**53")
 
 
@@ -106,7 +113,7 @@ def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:
         elif name not in operator.contract.formats:
             raise ArgumentError(f"{t.name}: format {name}; accepted: {', '.join(operator.contract.formats)}")
         elif chosen not in (None, name):
-            raise ArgumentError(f"{t.name}: format {name} beside {chosen}; accepted: one storage format for all tensors")
+            raise ArgumentError(f"{t.name}: format {name} beside {chosen}; accepted: one storage format for all")
         else:
             chosen = name
     return chosen or operator.contract.formats[0]
@@ -125,7 +132,8 @@ def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple
     accepted = {"rc": first.shape, "r": lead, "c": (cols,), "s": ()}
     for t in operator.tensors:
         if t.name in arrays and arrays[t.name].shape != accepted[t.space]:
-            raise ArgumentError(f"{t.name}: shape {arrays[t.name].shape}; accepted beside {matrices[0].name}: {accepted[t.space]}")
+            beside = f"accepted beside {matrices[0].name}: {accepted[t.space]}"
+            raise ArgumentError(f"{t.name}: shape {arrays[t.name].shape}; {beside}")
     limits = operator.contract
     if rows > limits.max_rows or not limits.min_cols <= cols <= limits.max_cols:
         raise ArgumentError(
@@ -138,8 +146,6 @@ def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple
 def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: bool) -> Array:
     """The array as the kernel reads it: (rows, cols) with unit column stride, or contiguous; copied only if need be."""
     want = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[tensor.space]
-    if array.dtype.byteorder not in "=|":
-        raise ArgumentError(f"{tensor.name}: byte order {array.dtype.byteorder!r}; accepted: this machine's")
     view = view_as(array, want)
     if view is not None:
         return view
@@ -152,7 +158,7 @@ def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: boo
 
 
 def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
-    """`array` in the wanted shape with unit column stride and aligned elements, without a copy; None where that cannot be."""
+    """`array` in the wanted shape with unit column stride and aligned elements, without a copy, or None."""
     view = array.view()
     try:
         view.shape = want
@@ -166,38 +172,48 @@ def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
 def _results(
     kernel: Kernel, tensors: Mapping[str, Array], arrays: Mapping[str, Array], lead: tuple[int, ...],
     shape: tuple[int, int], out: Any,
-) -> tuple[dict[str, Array], dict[str, Array]]:  # fmt: skip
-    """For each result the array that the kernel writes, and the same memory in the caller's shape."""
+) -> tuple[dict[str, Array], dict[str, Any]]:  # fmt: skip
+    """For each result the array that the kernel writes; and what the caller supplied, by name."""
     fresh = [o for o in kernel.graph.outputs if not o.inplace]
     supplied = list(out) if isinstance(out, (tuple, list)) else [out] * (out is not None)
     if out is not None and len(supplied) != len(fresh):
-        raise ArgumentError(f"out: {len(supplied)} arrays; accepted: {len(fresh)}, for {', '.join(o.name for o in fresh)}")
+        names = ", ".join(o.name for o in fresh)
+        raise ArgumentError(f"out: {len(supplied)} arrays; accepted: {len(fresh)}, for {names}")
+    theirs = {o.name: x for o, x in zip(fresh, supplied, strict=False) if x is not None}
     flat: dict[str, Array] = {}
-    shaped: dict[str, Array] = {}
+    apart = dict(arrays)  # what a result must not overlap
     for o in kernel.graph.outputs:
-        full = {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": ()}[o.space]
         want = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[o.space]
         if o.inplace:
-            target = arrays[o.name]
-            if not np.shares_memory(target, tensors[o.name]) and target.size:
-                raise ArgumentError(f"{o.name}: strides {target.strides}; accepted for a result in place: a row stride only")
-        elif supplied and supplied[fresh.index(o)] is not None:
-            target = as_numpy(f"out ({o.name})", supplied[fresh.index(o)])
-            _check_out(o, target, full, arrays)
+            flat[o.name] = _writable(o.name, arrays[o.name], want, {n: a for n, a in apart.items() if n != o.name})
+        elif o.name in theirs:
+            name, full = f"out ({o.name})", full_shape(o, lead, shape)
+            target = as_numpy(name, theirs[o.name])
+            if target.shape != full or target.dtype != FORMATS[o.format].dtype:
+                found = f"shape {target.shape} of {target.dtype}"
+                raise ArgumentError(f"{name}: {found}; accepted: {full} of {o.format}")
+            flat[o.name] = _writable(name, target, want, apart)
+            apart[name] = target
         else:
-            target = cpu.aligned_empty(full, FORMATS[o.format].dtype)
-        if not target.flags.writeable:
-            raise ArgumentError(f"{o.name}: read-only; accepted: an array that may be written")
-        view = view_as(target, want)
-        if view is None:
-            raise ArgumentError(f"out ({o.name}): strides {target.strides}; accepted: contiguous, or a row stride")
-        flat[o.name], shaped[o.name] = view, target
-    return flat, shaped
+            flat[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
+    return flat, theirs
 
 
-def _check_out(o: Output, target: Array, full: tuple[int, ...], arrays: Mapping[str, Array]) -> None:
-    if target.shape != full or target.dtype != FORMATS[o.format].dtype:
-        raise ArgumentError(f"out ({o.name}): shape {target.shape} of {target.dtype}; accepted: {full} of {o.format}")
-    for name, array in arrays.items():
+def full_shape(o: Output, lead: tuple[int, ...], shape: tuple[int, int]) -> tuple[int, ...]:
+    """The shape of a result as the caller sees it."""
+    return {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": ()}[o.space]
+
+
+def _writable(name: str, target: Array, want: tuple[int, ...], apart: Mapping[str, Array]) -> Array:
+    """The caller's array as the kernel writes it. Raises ArgumentError where a result cannot lie there."""
+    if not target.flags.writeable:
+        raise ArgumentError(f"{name}: read-only; accepted: an array that may be written")
+    view = view_as(target, want)
+    if view is None:
+        raise ArgumentError(f"{name}: strides {target.strides}; accepted for a result: contiguous, or a row stride")
+    if view.ndim == 2 and view.shape[0] > 1 and abs(view.strides[0]) < view.shape[1] * view.itemsize:
+        raise ArgumentError(f"{name}: strides {target.strides}, so that rows overlap; accepted: rows of their own")
+    for other, array in apart.items():
         if np.may_share_memory(target, array) and np.shares_memory(target, array):
-            raise ArgumentError(f"out ({o.name}): overlaps {name}; accepted: memory of its own")
+            raise ArgumentError(f"{name}: overlaps {other}; accepted: memory of its own")
+    return view

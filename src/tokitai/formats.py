@@ -38,7 +38,8 @@ class Format:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of stored values."""
-        return np.dtype(_DTYPES[self.name])
+        kind: np.dtype[Any] = np.dtype(_DTYPES[self.name])
+        return kind
 
     @property
     def pattern(self) -> np.dtype[Any]:
@@ -70,7 +71,10 @@ boolean = Format("bool", "bool", 8)
 FORMATS: dict[str, Format] = {f.name: f for f in (f16, bf16, f32, f64, i32, i64, u32, boolean)}
 STORAGE: tuple[Format, ...] = (f16, bf16, f32)  # what `dtype=` may select
 
-_ALIASES = {"float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64"}
+_ALIASES = {
+    "float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int32": "i32",
+    "int64": "i64",
+}  # fmt: skip
 
 
 def format_of(name: object) -> Format:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .device import cpu
 from .emit.cpp import emit_cpu, workspace_elements
-from .errors import UnknownNameError
+from .errors import TokitaiError, UnknownNameError
 from .formats import FORMATS
 from .lang import Graph, Operator
 from .lower.rowwise import RowPlan, plan_rows
@@ -55,7 +55,12 @@ class Kernel:
             return np.array(host_values(self.graph, rows, cols, params), np.float64).astype(np.float32)
 
     def launch(
-        self, tensors: Mapping[str, Array], results: Mapping[str, Array], shape: tuple[int, int], scalars: Array, threads: int
+        self,
+        tensors: Mapping[str, Array],
+        results: Mapping[str, Array],
+        shape: tuple[int, int],
+        scalars: Array,
+        threads: int,
     ) -> None:
         """Run on arrays that already have the right dtypes: rows x cols ones two-dimensional with unit column stride,
         all others contiguous. Nothing is checked here: see ``tokitai.call`` for the checks. Releases the GIL."""
@@ -72,7 +77,9 @@ class Kernel:
         element = 8 if self.structure else 4
         need = workspace_elements(self.plan, rows, cols, threads) * element
         workspace = cpu.aligned_empty(need, np.uint8) if need else None
-        self._run(addresses, sizes, scalars, workspace.ctypes.data if workspace is not None else None, threads)
+        status = self._run(addresses, sizes, scalars, None if workspace is None else workspace.ctypes.data, threads)
+        if status != 0:
+            raise TokitaiError(f"{self}: status {status}; a kernel returns 0")
 
     def __repr__(self) -> str:
         return f"<kernel {self.graph.name} {self.graph.dtype} {self.artifact.isa} {self.fingerprint[:12]}>"

@@ -49,6 +49,12 @@ def altered(value: Any, at: Place, new: Any) -> Any:
     return result
 
 
+def at_place(value: Any, at: Place) -> Any:
+    for key in at:
+        value = value[key]
+    return value
+
+
 def structure(statement: object) -> list[str]:
     return list(checker._structure(statement, SCHEMA_OBJECT, SCHEMA_OBJECT, "statement"))
 
@@ -60,9 +66,7 @@ def test_structure_agrees_with_a_json_schema_library() -> None:
     accepted = refused = 0
     for at in paths(statement):
         tries = [altered(statement, at, new) for new in (*VALUES, *([...] if at else []))]
-        here = statement
-        for key in at:
-            here = here[key]
+        here = at_place(statement, at)
         if isinstance(here, dict):
             tries.append(altered(statement, at, {**here, "unexpected": 1}))
         for tried in tries:
@@ -77,13 +81,16 @@ def test_an_unknown_keyword_is_not_passed_over() -> None:
         list(checker._structure(1, {"maximum": 3}, {}, "value"))
 
 
-def test_every_field_of_the_schema_that_is_not_named_for_itself_is_described() -> None:
-    """All properties of a case and of the predicate's own level that are free text or numbers carry a description."""
-    undescribed = {
-        name for part in ("predicate", "case") for name, field in SCHEMA_OBJECT["$defs"][part]["properties"].items()
-        if "description" not in field and "$ref" not in field and "properties" not in field
-    }  # fmt: skip
-    assert undescribed <= {"kernels", "created", "scalars", "threads"}
+def test_the_schema_is_closed() -> None:
+    """Every property that it names is required, no other is accepted, and every pattern is for the whole text."""
+    parts = [part for at in paths(SCHEMA_OBJECT) if isinstance(part := at_place(SCHEMA_OBJECT, at), dict)]
+    closed = [part for part in parts if part.get("type") == "object" and "properties" in part]
+    assert len(closed) == 12
+    for part in closed:
+        assert sorted(part["required"]) == sorted(part["properties"])
+        assert part["additionalProperties"] is False
+    patterns = [part["pattern"] for part in parts if isinstance(part.get("pattern"), str)]
+    assert all(pattern.startswith("^") and pattern.endswith("$") for pattern in patterns) and len(patterns) >= 5
 
 
 P = ("predicate",)

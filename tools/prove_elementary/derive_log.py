@@ -20,6 +20,5 @@ def weight(f: mp.mpf) -> mp.mpf:
 
 
 if __name__ == "__main__":
-    for count in (9, 10):
-        c = fit(third_order, weight, range(count), LOW, HIGH)
-        show("log", c, error_of(third_order, weight, range(count), LOW, HIGH, c))
+    c = fit(third_order, weight, range(10), LOW, HIGH)
+    show("log", c, error_of(third_order, weight, range(10), LOW, HIGH, c))

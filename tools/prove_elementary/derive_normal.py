@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mpmath as mp
+import numpy as np
 
 from .minimax import fit_rational, show, tail_points
 
@@ -41,5 +42,5 @@ if __name__ == "__main__":
         top, bottom, error = fit_rational(f, degrees, points)
         show(f"{name} numerator", top, error)
         show(f"{name} denominator", bottom, error)
-    high = float(mp.nstr(ROOT, 20))
-    show("gelu_slope root", [high, float(ROOT - mp.mpf(high))], 1)
+    high = np.float32(float(ROOT))
+    print(f"gelu_slope: zero {mp.nstr(ROOT, 20)} = {high} + {np.float32(float(ROOT - mp.mpf(float(high))))}")

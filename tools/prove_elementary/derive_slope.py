@@ -31,7 +31,7 @@ def over_root(factor: Callable[[mp.mpf], mp.mpf], root: mp.mpf, d: mp.mpf) -> mp
 if __name__ == "__main__":
     for name, factor, start, width, count in (
         ("silu_slope", silu_factor, 1.28, 0.5, 6),
-        ("gelu_tanh_slope", gelu_tanh_factor, 0.75, 0.25, 7),
+        ("gelu_tanh_slope", gelu_tanh_factor, 0.75, 0.5, 8),
     ):
         root = mp.findroot(factor, start, tol=1e-60)
         high = np.float32(float(root))
@@ -40,4 +40,4 @@ if __name__ == "__main__":
         points = [width * mp.cos(mp.pi * (i + 0.5) / 400) for i in range(400)]
         goal = [over_root(factor, root, d) for d in points]
         c = squares(goal, points, count)
-        show(name, c, max(float(abs(value(c, d) / g - 1)) for d, g in zip(points, goal)))
+        show(name, c, max(float(abs(value(c, d) / g - 1)) for d, g in zip(points, goal, strict=True)))

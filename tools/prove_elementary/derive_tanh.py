@@ -24,6 +24,5 @@ def weight(z: mp.mpf) -> mp.mpf:
 
 
 if __name__ == "__main__":
-    for count in (4, 5):
-        c = fit(third_order, weight, range(count), 0, LIMIT**2)
-        show("tanh", c, error_of(third_order, weight, range(count), 0, LIMIT**2, c))
+    c = fit(third_order, weight, range(5), 0, LIMIT**2)
+    show("tanh", c, error_of(third_order, weight, range(5), 0, LIMIT**2, c))

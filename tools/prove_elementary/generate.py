@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
+
 from tokitai.lang import Function, Node, Value
 from tokitai.lang.values import make
 

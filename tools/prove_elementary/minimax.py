@@ -23,7 +23,6 @@ def remez(f: Real, weight: Real, powers: Sequence[int], low: float, high: float)
     values = [v for v in values if mp.isfinite(v[1]) and v[2] != 0]
     last = len(values) - 1
     chosen = [round(last * (1 - np.cos(np.pi * i / count)) / 2) for i in range(count + 1)]
-    basis = np.array([[float(x) ** p for p in powers] for x, _, _ in values])
     coefficients: list[mp.mpf] = []
     error = 0.0
     for _ in range(30):
@@ -31,7 +30,8 @@ def remez(f: Real, weight: Real, powers: Sequence[int], low: float, high: float)
         solution = mp.lu_solve(mp.matrix(rows), mp.matrix([values[i][1] for i in chosen]))
         coefficients = list(solution[:count])
         level = abs(float(solution[count]))
-        residual = np.array([float(w * (y - mp.fsum(c * x**p for c, p in zip(coefficients, powers)))) for x, y, w in values])
+        terms = list(zip(coefficients, powers, strict=True))
+        residual = np.array([float(w * (y - mp.fsum(c * x**p for c, p in terms))) for x, y, w in values])
         error = float(np.max(np.abs(residual)))
         if error <= level * 1.001 + 1e-30:
             break
@@ -43,21 +43,22 @@ def remez(f: Real, weight: Real, powers: Sequence[int], low: float, high: float)
         if len(peaks) < count + 1:
             break
         chosen = peaks
-    del basis
     return coefficients, error
 
 
-def fit(f: Real, weight: Real, powers: Sequence[int], low: float, high: float, fixed: Sequence[float | None] = ()) -> list[float]:
+def fit(
+    f: Real, weight: Real, powers: Sequence[int], low: float, high: float, fixed: Sequence[float] = ()
+) -> list[float]:
     """f32 coefficients for ``powers``, lowest first; ``fixed`` gives the first ones where they are not free."""
     found: list[float] = []
     for i in range(len(powers)):
-        if i < len(fixed) and fixed[i] is not None:
-            found.append(float(fixed[i]))  # type: ignore[arg-type]
+        if i < len(fixed):
+            found.append(fixed[i])
             continue
         known = list(found)
 
         def rest(x: mp.mpf, known: list[float] = known) -> mp.mpf:
-            return f(x) - mp.fsum(mp.mpf(c) * x**p for c, p in zip(known, powers))
+            return f(x) - mp.fsum(mp.mpf(c) * x**p for c, p in zip(known, powers, strict=False))
 
         best, _ = remez(rest, weight, powers[i:], low, high)
         found.append(float(np.float32(float(best[0]))))
@@ -68,7 +69,7 @@ def error_of(f: Real, weight: Real, powers: Sequence[int], low: float, high: flo
     """The weighted error of given coefficients over a grid: the approximation error, without rounding."""
     grid = [mp.mpf(low) + (mp.mpf(high) - low) * i / 2000 for i in range(2001)]
     return max(
-        float(abs(weight(x) * (f(x) - mp.fsum(mp.mpf(c) * x**p for c, p in zip(found, powers)))))
+        float(abs(weight(x) * (f(x) - mp.fsum(mp.mpf(c) * x**p for c, p in zip(found, powers, strict=True)))))
         for x in grid
         if mp.isfinite(f(x))
     )
@@ -100,12 +101,14 @@ def rational(f: Real, degrees: tuple[int, int], points: Sequence[mp.mpf]) -> tup
             for k, i in enumerate(chosen):
                 x, y = points[i], values[i]
                 before = mp.polyval(bottom[::-1], x)
-                rows.append([x**p for p in range(n + 1)] + [-y * x**p for p in range(1, m + 1)] + [(-1) ** k * y * before])
+                over, under = [x**p for p in range(n + 1)], [-y * x**p for p in range(1, m + 1)]
+                rows.append([*over, *under, (-1) ** k * y * before])
                 right.append(y)
             solution = mp.lu_solve(mp.matrix(rows), mp.matrix(right))
             top, bottom = list(solution[: n + 1]), [mp.mpf(1), *solution[n + 1 : n + 1 + m]]
         level = abs(float(solution[count - 1]))
-        residual = np.array([float(mp.polyval(top[::-1], x) / mp.polyval(bottom[::-1], x) / y - 1) for x, y in zip(points, values)])
+        ratios = [mp.polyval(top[::-1], x) / mp.polyval(bottom[::-1], x) for x in points]
+        residual = np.array([float(r / y - 1) for r, y in zip(ratios, values, strict=True)])
         error = float(np.max(np.abs(residual)))
         if error <= level * 1.01:
             break
@@ -136,8 +139,8 @@ def squares(goal: Sequence[mp.mpf], points: Sequence[mp.mpf], count: int) -> lis
     and safe where the points lie on both sides of zero, which Remez exchange is not once the constant is fixed."""
     found: list[float] = []
     for power in range(count):
-        left = [float((g - (value(found, x) if found else 0)) / g) for g, x in zip(goal, points)]
-        basis = np.array([[float(x**p / g) for p in range(power, count)] for g, x in zip(goal, points)])
+        left = [float((g - (value(found, x) if found else 0)) / g) for g, x in zip(goal, points, strict=True)]
+        basis = np.array([[float(x**p / g) for p in range(power, count)] for g, x in zip(goal, points, strict=True)])
         found.append(float(np.float32(np.linalg.lstsq(basis, np.array(left), rcond=None)[0][0])))
     return found
 
@@ -153,7 +156,7 @@ def fit_rational(f: Real, degrees: tuple[int, int], points: Sequence[mp.mpf]) ->
         rounded = [float(np.float32(float(c * (1 + mp.mpf(k) / 32)))) for c in bottom]
         goal = [f(x) * value(rounded, x) for x in points]
         top = squares(goal, points, degrees[0] + 1)
-        ratios = [value(top, x) / g for g, x in zip(goal, points)]
+        ratios = [value(top, x) / g for g, x in zip(goal, points, strict=True)]
         tries.append((max(float(abs(r - 1)) for r in ratios), top, rounded))
     error, top, rounded = min(tries)
     return top, rounded, error

@@ -42,7 +42,7 @@ _KINDS = {0: "i", 1: "u", 2: "f"}
 
 
 def as_numpy(name: str, x: Any) -> Array:
-    """A view of `x` as a NumPy array: an array already, anything that speaks DLPack, or a sequence of numbers.
+    """A view of `x` as a NumPy array: an array already, or anything that speaks DLPack.
 
     Raises ArgumentError for memory on another device, and for what is no array at all.
     """
@@ -82,7 +82,7 @@ def _view(name: str, x: Any) -> Array:
         if strides
         else (int(np.prod(shape)) - 1) * dtype.itemsize
     )
-    raw = (ctypes.c_uint8 * (reach + dtype.itemsize)).from_address(t.data + t.byte_offset)
+    raw: Any = (ctypes.c_uint8 * (reach + dtype.itemsize)).from_address(t.data + t.byte_offset)
     raw._owner = (x, capsule)  # the memory lives as long as the view
     return np.ndarray(shape, dtype, buffer=raw, strides=strides)
 
@@ -93,5 +93,5 @@ def like(result: Array, example: Any) -> Any:
         return result
     library = sys.modules[type(example).__module__.partition(".")[0]]
     if result.dtype == ml_dtypes.bfloat16:  # NumPy cannot hand bfloat16 out: its bits travel as integers
-        return library.from_dlpack(result.view(np.int16)).view(example.dtype)
+        return library.from_dlpack(result.view(np.int16)).view(library.bfloat16)
     return library.from_dlpack(result)

@@ -30,7 +30,7 @@ def split_exp(x: Value, low: Value | float = 0.0) -> tuple[Value, Value]:
 
 
 def scale_down(y: Value, n: Value) -> Value:
-    """y 2**n for n in [-174, 79], rounded once: the first product is exact for |y| >= 2^-23, the second one scales."""
+    """y 2**n for n in [-174, 79], rounded once: the first product is normal, so exact, unless the result is 0."""
     return y * power_of_two(n + 48.0) * 2.0**-48
 
 

@@ -6,7 +6,7 @@ since an error of one ulp in it is one of a hundred in the result.
 
 from __future__ import annotations
 
-from ..lang import Value, fma, function, power_of_two, where
+from ..lang import Value, fma, function, where
 from .common import at_most, horner
 from .exponential import scale_down, split_exp
 
@@ -63,29 +63,30 @@ def gelu_slope(x: Value) -> Value:
 
 
 C1, C1_LOW = 1.5957689, 1.930779e-07  # 2 sqrt(2/pi); C1 is a multiple of 2^-20
+C1_NEAREST = 1.5957692
 C3, C3_LOW = 0.071354814, 2.3988325e-09  # C1 * 0.044715
 
 
-def _product(a: Value, c: float, c_low: float) -> tuple[Value, Value]:
-    """a (C1 + c a**2) as a pair, for a in [0, 11].
+def _exponent(a: Value) -> tuple[Value, Value, Value]:
+    """(n, t, a**2) with e**-v = 2**n (1 + t) for v = C1 a + C3 a**3 and a in [0, 11]; v is carried as a pair.
 
-    w = C1 + c a**2 in f32 errs by what the second line recovers: w - C1 is exact, as both are multiples of an ulp of w
+    w = C1 + C3 a**2 in f32 errs by what the next line recovers: w - C1 is exact, as both are multiples of an ulp of w
     (for w below 16).
     """
     square = a * a
-    w = fma(c, square, C1)
-    w_low = fma(c, square, -(w - C1)) + C1_LOW
-    w_low = fma(c, fma(a, a, -square), fma(c_low, square, w_low))
-    high = a * w
-    return high, fma(a, w_low, fma(a, w, -high))
+    w = fma(C3, square, C1)
+    w_low = fma(C3, square, -(w - C1)) + C1_LOW
+    w_low = fma(C3, fma(a, a, -square), fma(C3_LOW, square, w_low))
+    v = a * w
+    n, t = split_exp(-v, -fma(a, w_low, fma(a, w, -v)))
+    return n, t, square
 
 
 @function
 def gelu_tanh(x: Value) -> Value:
     """x sigmoid(2u) = x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x**3): GELU's tanh approximation."""
     a = at_most(abs(x), 10.9)
-    high, low = _product(a, C3, C3_LOW)
-    n, t = split_exp(-high, -low)
+    n, t, _ = _exponent(a)
     w = 1.0 + t
     return where(x < 0.0, scale_down(-a * w, n), x) / (1.0 + scale_down(w, n))
 
@@ -95,16 +96,17 @@ def gelu_tanh_slope(x: Value) -> Value:
     """The derivative of gelu_tanh: d = e (1 + e - a v') / (1 + e)**2 at -a, with a = |x|, e = e**-v and v = 2u(a);
     1 - d at +a.
 
-    The last factor has a zero near a = 0.75, so a v' = a (C1 + 3 C3 a**2) is carried as a pair, and e as 2**n (1 + t).
+    Within 1/2 of its zero the second factor is (zero - a) times a polynomial, which errs by 2^-24.3 (derive_slope.py),
+    so that d is accurate relatively.
     """
     a = at_most(abs(x), 10.9)
-    high, low = _product(a, C3, C3_LOW)
-    n, t = split_exp(-high, -low)
-    power = power_of_two(n + 48.0)
-    s = power * 2.0**-48
-    rise, rise_low = _product(a, 0.21406445, -2.5408342e-10)
-    factor = fma(t, s, (1.0 - rise) + s) - rise_low
+    n, t, square = _exponent(a)
     w = 1.0 + t
-    denominator = fma(w, s, 1.0)
-    d = factor * w / (denominator * denominator) * power * 2.0**-48
+    e = scale_down(w, n)
+    delta = (a - 0.75246143) - -1.1339628e-08
+    near = horner(delta, -0.0012096934, 0.003939168, -0.011285201, 0.030428506, -0.07595962, 0.4004527,
+                  0.09991153, 2.4606566)  # fmt: skip
+    far = fma(-a, fma(3.0 * C3, square, C1_NEAREST), 1.0) + e
+    denominator = 1.0 + e
+    d = scale_down(where(abs(delta) < 0.5, near * -delta, far) * w / (denominator * denominator), n)
     return where(x < 0.0, d, 1.0 - d)

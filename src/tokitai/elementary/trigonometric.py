@@ -1,8 +1,8 @@
 """sin and cos for |x| <= 2^20, NaN beyond.
 
-x = n pi/2 + r with |r| <= pi/4 and pi/2 in three pieces (Cody and Waite, with fma). fma(-n, PI_1, x) is exact: both terms
-are multiples of 2^-23 (2^-24 where n is 1 or 0), and less than 1 is left. n has 20 bits, so a fourth piece would be felt
-only if r came below 1e-9, which it does for no f32 number in the domain.
+x = n pi/2 + r with |r| <= pi/4 and pi/2 in three pieces (Cody and Waite, with fma). fma(-n, PI_1, x) is exact: both
+terms are multiples of 2^-23 (of 2^-24 where |n| is 1), and less than 1 is left. The pieces miss pi/2 by 1e-23, which
+at |n| < 2^20 would be felt only if r came below 1e-10; for no f32 number in the domain it does.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ PRIMITIVES: dict[str, Primitive] = {
 }
 
 COL_SUM_BLOCK = 32
-"""Rows in one chain of a column sum (section 3 of the design): a chain inside aligned blocks, then the balanced tree."""
+"""Rows in one chain of a column sum: a chain inside aligned blocks, then the balanced tree over the blocks."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,11 +21,20 @@ import numpy as np
 
 from ..errors import ArgumentError, DefinitionError, UnknownNameError
 from ..formats import STORAGE, format_of
-from .graph import Graph, Output, Space, TensorSpec
-from .values import Cols, Matrix, Rows, Value, format_name, make, refuse
+from .graph import Graph, Node, Output, Space, TensorSpec
+from .values import INTEGERS, Cols, Matrix, Rows, Value, format_name, make, refuse, tracing
 
 Array = np.ndarray[Any, Any]
+RESERVED = ("out", "threads", "copy")  # arguments of every call
 _SPACES: dict[object, Space] = {Matrix: "rc", Rows: "r", Cols: "c"}
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an integer input may hold: 0 up to the number of columns, or the value of the scalar named ``besides``."""
+
+    besides: str | None = None
+    upto: bool = False  # the number of columns itself is allowed as well: a length, not a place
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,9 @@ class Contract:
     min_cols: int = 0
     domain: str = "all values"
     defaults: Mapping[str, float] = field(default_factory=dict)  # scalars that `verify` uses where none are given
-    draw: Mapping[str, str] = field(default_factory=dict)  # inputs whose seeded values are not plain noise: a named generator
+    switches: Mapping[str, str] = field(default_factory=dict)  # options that follow from a scalar: on where it is not 0
+    indices: Mapping[str, Index] = field(default_factory=dict)  # integer inputs that choose a column
+    draw: Mapping[str, str] = field(default_factory=dict)  # inputs whose seeded values are not plain noise
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,8 @@ class Operator:
         if fmt not in self.contract.formats:
             raise UnknownNameError(f"storage format of {self.name}", fmt, self.contract.formats)
         optional = {t.name for t in self.tensors if t.optional}
+        for name in sorted(set(present or ()) - {t.name for t in self.tensors}):
+            raise UnknownNameError(f"tensor of {self.name}", name, [t.name for t in self.tensors])
         given = optional if present is None else set(present) & optional
         chosen = {o.name: o.default for o in self.options}
         for name, value in (options or {}).items():
@@ -155,7 +168,8 @@ class Operator:
             chosen[name] = value
         key = (fmt, frozenset(given), tuple(sorted(chosen.items())))
         if key not in self._graphs:
-            self._graphs[key] = self._trace(fmt, given, chosen)
+            with tracing(fmt):
+                self._graphs[key] = self._trace(fmt, given, chosen)
         return self._graphs[key]
 
     def _trace(self, dtype: str, given: set[str], options: Mapping[str, object]) -> Graph:
@@ -167,12 +181,12 @@ class Operator:
                 continue
             stored_as = dtype if t.format == "storage" else str(t.format)
             inputs.append(TensorSpec(t.name, t.space, stored_as, t.optional))
-            kind: Any = stored_as if stored_as in ("f64", "i32", "i64", "u32") else "f32"
-            exact = kind in ("i32", "i64", "u32")
+            kind: Any = stored_as if stored_as in ("f64", *INTEGERS) else "f32"
+            exact = kind in INTEGERS
             data = (t.name, stored_as)
             arguments[t.name] = Value(make("input", space=t.space, type=kind, data=data, exact=exact))
         for p in self.params:
-            arguments[p.name] = Value(make("param", space="s", type="host", data=(p.name,)))
+            arguments[p.name] = Value(make("param", space="s", type="host", data=(p.name,), exact=p.whole))
         returned = self.definition(**arguments)
         if isinstance(returned, Value):
             returned = Outputs(y=returned)
@@ -182,7 +196,7 @@ class Operator:
         return Graph(self.name, dtype, tuple(inputs), tuple(p.name for p in self.params), tuple(results), dict(options))
 
     def _output(self, name: str, result: Any, dtype: str, inputs: Sequence[TensorSpec]) -> Output:
-        value, declared = result if isinstance(result, tuple) else (result, None)
+        value, declared = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(value, Value):
             self._refuse(f"the result {name}={value!r}", "a value of the language")
         node = value.node
@@ -194,13 +208,16 @@ class Operator:
         if replaced is not None:
             if replaced.space != node.space:
                 self._refuse(f"the result {name} is {value}, its input is not", "a result of the input's own space")
+            if declared not in (None, replaced.format) or not _same_kind(node, str(replaced.format)):
+                found = f"the result {name} of type {node.type}, stored as {declared or 'its input'}"
+                self._refuse(found, f"a result of the kind and format of its input, {replaced.format}")
             return Output(name, node, str(replaced.format), inplace=True)
-        if node.type in ("i32", "i64", "u32"):
+        if node.type in INTEGERS:
             stored_as = declared or node.type
         else:
             stored_as = declared or ("f32" if node.space in ("r", "s") else "storage")
         stored_as = dtype if stored_as == "storage" else stored_as
-        if format_of(stored_as).is_float != (node.type in ("f32", "f64")):
+        if not _same_kind(node, stored_as):
             self._refuse(f"the result {name} of type {node.type} stored as {stored_as}", "a format of the same kind")
         return Output(name, node, stored_as)
 
@@ -209,9 +226,12 @@ class Operator:
         try:
             hints = typing.get_type_hints(self.definition)
         except Exception as error:
-            self._refuse(f"annotations of {self.name} cannot be read ({error})", "Matrix[...], Rows[...], Cols[...], float")
+            accepted = "Matrix[...], Rows[...], Cols[...], float"
+            self._refuse(f"annotations of {self.name} cannot be read ({error})", accepted)
         tensors, params, choices = [], [], []
         for name, parameter in inspect.signature(self.definition).parameters.items():
+            if name in RESERVED:
+                self._refuse(f"the parameter {name} of {self.name}", f"a name other than {', '.join(RESERVED)}")
             hint = hints.get(name)
             default = None if parameter.default is parameter.empty else parameter.default
             inner, optional = _strip_optional(hint)
@@ -224,8 +244,8 @@ class Operator:
             elif hint is bool:
                 choices.append(OptionSpec(name, bool(default), (False, True)))
             elif origin is Literal:
-                accepted = typing.get_args(hint)
-                choices.append(OptionSpec(name, accepted[0] if default is None else default, accepted))
+                words = typing.get_args(hint)
+                choices.append(OptionSpec(name, words[0] if default is None else default, words))
             else:
                 self._refuse(
                     f"the parameter {name}: {hint!r} of {self.name}",
@@ -244,6 +264,10 @@ class Operator:
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
+
+
+def _same_kind(node: Node, format_name: str) -> bool:
+    return format_of(format_name).is_float == (node.type not in INTEGERS)
 
 
 def _strip_optional(hint: Any) -> tuple[Any, bool]:
@@ -268,7 +292,7 @@ def operator(
     definition: Callable[..., Any] | None = None,
     /,
     *,
-    contract: Contract = Contract(),  # noqa: B008  (frozen)
+    contract: Contract = Contract(),
     backward_of: Operator | None = None,
     textbook: Callable[..., Any] | None = None,
     hard_inputs: Callable[..., Iterable[HardInput]] | None = None,

@@ -6,8 +6,21 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .graph import Function, Node, Type
-from .values import Number, Value, binary, floating, format_name, make, refuse, unify
+from .graph import Function, Node, Type, topological
+from .values import (
+    INTEGERS,
+    Number,
+    Value,
+    binary,
+    floating,
+    format_name,
+    lift,
+    make,
+    refuse,
+    storage_format,
+    tracing,
+    unify,
+)  # fmt: skip
 
 FLOAT_TYPES: tuple[Type, ...] = ("f32", "f64")
 
@@ -62,8 +75,11 @@ def where(condition: Value, a: Number, b: Number) -> Value:
     x, y = unify("where", a, b)
     if x.type == "host":
         x, y = (make("round", n, type="f32") for n in (x, y))
-    exact = condition.node.exact and x.exact and y.exact
-    return Value(make("where", condition.node, x, y, type=x.type, exact=exact))
+    if x.type == "bool":
+        refuse(f"where(..., {Value(x)}, {Value(y)})", "numbers; & | ~ between conditions")
+    if x.type in INTEGERS and not condition.node.exact:
+        refuse("where(...) of integers by a condition on floating-point values", "a condition on integers and indices")
+    return Value(make("where", condition.node, x, y, type=x.type))
 
 
 def convert(x: Value, to: Any) -> Value:
@@ -72,16 +88,17 @@ def convert(x: Value, to: Any) -> Value:
     Floating-point to integer is not part of the language: results would differ between targets outside the range.
     """
     name = format_name(to)
-    node = x.node
-    if name not in ("f32", "f64", "i32", "i64", "u32"):
+    node = lift(x)
+    if name not in (*FLOAT_TYPES, *INTEGERS):
         refuse(f"convert(..., {name})", "f32, f64, i32, i64 or u32; round_to(x, f16) rounds to a storage format")
     if node.type == name:
-        return x
+        return Value(node)
     if node.type == "host":
-        return Value(make("round", node, type=name))  # type: ignore[arg-type]
+        return Value(make("round", node, type=name, exact=name not in FLOAT_TYPES))
     if node.type == "bool" or (node.type in FLOAT_TYPES and name not in FLOAT_TYPES):
-        refuse(f"convert({x}, {name})", "integers to any type, floating-point to floating-point; where(c, 1, 0) for a condition")
-    return Value(make("convert", node, type=name, data=(name,)))  # type: ignore[arg-type]
+        accepted = "integers to any type, floating-point to floating-point; where(c, 1, 0) for a condition"
+        refuse(f"convert({x}, {name})", accepted)
+    return Value(make("convert", node, type=name, data=(name,)))
 
 
 def round_to(x: Value, to: Any) -> Value:
@@ -89,6 +106,8 @@ def round_to(x: Value, to: Any) -> Value:
     name = format_name(to)
     if name not in ("storage", "f16", "bf16", "f32"):
         refuse(f"round_to(..., {name})", "storage, f16, bf16 or f32")
+    if name == "storage":
+        name = storage_format() or refuse("storage in a function, which serves all formats", "f16, bf16 or f32")
     return Value(make("round_to", floating(x, "round_to"), data=(name,)))
 
 
@@ -111,19 +130,19 @@ def col_sum(x: Value) -> Value:
 def take_column(x: Value, index: Value) -> Value:
     """x[r, index[r]] for each row r. The index must lie inside the row: the caller's indices are checked first."""
     node = _across("take_column", x, "rc")
-    if index.node.type not in ("i32", "i64") or index.node.space != "r":
+    if not isinstance(index, Value) or index.node.type not in ("i32", "i64") or index.node.space != "r":
         refuse(f"take_column with the index {index}", "an i32 or i64 value, one a row")
     return Value(make("take_column", node, index.node, space="r", type=node.type))
 
 
 def rows(x: Value) -> Value:
     """The number of rows, as a host scalar."""
-    return Value(make("rows", space="s", type="host"))
+    return Value(make("rows", space="s", type="host", exact=True))
 
 
 def columns(x: Value) -> Value:
     """The number of columns, as a host scalar."""
-    return Value(make("columns", space="s", type="host"))
+    return Value(make("columns", space="s", type="host", exact=True))
 
 
 def column_index() -> Value:
@@ -153,7 +172,7 @@ def bit_and(a: Value, b: Value | int) -> Value:
 
 def shift_right(a: Value, count: int) -> Value:
     """A u32 value shifted right by a constant count from 0 to 31; exact."""
-    if not isinstance(count, int) or not 0 <= count <= 31:
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 31:
         refuse(f"a shift by {count!r}", "a Python int from 0 to 31")
     return _u32_op("int_shift_right", a, count)
 
@@ -177,10 +196,22 @@ def function(body: Callable[..., Value]) -> Callable[..., Value]:
         if kind not in traced:
             names = body.__code__.co_varnames[:count]
             params = tuple(make("input", space="s", type=kind, data=(f"{body.__name__}.{n}", kind)) for n in names)
-            traced[kind] = Function(body.__name__, params, body(*map(Value, params)).node)
+            with tracing(None):
+                traced.setdefault(kind, Function(body.__name__, params, _result(body, params)))
         return Value(make("call", *nodes, type=kind, data=(body.__name__,), body=traced[kind]))
 
     return call
+
+
+def _result(body: Callable[..., Value], params: tuple[Node, ...]) -> Node:
+    """The result of a function, which may depend on its parameters and on constants alone."""
+    result = body(*map(Value, params))
+    if not isinstance(result, Value) or result.node.type != params[0].type:
+        refuse(f"the function {body.__name__} returns {result!r}", f"one {params[0].type} value")
+    for node in topological([result.node]):
+        if node not in params and not node.args and node.op != "const":
+            refuse(f"the function {body.__name__} uses {Value(node)}", "its parameters and constants")
+    return result.node
 
 
 def _float_op(name: str, *values: Number) -> Value:

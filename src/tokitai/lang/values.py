@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, Union
 
@@ -13,7 +18,8 @@ from ..errors import DefinitionError
 from ..formats import FORMATS, Format
 from .graph import Function, Node, Space, Type
 
-_LANGUAGE = str(Path(__file__).resolve().parent)
+_LANGUAGE = str(Path(__file__).resolve().parent) + os.sep
+INTEGERS: tuple[Type, ...] = ("i32", "i64", "u32")
 
 Number = Union["Value", float, int]
 
@@ -67,7 +73,31 @@ def refuse(what: str, accepted: str) -> NoReturn:
     raise DefinitionError(f"{where_from()}: {what}; accepted: {accepted}")
 
 
-_interned: dict[tuple[object, ...], Node] = {}
+@dataclass
+class _Tracing:
+    """What one tracing knows: its nodes, so that equal ones are one, and the format that `storage` stands for."""
+
+    storage: str | None = None
+    nodes: dict[tuple[object, ...], Node] = field(default_factory=dict)
+
+
+# Of this thread: definitions share no nodes, whose origin would then be another definition's line.
+_tracing: ContextVar[_Tracing] = ContextVar("tracing", default=_Tracing())  # noqa: B039  (values outside a definition)
+
+
+@contextmanager
+def tracing(storage_format: str | None) -> Iterator[None]:
+    """Trace a definition, or None the body of a function: it is traced once for all storage formats."""
+    token = _tracing.set(_Tracing(storage_format))
+    try:
+        yield
+    finally:
+        _tracing.reset(token)
+
+
+def storage_format() -> str | None:
+    """The storage format of the definition that is being traced."""
+    return _tracing.get().storage
 
 
 def make(
@@ -83,13 +113,11 @@ def make(
     if space is None:
         space = join(*(a.space for a in args))
     if exact is None:
-        exact = type != "host" and bool(args) and all(a.exact for a in args) and type in ("i32", "i64", "u32", "bool")
+        exact = bool(args) and all(a.exact for a in args) and type in (*INTEGERS, "bool")
     # The constant -0.0 equals 0.0 in Python, so floats are told apart by their bits.
     key = (op, args, space, type, tuple(d.hex() if isinstance(d, float) else d for d in data), body)
-    node = _interned.get(key)
-    if node is None:
-        node = _interned[key] = Node(op, args, space, type, data, exact, body, where_from())
-    return node
+    nodes = _tracing.get().nodes
+    return nodes.get(key) or nodes.setdefault(key, Node(op, args, space, type, data, exact, body, where_from()))
 
 
 def join(*spaces: Space) -> Space:
@@ -98,11 +126,22 @@ def join(*spaces: Space) -> Space:
     return "rc" if has == {"r", "c"} else "r" if has == {"r"} else "c" if has == {"c"} else "s"
 
 
+def _refused(symbol: str, accepted: str) -> Callable[..., NoReturn]:
+    """A method that refuses what Python would do with a value."""
+
+    def method(self: Value, *others: object) -> NoReturn:
+        refuse(f"{symbol} of {self}", accepted)
+
+    return method
+
+
+_ARITHMETIC = "+ - * / and comparisons; the functions of tokitai.lang"
+
+
 class Value:
     """A symbolic value. Supports ``+ - * /`` and comparisons with other values and numbers."""
 
     __slots__ = ("node",)
-    __array_ufunc__ = None  # NumPy must leave `array * value` to us, and we refuse it
     __hash__ = None  # type: ignore[assignment]  # `==` builds a comparison
 
     def __init__(self, node: Node) -> None:
@@ -133,10 +172,13 @@ class Value:
         return binary("div", other, self)
 
     def __neg__(self) -> Value:
-        return Value(make("host_neg" if self.node.type == "host" else "neg", self.node, type=self.node.type))
+        if self.node.type == "host":
+            return Value(make("host_neg", self.node, type="host"))
+        return Value(make("neg", floating(self, "neg"), type=self.node.type))
 
     def __abs__(self) -> Value:
-        return Value(make("abs", self.node, type=floating(self, "abs").type))
+        node = floating(self, "abs")
+        return Value(make("abs", node, type=node.type))
 
     def __lt__(self, other: Number) -> Value:
         return compare("lt", self, other)
@@ -166,24 +208,39 @@ class Value:
         return logical("logical_not", self)
 
     def __pow__(self, power: Number) -> Value:
-        if self.node.type == "host" and (isinstance(power, int) or isinstance(power, Value)):
+        if self.node.type == "host" and (power.node.exact if isinstance(power, Value) else _is_whole(power)):
             return binary("power", self, power)
-        refuse(f"{self} ** {power!r}", "x * x for a square; ** only between host scalars, with a whole exponent")
+        refuse(
+            f"{self} ** {power!r}",
+            "x * x; ** of a host scalar, with a whole exponent: 0, 1, 2 ..., an int parameter, rows or columns",
+        )
 
     def __bool__(self) -> bool:
         refuse(f"the truth of {self}, which differs from element to element", "where(condition, a, b)")
 
-    def __float__(self) -> float:
-        refuse(f"{self} as a Python float", "the functions of tokitai.lang (sqrt, exp ...) instead of those of math")
-
-    def __iter__(self) -> NoReturn:
-        refuse(f"iteration over {self}", "whole-tensor expressions and row_sum, row_max, col_sum")
+    __float__ = _refused("the Python number", "the functions of tokitai.lang (sqrt, exp ...) instead of those of math")
+    __int__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = __float__
+    __iter__ = __len__ = __contains__ = _refused("iteration", "whole-tensor expressions and row_sum, row_max, col_sum")
+    __mod__ = __rmod__ = _refused("the remainder %", _ARITHMETIC)
+    __floordiv__ = __rfloordiv__ = _refused("the whole quotient //", _ARITHMETIC)
+    __divmod__ = __rdivmod__ = _refused("divmod", _ARITHMETIC)
+    __matmul__ = __rmatmul__ = _refused("the product @", _ARITHMETIC)
+    __rpow__ = _refused("a power", "exp2(x) and the like of tokitai.elementary")
+    __xor__ = __rxor__ = _refused("^", "bit_xor of u32 values; != between conditions is a & ~b | ~a & b")
+    __lshift__ = __rlshift__ = _refused("<<", "a product with a power of two")
+    __rshift__ = __rrshift__ = _refused(">>", "shift_right of a u32 value")
 
     def __getitem__(self, index: object) -> NoReturn:
         refuse(f"{self}[{index!r}]", "whole-tensor expressions; take_column(x, index) for one element of each row")
 
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
         refuse(f"{self} as a NumPy array", "the functions of tokitai.lang instead of NumPy's")
+
+    def __array_ufunc__(self, ufunc: Any, *args: object, **kwargs: object) -> NoReturn:
+        refuse(f"numpy.{ufunc.__name__} of {self}", "the functions of tokitai.lang; values, int and float beside +-*/")
+
+    def __array_function__(self, function: Any, *args: object) -> NoReturn:
+        refuse(f"numpy.{function.__name__} of {self}", "the functions of tokitai.lang instead of NumPy's")
 
     def __repr__(self) -> str:
         spaces = {"rc": "a rows x cols", "r": "a one-per-row", "c": "a one-per-column", "s": "a scalar"}
@@ -212,17 +269,22 @@ def lift(x: Any, like: Node | None = None) -> Node:
     if isinstance(x, (bool, np.generic, np.ndarray)) or not isinstance(x, (int, float)):
         refuse(f"{x!r} of type {type(x).__name__} in an expression", "values of the language, int and float")
     kind: Type = like.type if like is not None and like.type != "bool" else "f32"
-    if kind == "host":
-        return make("number", space="s", type="host", data=(float(x),))
-    if kind in ("i32", "i64", "u32"):
+    if kind in INTEGERS:
         if not isinstance(x, int):
             refuse(f"the number {x!r} beside an integer value", "a whole number")
+        limits = np.iinfo(FORMATS[kind].dtype)
+        if not limits.min <= x <= limits.max:
+            refuse(f"the whole number {x} beside a value of type {kind}", f"{limits.min} to {limits.max}")
         return make("const", space="s", type=kind, data=(x,), exact=True)
     if isinstance(x, int) and abs(x) > 2**53:
         refuse(f"the whole number {x}", "whole numbers up to 2**53 beside floating-point values")
     if math.isnan(x):
         refuse("the constant nan", "finite numbers and infinities")
-    return make("const", space="s", type=kind, data=(float(x),))
+    return make("number" if kind == "host" else "const", space="s", type=kind, data=(float(x),))
+
+
+def _is_whole(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
 
 
 def unify(name: str, *values: Any) -> list[Node]:
@@ -237,7 +299,7 @@ def unify(name: str, *values: Any) -> list[Node]:
         refuse(f"{name} of {found}", "operands of one type; convert(x, f32) and the like change it explicitly")
     if types and any(n.type == "host" for n in nodes):
         kind = types.pop()
-        if kind not in ("f32", "f64"):
+        if kind in INTEGERS:
             refuse(f"{name} of a host scalar and a value of type {kind}", "f32 or f64 values beside host scalars")
         nodes = [make("round", n, type=kind) if n.type == "host" else n for n in nodes]
     return nodes
@@ -257,7 +319,7 @@ def binary(name: str, a: Number, b: Number) -> Value:
     left, right = unify(name, a, b)
     if left.type == "host":
         return Value(make(f"host_{name}", left, right, type="host"))
-    if left.type in ("i32", "i64", "u32"):
+    if left.type in INTEGERS:
         if name == "div":
             refuse(f"division of {Value(left)}", "floating-point values; int division is not part of the language")
         return Value(make(f"int_{name}", left, right, type=left.type))
@@ -270,8 +332,9 @@ def compare(name: str, a: Number, b: Number) -> Value:
     left, right = unify(name, a, b)
     if left.type == "host":
         left, right = (make("round", n, type="f32") for n in (left, right))
-    exact = (left.exact or left.op == "const") and (right.exact or right.op == "const") and left.type not in ("f32", "f64")
-    return Value(make(name, left, right, type="bool", exact=exact))
+    if left.type == "bool":
+        refuse(f"{name} of {Value(left)}", "numbers; & | ~ for conditions")
+    return Value(make(name, left, right, type="bool"))
 
 
 def logical(name: str, *values: Value) -> Value:

@@ -77,19 +77,28 @@ def round_to(values: Array, format_name: str) -> Array:
     """f32 (or f64) values rounded once to a format, as stored values with the canonical NaN.
 
     bf16 takes the upper half of the f32 pattern after adding half an ulp, with ties to even; a NaN is set aside
-    first, as the addition could carry it into an infinity or a zero.
+    first, as the addition could carry it into an infinity or a zero. From f64 it goes by way of f32 rounded to odd,
+    since two roundings to nearest are not one.
     """
     fmt = FORMATS[format_name]
     if not fmt.is_float:
         return values.astype(fmt.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        if format_name == "bf16" and values.dtype == F32:
-            pattern = np.ascontiguousarray(values).view(np.uint32)
+        if format_name == "bf16":
+            pattern = _to_odd(values).view(np.uint32)
             rounded = (pattern + (((pattern >> 16) & 1) + np.uint32(0x7FFF))) >> 16
             stored: Array = np.where(np.isnan(values), fmt.nan, rounded).astype(np.uint16).view(ml_dtypes.bfloat16)
         else:
             stored = values.astype(fmt.dtype)
     return canonical(stored, fmt)
+
+
+def _to_odd(values: Array) -> Array:
+    """f64 values as f32: where they do not fit, the neighbour whose last bit is 1. f32 values as they are."""
+    near = np.ascontiguousarray(values, F32)
+    short, odd = np.abs(near) < np.abs(values), (near.view(np.int32) & 1) == 1
+    moved = np.where((near == values) | odd | ~np.isfinite(near), 0, np.where(short, 1, -1))
+    return np.asarray(near.view(np.int32) + moved.astype(np.int32)).view(F32)
 
 
 def widen(stored: Array) -> Array:
@@ -141,7 +150,7 @@ def integer(node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
         case "int_mul":
             return np.multiply(*args, dtype=kind)
         case "int_mulhi":
-            return ((wide[0].astype(object) * wide[1]) >> 32).astype(kind)
+            return np.asarray((wide[0] * wide[1]) >> 32, kind)
         case "int_xor":
             return args[0] ^ args[1]
         case "int_and":
@@ -157,9 +166,9 @@ def integer(node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
         case "le":
             return args[0] <= args[1]
         case "eq":
-            return args[0] == args[1]
+            return np.equal(*args)
         case "ne":
-            return args[0] != args[1]
+            return np.not_equal(*args)
         case "logical_and":
             return args[0] & args[1]
         case "logical_or":

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..lang import Graph, Node
+from ..errors import DefinitionError
+from ..formats import FORMATS
+from ..lang import Graph, Node, Operator, TensorSpec
 from .interpret import Array, as_rows_cols
 from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, sigmoid, silu_slope
 
@@ -45,11 +47,13 @@ def gradient(
     params: Mapping[str, float],
     cotangents: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """d(sum over results of cotangent * result) / d(input), for every floating-point input, two-dimensional.
+    """d(sum over results of cotangent * result) / d(input), for every floating-point input, two-dimensional; zeros for
+    an input that no such result depends on.
 
     ``cotangents`` holds the gradients of some results by name; the others count as zero.
     """
     domain = Real(params)
+    sizes: dict[str, tuple[int, int]] = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
     values: dict[Node, Array] = {}
     specs = {t.name: t for t in graph.inputs}
     for node in graph.nodes:
@@ -65,7 +69,7 @@ def gradient(
 
     def give(node: Node, amount: Array) -> None:
         """Add to what flows into a node; where it was broadcast, its parts add up."""
-        size = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}[node.space]
+        size = sizes[node.space]
         amount = np.broadcast_to(amount, np.broadcast_shapes(amount.shape, size))
         for axis in (0, 1):
             if size[axis] == 1 and amount.shape[axis] != 1:
@@ -75,7 +79,7 @@ def gradient(
     for o in graph.outputs:
         if o.name in cotangents:
             give(o.node, cotangents[o.name].astype(REAL))
-    result: dict[str, Array] = {}
+    result = {t.name: np.zeros(sizes[t.space], REAL) for t in graph.inputs if FORMATS[str(t.format)].is_float}
     with np.errstate(all="ignore"):
         for node in reversed(graph.nodes):
             if node not in flow:
@@ -83,7 +87,12 @@ def gradient(
             if node.op == "input":
                 result[str(node.data[0])] = flow[node]
             else:
-                _pull(node, flow[node], [values[a] for a in node.args], values[node], give)
+                g = flow[node]
+
+                def given(target: Node, amount: Array, g: Array = g) -> None:
+                    give(target, np.where(g == 0, 0, amount))  # what is not looked at carries nothing, NaN or not
+
+                _pull(node, g, [values[a] for a in node.args], values[node], given)
     return result
 
 
@@ -140,13 +149,16 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
             pass  # integers, conditions and constants carry no derivative
 
 
-def check_backward(backward: Any, forward: Any, dtype: str, shape: tuple[int, int], seed: int) -> list[tuple[str, float, float]]:
+def check_backward(
+    backward: Operator, forward: Operator, dtype: str, shape: tuple[int, int], seed: int
+) -> list[tuple[str, float, float]]:
     """For every result ``d<name>`` of a backward operator: its distance from the derivative of the forward operator in
     ``<name>``, and the distance that rounding explains, both relative to the largest element.
 
     What rounding explains is measured: the same backward graph evaluated in f64, against its evaluation in the higher
     precision in which the derivative is taken. Where that precision is f64 itself the figure is a bound from above of
     both evaluations' error: n roundings of 2^-53, with n the number of operations times the longest sum.
+    Raises DefinitionError for a result that is named after no input of the forward operator.
     """
     from . import real
 
@@ -155,7 +167,7 @@ def check_backward(backward: Any, forward: Any, dtype: str, shape: tuple[int, in
     rng = np.random.default_rng(seed)
     size = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
     params = {p.name: p.default if p.default is not None else 0.5 for p in (*forward.params, *backward.params)}
-    tensors = {}
+    tensors: dict[str, Array] = {}
     for t in (*f.inputs, *b.inputs):
         tensors.setdefault(t.name, _sample(rng, t, size[t.space], shape))
     results = real.evaluate(f, tensors, shape, params)
@@ -164,12 +176,14 @@ def check_backward(backward: Any, forward: Any, dtype: str, shape: tuple[int, in
     cotangents = {o.name: tensors[f"d{o.name}"] for o in f.outputs if f"d{o.name}" in names}
     want = gradient(f, tensors, shape, params, cotangents)
     got = real.evaluate(b, tensors, shape, params)
-    rough = real.evaluate(b, {k: v.astype(np.float64) if v.dtype == REAL else v for k, v in tensors.items()}, shape, params, np.float64)
+    narrow = {k: v.astype(np.float64) if v.dtype == REAL else v for k, v in tensors.items()}
+    rough = real.evaluate(b, narrow, shape, params, np.float64)
     report = []
     for name, value in got.items():
         target = name[1:]
-        if not name.startswith("d") or target not in want:
-            continue
+        if target not in want:
+            accepted = ", ".join(f"d{n}" for n in want)
+            raise DefinitionError(f"{backward.file}:{backward.line}: the result {name}; accepted: {accepted}")
         exact = np.broadcast_to(want[target], value.shape)
         top = float(np.abs(exact).max()) or 1.0
         floor = len(b.nodes) * sum(shape) * 2.0 ** -(real.PRECISION - 1)
@@ -178,7 +192,7 @@ def check_backward(backward: Any, forward: Any, dtype: str, shape: tuple[int, in
     return report
 
 
-def _sample(rng: np.random.Generator, t: Any, size: tuple[int, int], shape: tuple[int, int]) -> Array:
+def _sample(rng: np.random.Generator, t: TensorSpec, size: tuple[int, int], shape: tuple[int, int]) -> Array:
     if str(t.format) in ("i32", "i64", "u32"):
         return rng.integers(0, max(shape[1], 1), size)
     return rng.standard_normal(size).astype(REAL)

@@ -38,7 +38,9 @@ def as_rows_cols(tensor: TensorSpec, values: Array, shape: tuple[int, int]) -> A
     return values.reshape(want)
 
 
-def evaluate_graph(graph: Graph, domain: Domain, tensors: Mapping[str, Array], shape: tuple[int, int]) -> dict[str, Array]:
+def evaluate_graph(
+    graph: Graph, domain: Domain, tensors: Mapping[str, Array], shape: tuple[int, int]
+) -> dict[str, Array]:
     """All results of a graph over a domain, two-dimensional, by name."""
     specs = {t.name: t for t in graph.inputs}
     values: dict[Node, Array] = {}

@@ -1,8 +1,8 @@
 """The mathematics of a graph in high precision: what the bits approximate.
 
 NumPy's `longdouble` carries 64 bits of significand on x86-64 and 113 on most others; where it is no wider than f64, so
-says `PRECISION`. The few functions that NumPy lacks in that precision (erf, erfc) are taken in f64, whose error of a few
-2^-53 is far below anything that a stored f32 can show.
+says `PRECISION`. The few functions that NumPy lacks in that precision (erf, erfc) are taken in f64, whose error of a
+few 2^-53 is far below anything that a stored f32 can show.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "tanh": np.tanh,
     "sin": np.sin, "cos": np.cos, "erf": erf, "erfc": erfc, "normal_cdf": normal_cdf, "sigmoid": sigmoid,
     "gelu": gelu, "gelu_slope": gelu_slope, "gelu_tanh": gelu_tanh, "gelu_tanh_slope": gelu_tanh_slope, "silu": silu,
-    "silu_slope": silu_slope,
+    "silu_slope": silu_slope, "softplus": lambda x: np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0),
 }  # fmt: skip
 
 _DIRECT: dict[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt, "neg": np.negative,
-    "abs": np.abs, "fma": lambda a, b, c: a * b + c, "maximum": np.maximum, "minimum": np.minimum, "round_even": np.rint,
-    "power_of_two": np.exp2, "host_add": np.add, "host_sub": np.subtract, "host_mul": np.multiply,
+    "abs": np.abs, "fma": lambda a, b, c: a * b + c, "maximum": np.maximum, "minimum": np.minimum,
+    "round_even": np.rint, "power_of_two": np.exp2, "host_add": np.add, "host_sub": np.subtract, "host_mul": np.multiply,
     "host_div": np.divide, "host_neg": np.negative, "host_sqrt": np.sqrt, "host_power": np.power,
 }  # fmt: skip
 
@@ -135,7 +135,7 @@ class Real:
             case "exponent":
                 return (np.frexp(args[0])[1] - 1).astype(self.dtype)
             case "significand":
-                return np.abs(np.frexp(args[0])[0] * 2)
+                return np.asarray(np.abs(np.frexp(args[0])[0] * 2))
             case "where" if not node.exact:
                 return np.where(*args)
             case "convert" if node.type in ("f32", "f64"):
@@ -144,11 +144,11 @@ class Real:
                 compare = {"lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal}
                 return np.asarray(compare[node.op](*args))
             case "row_sum":
-                return args[0].sum(axis=1, keepdims=True)
+                return np.asarray(args[0].sum(axis=1, keepdims=True))
             case "row_max":
-                return args[0].max(axis=1, keepdims=True, initial=-np.inf)
+                return np.asarray(args[0].max(axis=1, keepdims=True, initial=-np.inf))
             case "col_sum":
-                return args[0].sum(axis=0, keepdims=True)
+                return np.asarray(args[0].sum(axis=0, keepdims=True))
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
             case "call":

@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..formats import FORMATS
 from ..lang import Graph, Node, TensorSpec
@@ -34,7 +35,7 @@ TAGS = {
 }
 
 
-def mix(x: Array) -> Array:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that spreads every bit."""
     x = (x ^ (x >> U64(30))) * U64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> U64(27))) * U64(0x94D049BB133111EB)
@@ -127,9 +128,8 @@ def hashes(graph: Graph, shape: tuple[int, int], seed: int) -> tuple[dict[str, A
     """Random hashes for every element of the float inputs and for every rounded host scalar."""
     rng = np.random.default_rng([seed, int.from_bytes(hashlib.sha256(graph.digest.encode()).digest()[:8], "little")])
     size = {"rc": shape[0] * shape[1], "r": shape[0], "c": shape[1], "s": 1}
-    tensors = {
-        t.name: rng.integers(1, 2**64, size[t.space], dtype=U64) for t in graph.inputs if FORMATS[str(t.format)].is_float
-    }
+    floats = [t for t in graph.inputs if FORMATS[str(t.format)].is_float]
+    tensors = {t.name: rng.integers(1, 2**64, size[t.space], dtype=U64) for t in floats}
     scalars = {n: int(rng.integers(1, 2**64, dtype=U64)) for n in graph.nodes if n.op == "round"}
     return tensors, scalars
 

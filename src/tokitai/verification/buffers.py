@@ -54,7 +54,9 @@ class Buffer:
         if self.array.size:
             size = self.dtype.itemsize
             strides = (*self.array.strides, 1)
-            elements = np.ndarray((*self.array.shape, size), bool, buffer=intact.data, offset=self._start(), strides=strides)
+            elements = np.ndarray(
+                (*self.array.shape, size), bool, buffer=intact.data, offset=self._start(), strides=strides
+            )
             elements[...] = False
         touched = np.flatnonzero(intact & (self.raw != CANARY))
         if touched.size:

@@ -114,11 +114,15 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
         for t in graph.inputs:
             if t.name in h.tensors:
                 values = to_format(h.tensors[t.name], format_of(t.format))
-                tensors[t.name] = np.broadcast_to(values.reshape(-1) if t.space in ("r", "c") else values, size_of(t.space, shape)).copy()
+                tensors[t.name] = np.broadcast_to(
+                    values.reshape(-1) if t.space in ("r", "c") else values, size_of(t.space, shape)
+                ).copy()
             else:
                 tensors[t.name] = draw(t, "normal", shape, 0, operator.contract.draw.get(t.name))
         finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in tensors.items() if _is_float(graph, n))
-        yield Case("hard", h.name, shape, 0, tensors, {**defaults(operator), **h.scalars}, in_domain=h.in_domain and finite)
+        yield Case(
+            "hard", h.name, shape, 0, tensors, {**defaults(operator), **h.scalars}, in_domain=h.in_domain and finite
+        )
 
 
 def _is_float(graph: Graph, name: str) -> bool:

@@ -10,11 +10,10 @@ from ..device import cpu
 from ..evidence import statement as ev
 from ..evidence.render import render
 from ..lang import Operator
-from ..toolchain.build import Isa
 from .verdict import Verdict
 
 
-def certify(operator: Operator, verdict: Verdict, folder: Path, isa: Isa | None) -> Path:
+def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
     """Write the certificate as JSON, and beside it a rendering in Markdown. Returns the path of the JSON."""
     first = verdict.kernels[0]
     c = operator.contract
@@ -32,7 +31,7 @@ def certify(operator: Operator, verdict: Verdict, folder: Path, isa: Isa | None)
             compiler=ev.CompilerIdentity(
                 first.artifact.compiler.kind, first.artifact.compiler.version, first.artifact.compiler.digest
             ),
-            isa=isa or first.artifact.isa,
+            isa=first.artifact.isa,
             flags=first.artifact.flags,
             plan=first.plan.describe(),
             kernels=[
@@ -79,26 +78,29 @@ def _proofs(verdict: Verdict) -> list[ev.Proof]:
                 "structure run: 64-bit hashes in place of numbers, collision probability below 2**-50",
             )
         )
-    for name, error, explained in verdict.derivative:
-        holds = error <= explained
-        proofs.append(
-            ev.Proof(
-                f"{name} is the derivative of the forward definition at the sampled points",
-                "proved" if holds else "not proved",
-                f"reverse mode in extended precision: off by {error:.2g} of the largest element, rounding explains {explained:.2g}",
-            )
-        )
     return proofs
 
 
 def _claims(verdict: Verdict) -> list[str]:
     compared = sum(r.compared for r in verdict.results if r.kind != "structure")
-    made = [f"{compared} result elements were compared with the oracle bit for bit" + (", all equal." if not verdict.failure else ".")]
+    outcome = "all equal" if not verdict.failure else "not all equal"
+    made = [f"{compared} result elements were compared with the oracle bit for bit, {outcome}."]
     if any(r.kind == "exhaustive" for r in verdict.results):
         made.append(f"Every one of the 65,536 {verdict.dtype} inputs was tried.")
     if any(r.kind == "structure" and r.equal for r in verdict.results):
         made.append("At the shapes listed under proofs the kernel computes the definition for all inputs.")
-    made.append("No kernel wrote outside its results or changed an input; results did not depend on threads, alignment, row gaps, repeats or batch splits where these were tried.")
+    for name, error, explained in verdict.derivative:
+        if error <= explained:
+            made.append(
+                f"At the sampled points {name} is the derivative of the forward definition: reverse mode in extended "
+                f"precision is {error:.2g} of the largest element away, where rounding explains {explained:.2g}."
+            )
+    if not verdict.failure:
+        layouts = sorted({name for r in verdict.results for name in r.layouts})
+        made.append(
+            "No kernel wrote outside its results or changed an input, and results had the same bits under every layout "
+            f"that was tried ({', '.join(layouts)}) and in batches split in two."
+        )
     return made
 
 

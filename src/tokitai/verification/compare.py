@@ -41,9 +41,7 @@ def first_mismatch(result: str, got: Array, want: Array) -> Mismatch | None:
     if not different.any():
         return None
     position = tuple(int(i) for i in np.argwhere(different)[0])
-    return Mismatch(
-        result, position, show(got[position]), show(want[position]), int(different.sum())
-    )
+    return Mismatch(result, position, show(got[position]), show(want[position]), int(different.sum()))
 
 
 def show(value: Any) -> str:

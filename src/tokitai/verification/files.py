@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zipfile
 from pathlib import Path
@@ -39,12 +40,15 @@ def _safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
 
     data = path.read_bytes()
     try:
-        entries = deserialize(data)
+        entries = deserialize(data)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise InputFileError(f"{path}: not a whole safetensors file: {error}") from error
     (length,) = struct.unpack("<Q", data[:8])
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    kinds = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64}
+    kinds = {
+        "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64, "I32": np.int32,
+        "I64": np.int64,
+    }  # fmt: skip
     tensors = {}
     for name, entry in entries:
         if entry["dtype"] not in kinds:
@@ -62,26 +66,31 @@ def case_from_file(operator: Operator, path: Path, dtype: str) -> tuple[Graph, C
     tensors, metadata = read_tensors(path)
     names = {t.name for t in operator.tensors}
     params = {p.name for p in operator.params}
-    given = {p: float(metadata[p]) for p in params if p in metadata}
-    given |= {p: float(tensors.pop(p)) for p in params if p in tensors and tensors[p].size == 1}
+    try:
+        given = {p: float(metadata[p]) for p in params if p in metadata}
+        given |= {p: float(tensors.pop(p).item()) for p in params if p in tensors and tensors[p].size == 1}
+    except (TypeError, ValueError) as error:
+        raise InputFileError(f"{path}: a scalar is no number: {error}") from error
     missing = [t.name for t in operator.tensors if not t.optional and t.name not in tensors]
     other = sorted(set(tensors) - names)
     if missing or other:
         found = ", ".join(sorted(tensors)) or "nothing"
-        raise InputFileError(f"{path}: holds {found}; accepted for {operator.name}: {', '.join(t.name for t in operator.tensors)}")
+        accepted = ", ".join(t.name for t in operator.tensors)
+        raise InputFileError(f"{path}: holds {found}; accepted for {operator.name}: {accepted}")
     graph = operator.trace(dtype, present=set(tensors))
     first = next(t for t in graph.inputs if t.space == "rc")
     if tensors[first.name].ndim < 1:
         raise InputFileError(f"{path}: {first.name} is a scalar; accepted: rows x cols")
     cols = tensors[first.name].shape[-1]
-    shape = (tensors[first.name].size // cols if cols else 0, cols)
+    shape = (math.prod(tensors[first.name].shape[:-1]), cols)
     stored = {}
     for t in graph.inputs:
         fmt = FORMATS[str(t.format)]
         array = tensors[t.name]
         count = {"rc": shape[0] * cols, "r": shape[0], "c": cols, "s": 1}[t.space]
         if array.size != count:
-            raise InputFileError(f"{path}: {t.name} has shape {array.shape}; accepted beside {first.name}: {count} elements")
+            beside = f"accepted beside {first.name}: {count} elements"
+            raise InputFileError(f"{path}: {t.name} has shape {array.shape}; {beside}")
         if fmt.is_float != format_of(array.dtype).is_float:
             raise InputFileError(f"{path}: {t.name} has format {array.dtype}; accepted: {fmt}")
         flat = array.reshape(shape if t.space == "rc" else (count,))

@@ -7,6 +7,7 @@ poisoned results, guard zones, input digests, several thread counts, repeats, od
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -114,7 +115,9 @@ def layouts(case_size: int, threads: int) -> tuple[Layout, ...]:
         Layout("gaps between rows", threads, offset=3, gap=5),
         Layout("repeated", threads),
     )
-    return every if case_size <= 1 << 16 else (Layout("plain", threads), Layout("gaps between rows", 1, offset=1, gap=3))
+    return (
+        every if case_size <= 1 << 16 else (Layout("plain", threads), Layout("gaps between rows", 1, offset=1, gap=3))
+    )
 
 
 def run_numbers(kernel: Kernel, case: Case, textbook: Callable[..., Any] | None, threads: int) -> CaseResult:
@@ -141,7 +144,9 @@ def run_numbers(kernel: Kernel, case: Case, textbook: Callable[..., Any] | None,
     return result
 
 
-def run_structure(kernel: Kernel, shape: tuple[int, int], integers: Mapping[str, Array], seed: int, threads: int) -> CaseResult:
+def run_structure(
+    kernel: Kernel, shape: tuple[int, int], integers: Mapping[str, Array], seed: int, threads: int
+) -> CaseResult:
     """Compare which expression a structure build evaluates with the definition: equal means equal for all inputs."""
     graph = kernel.graph
     tensors, hashes = structure.hashes(graph, shape, seed)
@@ -149,7 +154,15 @@ def run_structure(kernel: Kernel, shape: tuple[int, int], integers: Mapping[str,
     want = structure.evaluate(graph, tensors, shape, hashes)
     scalars = np.array([hashes[n] for n in rounded_scalars(graph)], np.uint64)
     chosen = layouts(shape[0] * shape[1], threads)
-    result = CaseResult("structure", "all inputs", shape, seed, f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}", {}, tuple(x.name for x in chosen))
+    result = CaseResult(
+        "structure",
+        "all inputs",
+        shape,
+        seed,
+        f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}",
+        {},
+        tuple(x.name for x in chosen),
+    )
     result.inputs = {n: digest(a) for n, a in tensors.items()}
     result.oracle = {n: digest(a) for n, a in want.items()}
     for layout in chosen:
@@ -184,7 +197,9 @@ def _launch(
     return got
 
 
-def _split(kernel: Kernel, case: Case, want: Mapping[str, Array], scalars: Array, threads: int) -> Mismatch | None:
+def _split(
+    kernel: Kernel, case: Case, want: Mapping[str, Array], scalars: Array, threads: int
+) -> Mismatch | GuardError | None:
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do, and are left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
@@ -194,18 +209,26 @@ def _split(kernel: Kernel, case: Case, want: Mapping[str, Array], scalars: Array
     cut = rows // 3 + 1
     for part in (slice(0, cut), slice(cut, rows)):
         some = {
-            t.name: case.tensors[t.name][part] if t.space in ("rc", "r") else case.tensors[t.name] for t in kernel.graph.inputs
+            t.name: case.tensors[t.name][part] if t.space in ("rc", "r") else case.tensors[t.name]
+            for t in kernel.graph.inputs
         }
         shape = (len(range(rows)[part]), cols)
-        got = Launch(kernel, shape, some, Layout("split", threads)).run(scalars)
+        try:
+            got = Launch(kernel, shape, some, Layout("split", threads)).run(scalars)
+        except GuardError as error:
+            return error
         for o in local:
-            mismatch = first_mismatch(o.name, got[o.name].reshape(shape[0], -1), want[o.name][part].reshape(shape[0], -1))
+            mismatch = first_mismatch(
+                o.name, got[o.name].reshape(shape[0], -1), want[o.name][part].reshape(shape[0], -1)
+            )
             if mismatch is not None:
                 return mismatch
     return None
 
 
-def measure_error(kernel: Kernel, case: Case, want: Mapping[str, Array], textbook: Callable[..., Any] | None, result: CaseResult) -> None:
+def measure_error(
+    kernel: Kernel, case: Case, want: Mapping[str, Array], textbook: Callable[..., Any] | None, result: CaseResult
+) -> None:
     """The largest distance from the real result, in ulp of the result itself and in ulp of the largest result in its
     row (for results with one element a row or column: in the tensor). The first is dominated by elements that cancel
     almost to zero; the second is what a user of the tensor notices.
@@ -215,13 +238,16 @@ def measure_error(kernel: Kernel, case: Case, want: Mapping[str, Array], textboo
     graph = kernel.graph
     with np.errstate(all="ignore"):
         wide = {
-            t.name: case.tensors[t.name].astype(real.REAL if FORMATS[str(t.format)].is_float else np.int64).reshape(
-                {"rc": case.shape, "r": (case.shape[0], 1), "c": (1, case.shape[1]), "s": (1, 1)}[t.space]
-            )
+            t.name: case.tensors[t.name]
+            .astype(real.REAL if FORMATS[str(t.format)].is_float else np.int64)
+            .reshape({"rc": case.shape, "r": (case.shape[0], 1), "c": (1, case.shape[1]), "s": (1, 1)}[t.space])
             for t in graph.inputs
         }
         if textbook is not None:
-            exact = textbook(**wide, **{p: case.params[p] for p in graph.params}, **graph.options)
+            scalars = {p: case.params[p] for p in graph.params}
+            if "rounded" in inspect.signature(textbook).parameters:  # a definition that stores an intermediate result
+                scalars["rounded"] = lambda x: bits.round_to(x.astype(np.float64), graph.dtype).astype(real.REAL)
+            exact = textbook(**wide, **scalars, **graph.options)
         else:
             exact = real.evaluate(graph, case.tensors, case.shape, case.params)
     for o in graph.outputs:

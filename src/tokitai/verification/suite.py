@@ -28,7 +28,9 @@ def branch_shapes(plan: RowPlan, lanes: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys(shapes))
 
 
-def number_cases(operator: Operator, plan: RowPlan, lanes: int, shape: tuple[int, int] | None, seed: int) -> Iterator[Case]:
+def number_cases(
+    operator: Operator, plan: RowPlan, lanes: int, shape: tuple[int, int] | None, seed: int
+) -> Iterator[Case]:
     """The cases of a verification, cheapest first: hard inputs, all values, seeded noise, the shape asked for."""
     graph = plan.graph
     yield from cases.hard(operator, graph)
@@ -37,6 +39,8 @@ def number_cases(operator: Operator, plan: RowPlan, lanes: int, shape: tuple[int
         yield every
     for how in cases.DRAWS:
         for small in ((1, 1), (3, 2 * lanes + 1), (5, 257), (67, 130)):
+            if not allowed(operator, small):
+                continue
             yield cases.seeded(operator, graph, how, small, seed)
     for small in branch_shapes(plan, lanes):
         if allowed(operator, small):

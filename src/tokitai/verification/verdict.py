@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
 from ..formats import format_of
 from ..kernel import TARGETS, Kernel, build_text, compile
-from ..lang import Operator
+from ..lang import Graph, Operator
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
@@ -134,20 +134,30 @@ def verify(
     verdict = Verdict(operator.name, fmt, device, None if asked is None else dict(rows=asked[0], cols=asked[1]))
     started = time.perf_counter()
     files = [Path(p) for p in ([inputs] if isinstance(inputs, (str, Path)) else inputs or ())]
-    yours = [case_from_file(operator, p, fmt) for p in files]
+    yours = [(_optional(graph), c) for graph, c in (case_from_file(operator, p, fmt) for p in files)]
+    chosen = [variant] if variant is not None else variants(operator)
+    for present, c in yours:
+        if any(v.present == present for v in chosen):
+            continue
+        if variant is not None:
+            raise ArgumentError(
+                f"{c.name}: holds {_names(present)}; accepted beside this variant: {_names(variant.present)}"
+            )
+        chosen.append(Variant(present))
     try:
         isa = isa or native_isa()
-        for v in [variant] if variant is not None else variants(operator):
-            mine = [c for graph, c in yours if {t.name for t in graph.inputs if t.optional} == v.present]
+        for v in chosen:
+            mine = [c for present, c in yours if present == v.present]
             kernels = _kernels(operator, fmt, v, compiler, isa, edit)
             verdict.kernels += kernels
             _run_variant(verdict, operator, v, kernels, asked, seed, case, mine, isa, progress)
             if verdict.failure:
                 break
         if not verdict.failure and operator.backward_of is not None and case is None:
-            _derivative(verdict, operator, fmt)
+            _derivative(verdict, operator, operator.backward_of, fmt)
         if not verdict.results:
-            raise UsageError(f"{operator.name}: no case {case!r}; accepted: an id as a failure prints it, KIND/NAME@ROWSxCOLS#SEED")
+            accepted = "an id as a failure prints it, KIND/NAME@ROWSxCOLS#SEED"
+            raise UsageError(f"{operator.name}: no case {case!r}; accepted: {accepted}")
         verdict.verdict = "refuted" if verdict.failure else "verified"
     except UnavailableError as error:
         verdict.failure = str(error)
@@ -156,8 +166,16 @@ def verify(
     if out is not None and verdict.verdict != "undecided":
         from .certificate import certify
 
-        verdict.certificate = certify(operator, verdict, Path(out), isa)
+        verdict.certificate = certify(operator, verdict, Path(out))
     return verdict
+
+
+def _optional(graph: Graph) -> frozenset[str]:
+    return frozenset(t.name for t in graph.inputs if t.optional)
+
+
+def _names(present: frozenset[str]) -> str:
+    return ", ".join(sorted(present)) or "no optional tensor"
 
 
 def _shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[int, int] | None:
@@ -178,7 +196,9 @@ def _shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[int, in
     return asked
 
 
-def _kernels(operator: Operator, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None) -> list[Kernel]:
+def _kernels(
+    operator: Operator, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None
+) -> list[Kernel]:
     """The kernel over numbers, and the same text over hashes."""
     from ..emit.cpp import emit_cpu
     from ..lower.rowwise import plan_rows
@@ -239,16 +259,19 @@ def _add(verdict: Verdict, operator: Operator, v: Variant, result: CaseResult, p
         verdict.failure = f"{line} --case '{result.id}': {result.failure}"
 
 
-def _derivative(verdict: Verdict, operator: Operator, dtype: str) -> None:
-    verdict.derivative = check_backward(operator, operator.backward_of, dtype, (5, 7), seed=1)
+def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: str) -> None:
+    verdict.derivative = check_backward(operator, forward, dtype, (5, 7), seed=1)
     for name, error, explained in verdict.derivative:
         if not error <= explained:
             verdict.failure = (
-                f"{operator.name}: {name} is not the derivative of {operator.backward_of.name if operator.backward_of else '?'}: "
+                f"{operator.name}: {name} is not the derivative of {forward.name}: "
                 f"off by {error:.3g} of the largest element where rounding explains {explained:.3g}"
             )
+            verdict.results.append(CaseResult("derivative", name, (5, 7), 1, "", {}, (), failure=verdict.failure))
+            return
 
 
 def _evidence(verdict: Verdict) -> list[str]:
-    kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "yours") if any(r.kind == k for r in verdict.results)]
+    tried = {r.kind for r in verdict.results}
+    kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "yours") if k in tried]
     return kinds + (["derivative"] if verdict.derivative else [])

@@ -1,0 +1,51 @@
+"""The command line: parse, call, print.
+
+Standard output carries results and nothing else; progress and notes go to standard error. With ``--json`` standard
+output is one JSON object, also where something is wrong.
+
+Exit codes: 0 verified, 1 refuted, 3 undecided (something is missing here), 2 wrong usage, 70 a fault of tokitai's own.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+
+from ..errors import TokitaiError
+
+FAULT = 70  # EX_SOFTWARE: must not be taken for "refuted"
+
+
+def main() -> None:
+    """The command ``tokitai``."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tokitai show ... | head` ends quietly
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code. Nothing that a user can cause raises."""
+    from .app import app
+    from .output import report_error
+
+    as_json = "--json" in arguments
+    try:
+        code = app(args=list(arguments), prog_name="tokitai", standalone_mode=False)
+        return int(code or 0)
+    except TokitaiError as error:
+        return report_error(str(error), type(error).__name__, error.exit_code, as_json)
+    except MemoryError as error:
+        return report_error(f"not enough memory: {error}", "MemoryError", 3, as_json)
+    except KeyboardInterrupt:
+        return report_error("interrupted", "KeyboardInterrupt", 130, as_json)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # what the command line's parser raises, under whatever name
+            said = error.format_message()
+            return report_error(f"{said} (see tokitai --help)", "UsageError", 2, as_json) if said else 2
+        traceback.print_exc()
+        return report_error(f"a fault of tokitai itself: {error!r}", "InternalError", FAULT, as_json)
+
+
+__all__ = ["main", "run"]

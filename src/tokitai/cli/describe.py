@@ -1,0 +1,76 @@
+"""Operators in words, for ``tokitai ops`` and ``tokitai show``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from ..emit.cpp import emit_cpu
+from ..errors import UnknownNameError
+from ..kernel import TARGETS
+from ..lang import Operator
+from ..lower.rowwise import plan_rows
+from ..verification.verdict import Variant
+
+SPACES = {"rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar"}
+
+
+def operator_json(o: Operator) -> dict[str, Any]:
+    """An operator as plain JSON values."""
+    c = o.contract
+    return {
+        "operator": o.name,
+        "definition": _first_line(o),
+        "inputs": [
+            {"name": t.name, "shape": SPACES[t.space], "format": str(t.format), "optional": t.optional}
+            for t in o.tensors
+        ],
+        "scalars": [{"name": p.name, "default": p.default, "whole": p.whole} for p in o.params],
+        "options": [{"name": p.name, "default": p.default, "accepted": list(p.accepted)} for p in o.options],
+        "results": [
+            {"name": r.name, "shape": SPACES[r.space], "format": r.format, "in_place": r.inplace}
+            for r in o.trace(c.formats[0]).outputs
+        ],
+        "backward_of": o.backward_of.name if o.backward_of else None,
+        "contract": {
+            "formats": list(c.formats), "max_rows": c.max_rows, "min_cols": c.min_cols, "max_cols": c.max_cols,
+            "domain": c.domain,
+        },
+        "targets": list(TARGETS),
+    }  # fmt: skip
+
+
+def operator_text(o: Operator) -> str:
+    """An operator in a few lines."""
+    c = o.contract
+    inputs = [f"{t.name}: {SPACES[t.space]} {t.format}{' (optional)' if t.optional else ''}" for t in o.tensors]
+    scalars = [p.name if p.default is None else f"{p.name}={p.default:g}" for p in o.params]
+    scalars += [f"{p.name}: {' | '.join(map(str, p.accepted))}" for p in o.options]
+    rows = [
+        ("inputs", "; ".join(inputs)),
+        ("scalars", "; ".join(scalars)),
+        ("gradient of", o.backward_of.name if o.backward_of else ""),
+        ("storage", f"{', '.join(c.formats)}; up to {c.max_rows:,} rows and {c.max_cols:,} columns"),
+        ("domain", c.domain),
+        ("targets", ", ".join(TARGETS)),
+    ]
+    return f"{o.name}\n  {_first_line(o)}\n" + "\n".join(f"    {name:<12} {text}" for name, text in rows if text)
+
+
+def part_text(o: Operator, part: str, target: str, dtype: str, variant: Variant | None) -> str:
+    """One part of ``tokitai show``: definition, graph, plan or source. Raises UnknownNameError, DefinitionError."""
+    if target not in TARGETS:
+        raise UnknownNameError("target", target, TARGETS)
+    if part == "definition":
+        return inspect.getsource(o.definition).rstrip()
+    graph = o.trace(dtype) if variant is None else o.trace(dtype, variant.present, dict(variant.options))
+    if part == "graph":
+        return str(graph)
+    plan = plan_rows(graph)
+    if part == "plan":
+        return "\n".join(f"{name:<16} {value}" for name, value in plan.describe().items())
+    return emit_cpu(plan).text.rstrip()
+
+
+def _first_line(o: Operator) -> str:
+    return inspect.cleandoc(o.__doc__ or "").partition("\n")[0]

@@ -1,0 +1,93 @@
+"""What can be verified on this machine: found out by doing it, with an operator of one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..device import cpu
+from ..errors import CompilerMissingError, TokitaiError
+from ..lang import Matrix, Outputs, operator, outputs, row_sum, storage
+from ..numerics import NUMERICS_VERSION
+from ..toolchain import cache
+from ..toolchain.build import ISAS, machine_here
+from ..toolchain.compilers import Compiler, all_compilers, find_compiler
+from ..verification import verify
+
+
+@operator
+def probe(x: Matrix[storage]) -> Outputs:
+    """y = x * sum(x): small enough to compile at once, and it needs a load, a sum, a product and a store."""
+    return outputs(y=x * row_sum(x))
+
+
+def examine() -> dict[str, Any]:
+    """The state of this machine, as plain JSON values."""
+    device = cpu.describe()
+    compilers = [_compiler(c) for c in all_compilers()]
+    missing, chosen = [], None
+    try:
+        chosen = str(find_compiler().path)
+    except CompilerMissingError as error:
+        missing.append(str(error))
+    for c in compilers:
+        if c["problem"]:
+            missing.append(f"{c['path']}: {c['problem']}")
+    if device["float_mode"]:
+        missing.append(f"floating-point mode: {device['float_mode']}")
+    folder = cache.folder()
+    if folder.problem:
+        missing.append(folder.problem)
+    default = next((c for c in compilers if c["path"] == chosen), None)
+    works = default is not None and default["works"] and not device["float_mode"]
+    return {
+        "numerics_version": NUMERICS_VERSION,
+        "device": device,
+        "compilers": compilers,
+        "compiler": chosen,
+        "cache": {"folder": str(folder.path), "problem": folder.problem},
+        "targets": {"cpu": {"works": works}},
+        "claims": _claims(works, default, device),
+        "missing": missing,
+    }
+
+
+def _compiler(c: Compiler) -> dict[str, Any]:
+    """A compiler, and whether a kernel that it builds runs here with the defined bits."""
+    known = {"path": str(c.path), "kind": c.kind, "version": c.title, "machine": c.machine}
+    if c.machine != machine_here():
+        return {**known, "works": False, "problem": None}  # a cross compiler: its kernels run elsewhere
+    try:
+        verdict = verify(probe, dtype="f32", compiler=str(c.path), case="seeded/normal@3x33#0")
+    except TokitaiError as error:
+        return {**known, "works": False, "problem": str(error)}
+    return {**known, "works": verdict.verdict == "verified", "problem": verdict.failure}
+
+
+def _claims(works: bool, compiler: dict[str, Any] | None, device: dict[str, Any]) -> list[str]:
+    if not works or compiler is None:
+        return []
+    other = sorted({isa for rows in ISAS.values() for isa in rows} - set(device["isas"]))
+    here = f"kernels by {compiler['version']} for {', '.join(device['isas'])} can be run and verified here"
+    there = f"nothing about {', '.join(other)}, which this machine does not run"
+    return [f"cpu: {text}" for text in ([here, there] if other else [here])]
+
+
+def report_text(report: dict[str, Any]) -> str:
+    """The report for people."""
+    device, folder = report["device"], report["cache"]
+    lines = [
+        f"machine     {device['cpu']}, {device['machine']}, {device['os']}, {device['libc']}",
+        f"runs        {', '.join(device['isas']) or 'no instruction set that is known here'}",
+        f"threads     {device['threads']} of {device['cores']} cores",
+        f"float mode  {device['float_mode'] or 'as IEEE 754 has it by default'}",
+        f"cache       {folder['folder']}",
+        f"devices     cpu: {'works' if report['targets']['cpu']['works'] else 'does not work'}",
+    ]
+    for c in report["compilers"]:
+        chosen = " (used by default)" if c["path"] == report["compiler"] else ""
+        elsewhere = f"compiles for {c['machine']}, not for this machine"
+        state = "works" if c["works"] else "does not work" if c["problem"] else elsewhere
+        lines.append(f"compiler    {c['path']}: {c['kind']}, {c['version']}: {state}{chosen}")
+    lines += [f"claim       {text}" for text in report["claims"]]
+    lines += [f"missing     {text}" for text in report["missing"]]
+    return "\n".join(lines)

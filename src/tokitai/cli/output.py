@@ -1,0 +1,52 @@
+"""What the commands print."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ..verification import Verdict
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on standard output. Numbers that JSON lacks become the strings nan, inf and -inf."""
+    print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """`value` with numbers that JSON can hold."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def note(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def report_error(message: str, kind: str, code: int, as_json: bool) -> int:
+    """Say what is wrong, on standard error and with ``--json`` on standard output too. Returns `code`."""
+    note(f"error: {message}")
+    if as_json:
+        print_json({"error": message, "kind": kind})
+    return code
+
+
+def verdict_text(v: Verdict) -> str:
+    """A verdict in one line, and below it the line that replays a failure or says what is missing."""
+    line = f"{v.operator:<20} {v.dtype:<5} {v.verdict:<10}{v.cases:>4} cases"
+    if v.evidence:
+        line += f": {', '.join(v.evidence)}"
+    if v.verdict == "verified" and v.max_ulp_error is not None:
+        line += f"; largest error {v.max_ulp_error:.4g} ulp"
+        if v.max_ulp_error_of_row is not None:
+            line += f", {v.max_ulp_error_of_row:.4g} of the row's largest"
+    return line if v.failure is None else f"{line}\n  {v.failure}"

@@ -1,0 +1,106 @@
+"""Verify several operators and formats: kernels are compiled ahead, on other cores, while the oracle runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import TokitaiError, UnknownNameError, UsageError
+from ..kernel import TARGETS, compile
+from ..lang import Operator
+from ..toolchain.build import Isa
+from .files import case_from_file
+from .verdict import Variant, Verdict, _shape, variants, verify
+
+BUILDS = 2  # compilations at a time
+
+
+@dataclass(frozen=True)
+class Job:
+    """One verification: an operator in a storage format, with the user's own tensor files and, where not all are
+    wanted, the only variant."""
+
+    operator: Operator
+    dtype: str
+    inputs: tuple[Path, ...] = ()
+    variant: Variant | None = None
+
+
+def verify_many(
+    jobs: Sequence[Job],
+    *,
+    shape: Mapping[str, int] | None = None,
+    device: str = "cpu",
+    out: Path | str | None = None,
+    seed: int = 0,
+    compiler: str | None = None,
+    isa: Isa | None = None,
+    case: str | None = None,
+    started: Callable[[Job], None] | None = None,
+    progress: Callable[[str], None] | None = None,
+    ended: Callable[[Verdict], None] | None = None,
+) -> list[Verdict]:
+    """`verify` for each job, in order. ``started`` and ``ended`` are told of each job, ``progress`` of each case.
+
+    Every argument is checked before anything is compiled. Raises UsageError for the first that is wrong.
+    """
+    for job in jobs:
+        _check(job, shape, device)
+    verdicts = []
+    with _compiled_ahead(jobs, compiler, isa):
+        for job in jobs:
+            if started is not None:
+                started(job)
+            verdict = verify(
+                job.operator, shape=shape, dtype=job.dtype, device=device, inputs=job.inputs, out=out, seed=seed,
+                compiler=compiler, isa=isa, variant=job.variant, case=case, progress=progress,
+            )  # fmt: skip
+            verdicts.append(verdict)
+            if ended is not None:
+                ended(verdict)
+    return verdicts
+
+
+def overall(verdicts: Iterable[Verdict]) -> Literal["verified", "refuted", "undecided"]:
+    """Refuted where any is; else undecided where any is; else verified. Raises UsageError where there is none."""
+    found = {v.verdict for v in verdicts}
+    if not found:
+        raise UsageError("nothing was verified; accepted: at least one operator and format")
+    return "refuted" if "refuted" in found else "undecided" if "undecided" in found else "verified"
+
+
+def _check(job: Job, shape: Mapping[str, int] | None, device: str) -> None:
+    if device not in TARGETS:
+        raise UnknownNameError("device", device, TARGETS)
+    for v in _variants(job):
+        job.operator.trace(job.dtype, v.present, dict(v.options))
+    _shape(job.operator, shape)
+    for path in job.inputs:
+        case_from_file(job.operator, path, job.dtype)
+
+
+def _variants(job: Job) -> list[Variant]:
+    return variants(job.operator) if job.variant is None else [job.variant]
+
+
+@contextmanager
+def _compiled_ahead(jobs: Sequence[Job], compiler: str | None, isa: Isa | None) -> Iterator[None]:
+    """Fill the build cache from other threads. `verify` takes what is there, and waits for what is under way."""
+    pool = ThreadPoolExecutor(BUILDS, thread_name_prefix="tokitai-build")
+    try:
+        for job in jobs:
+            for v in _variants(job):
+                for structure in (False, True):
+                    pool.submit(_fill, job, v, compiler, isa, structure)
+        yield
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _fill(job: Job, v: Variant, compiler: str | None, isa: Isa | None, structure: bool) -> None:
+    with suppress(TokitaiError):  # `verify` meets the same error, where it can be told
+        compile(job.operator, "cpu", job.dtype, v.present, dict(v.options), compiler, isa, structure)
