@@ -54,6 +54,10 @@ class Kernel:
         with np.errstate(over="ignore"):
             return np.array(host_values(self.graph, rows, cols, params), np.float64).astype(np.float32)
 
+    def workspace_elements(self, shape: tuple[int, int], threads: int) -> int:
+        """How many values of workspace a launch needs, each of the dtype ``element("f32")``."""
+        return workspace_elements(self.plan, *shape, threads)
+
     def launch(
         self,
         tensors: Mapping[str, Array],
@@ -61,9 +65,12 @@ class Kernel:
         shape: tuple[int, int],
         scalars: Array,
         threads: int,
+        workspace: Array | None = None,
     ) -> None:
         """Run on arrays that already have the right dtypes: rows x cols ones two-dimensional with unit column stride,
-        all others contiguous. Nothing is checked here: see ``tokitai.call`` for the checks. Releases the GIL."""
+        all others contiguous. Nothing is checked here: see ``tokitai.call`` for the checks. Releases the GIL.
+
+        ``workspace`` is room for `workspace_elements` values, whatever they hold; a new one where none is given."""
         rows, cols = shape
         addresses, sizes = [], [rows, cols]
         arrays = [(tensors[t.name], t.space) for t in self.graph.inputs]
@@ -74,10 +81,9 @@ class Kernel:
                 sizes.append(array.strides[0] // array.itemsize)
         if all(array.size == 0 for array in results.values()):
             return
-        element = 8 if self.structure else 4
-        need = workspace_elements(self.plan, rows, cols, threads) * element
-        workspace = cpu.aligned_empty(need, np.uint8) if need else None
-        status = self._run(addresses, sizes, scalars, None if workspace is None else workspace.ctypes.data, threads)
+        if workspace is None:
+            workspace = cpu.aligned_empty(self.workspace_elements(shape, threads), self.element("f32"))
+        status = self._run(addresses, sizes, scalars, workspace.ctypes.data, threads)
         if status != 0:
             raise TokitaiError(f"{self}: status {status}; a kernel returns 0")
 

@@ -45,10 +45,16 @@ def headers() -> dict[str, str]:
 
 
 def workspace_elements(plan: RowPlan, rows: int, cols: int, threads: int) -> int:
-    """How many elements (4 bytes as numbers, 8 as hashes) of workspace a call needs: partial column sums and scratch rows."""
+    """How many elements (4 bytes as numbers, 8 as hashes) of workspace a call needs: sums of blocks of rows and, for each
+    thread, scratch rows and the sums of a row's blocks."""
     blocks = -(-rows // plan.block)
-    partial = sum(blocks * (cols if n.space == "c" else 1) for n in plan.col_sums)
-    return partial + threads * len(plan.kept) * plan.group * cols
+    shared = sum(blocks * (cols if n.space == "c" else 1) for n in plan.col_sums)
+    partial = _most_sums(plan) * (cols // 4 + 512)  # partial_room(cols) in rows.h
+    return shared + threads * (len(plan.kept) * cols + partial)
+
+
+def _most_sums(plan: RowPlan) -> int:
+    return max((len(p.sums) for p in plan.passes), default=0)
 
 
 def emit_cpu(plan: RowPlan) -> KernelText:
@@ -62,6 +68,9 @@ class _Emitter:
         self.graph: Graph = plan.graph
         self.name = {n: f"v{i}" for i, n in enumerate(self.graph.nodes)}
         self.scalar_slot = {n: i for i, n in enumerate(rounded_scalars(self.graph))}
+        self.private = [f"{len(plan.kept)} * cols"] * bool(plan.kept)  # workspace of each thread
+        self.private += [f"{_most_sums(plan)} * partial_room(cols)"] * bool(_most_sums(plan))
+        self.streamed = [o for o in plan.graph.outputs if o.space == "rc" and not o.inplace]
         self.lines: list[str] = []
         self.depth = 0
 
@@ -123,9 +132,9 @@ class _Emitter:
         self.line()
         self.line('extern "C" __attribute__((visibility("default"))) int32_t tokitai_kernel(')
         self.open("    void* const* tensors, const int64_t* sizes, const void* scalar_table, void* workspace, int32_t threads)")
-        self.arguments()
         self.open("#pragma omp parallel num_threads(threads)\n ")
         self.line("const FloatMode mode;")
+        self.arguments()
         for n in self.plan.uniform:
             self.declare(n, self.expression(n, False, self.name), vector=False)
         if self.plan.flat:
@@ -133,6 +142,7 @@ class _Emitter:
         else:
             self.blocks()
             self.column_results()
+        self.line("finish_stores();")
         self.close()
         self.line("return 0;")
         self.close()
@@ -164,19 +174,23 @@ class _Emitter:
             if space == "rc":
                 self.line(f"const int64_t {name}_stride = sizes[{stride}];")
                 stride += 1
+        for o in self.streamed:
+            self.line(f"const bool out_{o.name}_streams = streams(out_{o.name}, out_{o.name}_stride, rows, cols);")
         if not self.plan.flat:
             self.line(f"const int64_t blocks = (rows + {self.plan.block - 1}) / {self.plan.block};")
         used = "static_cast<Stored*>(workspace)"
         for n in self.plan.col_sums:
             self.line(f"Stored* const sum_{self.name[n]} = {used};")
             used = f"sum_{self.name[n]} + blocks{' * cols' if n.space == 'c' else ''}"
-        if self.plan.kept:
-            self.line(f"Stored* const scratch_rows = {used};")
+        if self.private:
+            self.line(f"Stored* const private_space = {used};")
 
-    def pointers(self, row: str) -> None:
+    def pointers(self, row: str, following: str | None = None) -> None:
         for t in self.graph.inputs:
-            if t.space == "rc":
-                self.line(f"const {_POINTER[str(t.format)]}* const in_{t.name}_row = in_{t.name} + {row} * in_{t.name}_stride;")
+            for end, index in (("row", row), ("next", following)):
+                if t.space == "rc" and index:
+                    kind = f"const {_POINTER[str(t.format)]}*"
+                    self.line(f"{kind} const in_{t.name}_{end} = in_{t.name} + {index} * in_{t.name}_stride;")
         for o in self.graph.outputs:
             if o.space == "rc":
                 self.line(f"{_POINTER[o.format]}* const out_{o.name}_row = out_{o.name} + {row} * out_{o.name}_stride;")
@@ -196,10 +210,11 @@ class _Emitter:
         self.close()
 
     def blocks(self) -> None:
-        plan, grouped = self.plan, self.plan.group > 1
-        if plan.kept:
-            size = f"{plan.group} * {len(plan.kept)} * cols"
-            self.line(f"Stored* const scratch = scratch_rows + thread_number() * {size};")
+        plan = self.plan
+        if self.private:
+            self.line(f"Stored* const scratch = private_space + thread_number() * ({' + '.join(self.private)});")
+        if _most_sums(plan):
+            self.line(f"Stored* const partial = scratch{f' + {len(plan.kept)} * cols' if plan.kept else ''};")
         self.line("#pragma omp for schedule(static)")
         self.open("for (int64_t block = 0; block < blocks; ++block)")
         self.line(f"const int64_t end = least(rows, (block + 1) * {plan.block});")
@@ -208,40 +223,23 @@ class _Emitter:
                 self.line(f"S block_{self.name[n]} = NEUTRAL_SUM;")
             else:
                 self.line(f"Stored* const block_{self.name[n]} = sum_{self.name[n]} + block * cols;")
-                self.line(f"each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA {{ store(block_{self.name[n]} + c, splat(NEUTRAL_SUM), lanes); }});")
-        if grouped:
-            self.open(f"for (int64_t first = block * {plan.block}; first < end; first += {plan.group})")
-            self.line(f"const int64_t group = least({plan.group}, end - first);")
-            saved = self.row_values_of_last_pass()
-            for n in saved:
-                kind = "bool" if n.type == "bool" and n.exact else "SB" if n.type == "bool" else _SCALAR[n.type]
-                self.line(f"{kind} saved_{self.name[n]}[{plan.group}];")
-            self.open("for (int64_t g = 0; g < group; ++g)")
-            self.line("const int64_t r = first + g;")
-            self.row(plan.passes[:-1])
-            for n in saved:
-                self.line(f"saved_{self.name[n]}[g] = {self.name[n]};")
-            self.close()
-            self.last_pass_of_group(plan.passes[-1], saved)
-            self.close()
-        else:
-            self.open(f"for (int64_t r = block * {plan.block}; r < end; ++r)")
-            self.line("const int64_t g = 0;")
-            self.line("(void)g;")
-            self.row(plan.passes)
-            self.close()
+                clear = f"store(block_{self.name[n]} + c, splat(NEUTRAL_SUM), lanes);"
+                self.line(f"each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA {{ {clear} }});")
+        self.open(f"for (int64_t r = block * {plan.block}; r < end; ++r)")
+        self.row()
+        self.close()
         for n in plan.col_sums:
             if n.space == "s":
                 self.line(f"store1(sum_{self.name[n]} + block, block_{self.name[n]});")
         self.close()
 
-    def row(self, passes: Iterable[Pass]) -> None:
+    def row(self) -> None:
         """All that is computed from one row on its own."""
-        self.pointers("r")
+        self.pointers("r", "least(r + 1, rows - 1)" if _most_sums(self.plan) else None)
         for n in self.plan.before:
             self.row_value(n)
         loaded: set[Node] = set()
-        for p in passes:
+        for p in self.plan.passes:
             self.one_pass(p, loaded)
             loaded |= set(p.keep)
             for n in p.after:
@@ -307,77 +305,56 @@ class _Emitter:
                 self.line(f"store({self.scratch(n)} + c, {self.name[n]}, lanes);")
 
     def scratch(self, n: Node) -> str:
-        return f"scratch + (g * {len(self.plan.kept)} + {self.plan.kept.index(n)}) * cols"
+        return f"scratch + {self.plan.kept.index(n)} * cols"
 
     def stores(self, p: Pass) -> None:
         for o in p.stores:
-            self.line(f"store(out_{o.name}_row + c, {self.vector(o.node)}, lanes);")
+            how = f", out_{o.name}_streams" if o in self.streamed else ""
+            self.line(f"store(out_{o.name}_row + c, {self.vector(o.node)}, lanes{how});")
 
     def vector(self, n: Node) -> str:
         return self.name[n] if n.space in ("rc", "c") else f"splat({self.name[n]})"
 
     def one_pass(self, p: Pass, loaded: set[Node]) -> None:
         for n in p.maxima:
-            self.line(f"V max_{self.name[n]} = splat(NEUTRAL_MAX);")
+            self.line(f"Max max_{self.name[n]};")
+        sums = ", ".join(f"{self.name[n]}" for n in p.sums)
         if p.sums:
-            self.line(f"S {', '.join(f'total_{self.name[n]}' for n in p.sums)};")
-            self.open("")
-            self.line(f"S total[{len(p.sums)}];")
-            self.open(f"row_sums<{len(p.sums)}>(cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+            totals = f"sums_{self.plan.passes.index(p) + 1}"
+            self.line(f"S {totals}[{len(p.sums)}];  // {sums}")
+            self.open(f"row_sums<{len(p.sums)}>(cols, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         else:
             self.open("each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         self.compute(p, loaded)
         self.stores(p)
         for n in p.maxima:
             x = self.vector(n.args[0])
-            self.line(f"max_{self.name[n]} = join_max(max_{self.name[n]}, pad(leaf_max({x}), NEUTRAL_MAX, lanes));")
+            self.line(f"take(max_{self.name[n]}, pad(leaf_max({x}), NEUTRAL_MAX, lanes));")
         for n in p.col_sums:
             place = f"block_{self.name[n]} + c"
             self.line(f"store({place}, add(load({place}, lanes), {self.vector(n.args[0])}), lanes);")
         if p.sums:
             parts = ", ".join(f"pad({self.vector(n.args[0])}, NEUTRAL_SUM, lanes)" for n in p.sums)
             self.line(f"return Sums<{len(p.sums)}>{{{{{parts}}}}};")
-            self.close("}, total);")
+            self.close("}, [&](int64_t c) INLINE_LAMBDA {")
+            self.depth += 1
+            self.prefetches(p)
+            self.close(f"}}, {totals});")
             for i, n in enumerate(p.sums):
-                self.line(f"total_{self.name[n]} = total[{i}];")
-            self.close()
-            for n in p.sums:
-                self.line(f"const S {self.name[n]} = total_{self.name[n]};")
+                self.line(f"const S {self.name[n]} = {totals}[{i}];")
         else:
             self.close("});")
         for n in p.maxima:
-            m = self.name[n]
-            self.line(f"const S {m} = done_max(across(max_{m}, [](S a, S b) {{ return join_max(a, b); }}));")
+            self.line(f"const S {self.name[n]} = result(max_{self.name[n]});")
 
-    def row_values_of_last_pass(self) -> list[Node]:
-        last = self.plan.passes[-1]
-        used = {a for n in last.compute for a in n.args} | {o.node for o in last.stores} | {n.args[0] for n in last.col_sums}
-        return [n for n in self.graph.nodes if n in used and n.space == "r"]
-
-    def last_pass_of_group(self, p: Pass, saved: list[Node]) -> None:
-        """The last pass over a few rows at once: each column's running sums are loaded and stored once for all."""
-        before = {n for q in self.plan.passes[:-1] for n in q.keep}
-        self.open("const auto last_pass = [&](auto taken) INLINE_LAMBDA")
-        self.open("each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
-        for n in p.col_sums:
-            self.line(f"V run_{self.name[n]} = load(block_{self.name[n]} + c, lanes);")
-        self.open("for (int64_t g = 0; g < taken.count; ++g)")
-        self.line("const int64_t r = first + g;")
-        self.pointers("r")
-        for n in saved:
-            kind = "bool" if n.type == "bool" and n.exact else "SB" if n.type == "bool" else _SCALAR[n.type]
-            self.line(f"const {kind} {self.name[n]} = saved_{self.name[n]}[g];")
-        self.compute(p, before)
-        self.stores(p)
-        for n in p.col_sums:
-            self.line(f"run_{self.name[n]} = add(run_{self.name[n]}, {self.vector(n.args[0])});")
-        self.close()
-        for n in p.col_sums:
-            self.line(f"store(block_{self.name[n]} + c, run_{self.name[n]}, lanes);")
-        self.close("});")
-        self.close("};")
-        self.line(f"if (group == {self.plan.group}) last_pass(Count<{self.plan.group}>{{}});")
-        self.line("else last_pass(Some{group});")
+    def prefetches(self, p: Pass) -> None:
+        """The next row is fetched during the first pass that sums: by then this one lies in the caches."""
+        if p is next(q for q in self.plan.passes if q.sums):
+            for t in self.graph.inputs:
+                if t.space == "rc":
+                    self.line(f"prefetch(in_{t.name}_next + c);")
+        else:
+            self.line("(void)c;")
 
     def column_results(self) -> None:
         """The tree over blocks of rows, and what is made of complete column sums. (The loop above ends in a barrier.)"""

@@ -31,9 +31,10 @@ from .primitives import (
 from .values import Cols, Matrix, Rows, Value, bf16, f16, f32, f64, i32, i64, storage, u32
 
 __all__ = [
-    "COL_SUM_BLOCK", "PRIMITIVES", "Cols", "Contract", "Function", "Graph", "HardInput", "Index", "Matrix", "Node", "Operator",
-    "Output", "Outputs", "Rows", "TensorSpec", "Value", "bf16", "bit_and", "bit_xor", "col_sum", "column_index", "columns",
-    "convert", "exponent", "f16", "f32", "f64", "fma", "function", "i32", "i64", "maximum", "minimum", "multiply_high",
-    "operator", "outputs", "power_of_two", "round_even", "round_to", "row_index", "row_max", "row_sum", "rows",
-    "shift_right", "significand", "sqrt", "storage", "stored", "take_column", "topological", "u32", "where",
+    "COL_SUM_BLOCK", "PRIMITIVES", "Cols", "Contract", "Function", "Graph", "HardInput", "Index", "Matrix", "Node",
+    "Operator", "Output", "Outputs", "Rows", "TensorSpec", "Value", "bf16", "bit_and", "bit_xor", "col_sum",
+    "column_index", "columns", "convert", "exponent", "f16", "f32", "f64", "fma", "function", "i32", "i64",
+    "maximum", "minimum", "multiply_high", "operator", "outputs", "power_of_two", "round_even", "round_to",
+    "row_index", "row_max", "row_sum", "rows", "shift_right", "significand", "sqrt", "storage", "stored",
+    "take_column", "topological", "u32", "where",
 ]  # fmt: skip

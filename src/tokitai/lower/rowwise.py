@@ -9,7 +9,6 @@ A plan decides speed, never a bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,7 +38,6 @@ class RowPlan:
     """How the rows of a matrix are worked through.
 
     ``block`` rows are one unit of parallel work: 32 where a column sum runs down them as a chain, else 1.
-    ``group`` rows are taken together in the last pass, so that a column's running sum is loaded once for all of them.
     ``flat`` kernels treat all elements alike; their rows are cut into tiles of ``tile`` columns.
     """
 
@@ -49,7 +47,6 @@ class RowPlan:
     passes: tuple[Pass, ...]
     finish: tuple[Node, ...]  # column values computed from complete column sums
     block: int
-    group: int
     flat: bool
     tile: int = 16384
 
@@ -66,7 +63,6 @@ class RowPlan:
         return {
             "passes": len(self.passes),
             "rows in a block": self.block,
-            "rows in a group": self.group,
             "scratch rows": len(self.kept),
             "column sums": len(self.col_sums),
             "flat": self.flat,
@@ -117,7 +113,6 @@ def plan_rows(graph: Graph) -> RowPlan:
         passes=tuple(passes),
         finish=tuple(n for n in graph.nodes if n in late),
         block=COL_SUM_BLOCK if sums else 1,
-        group=4 if col_sums else 1,
         flat=_is_flat(graph),
     )
 
@@ -148,7 +143,7 @@ def _after_columns(graph: Graph) -> set[Node]:
     return late
 
 
-def _cone(roots: Iterable[Node], stop: set[Node]) -> list[Node]:
+def _cone(roots: list[Node], stop: set[Node]) -> list[Node]:
     """What must be computed for the roots, operands first, not looking behind kept values, reductions and functions."""
     need: set[Node] = set()
     stack = list(roots)
@@ -159,7 +154,7 @@ def _cone(roots: Iterable[Node], stop: set[Node]) -> list[Node]:
         need.add(n)
         if n not in stop and n.op not in ("row_sum", "row_max", "col_sum"):
             stack.extend(n.args)
-    return [n for n in topological(list(need)) if n in need]
+    return [n for n in topological(roots) if n in need]
 
 
 def _cost(node: Node, seen: set[Node]) -> int:

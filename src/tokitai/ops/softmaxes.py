@@ -11,7 +11,9 @@ import numpy as np
 from ..elementary.exponential import exp
 from ..lang import Contract, HardInput, Matrix, Outputs, operator, outputs, row_max, row_sum, storage
 
-CONTRACT = Contract(domain="all values; a row that is all -inf or holds +inf or NaN gives NaN", draw={"y": "probabilities"})
+CONTRACT = Contract(
+    domain="all values; a row that is all -inf or holds +inf or NaN gives NaN", draw={"y": "probabilities"}
+)
 
 
 @operator(contract=CONTRACT)

@@ -85,6 +85,9 @@ class Launch:
             else:
                 self.results[o.name] = self._buffer(o.name, o.space, o.format)
                 self.results[o.name].poison()
+        need = kernel.workspace_elements(shape, layout.threads)
+        self.workspace = Buffer("workspace", (need,), kernel.element("f32"))
+        self.workspace.poison()
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
         self.before = {n: digest(b.array) for n, b in self.inputs.items() if n not in replaced}
 
@@ -97,8 +100,8 @@ class Launch:
         """Launch and check what lies round the results. Raises GuardError."""
         arrays = {n: b.array for n, b in self.inputs.items()}
         results = {n: b.array for n, b in self.results.items()}
-        self.kernel.launch(arrays, results, self.shape, scalars, self.layout.threads)
-        for buffer in (*self.inputs.values(), *self.results.values()):
+        self.kernel.launch(arrays, results, self.shape, scalars, self.layout.threads, self.workspace.array)
+        for buffer in (*self.inputs.values(), *self.results.values(), self.workspace):
             buffer.check_guards()
         for name, was in self.before.items():
             if digest(self.inputs[name].array) != was:
@@ -200,7 +203,7 @@ def _launch(
 def _split(
     kernel: Kernel, case: Case, want: Mapping[str, Array], scalars: Array, threads: int
 ) -> Mismatch | GuardError | None:
-    """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do, and are left out.)"""
+    """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do: left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
     meets = any(n.op in ("row_index", "rows") for n in kernel.graph.nodes)
@@ -244,7 +247,7 @@ def measure_error(
             for t in graph.inputs
         }
         if textbook is not None:
-            scalars = {p: case.params[p] for p in graph.params}
+            scalars: dict[str, Any] = {p: case.params[p] for p in graph.params}
             if "rounded" in inspect.signature(textbook).parameters:  # a definition that stores an intermediate result
                 scalars["rounded"] = lambda x: bits.round_to(x.astype(np.float64), graph.dtype).astype(real.REAL)
             exact = textbook(**wide, **scalars, **graph.options)

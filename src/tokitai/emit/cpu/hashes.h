@@ -85,8 +85,8 @@ typedef SB B;
 INLINE V splat(S x) { return x; }
 template <class P> INLINE V load(const P* p) { return load1(p); }
 template <class P> INLINE void store(P* p, V x) { store1(p, x); }
-INLINE V even(V a, V) { return a; }
-INLINE V odd(V, V b) { return b; }
+template <int D, int SIDE> INLINE V half(V a, V b) { return SIDE ? b : a; }
+INLINE S first(V a) { return a; }
 #else
 struct V { S lane[LANES]; };
 typedef V B;
@@ -120,8 +120,18 @@ INLINE void store(f16* p, V x) { store_hashes(p, x); }
 INLINE void store(bf16* p, V x) { store_hashes(p, x); }
 INLINE void store(f32* p, V x) { store_hashes(p, x); }
 INLINE void store(Stored* p, V x) { store_hashes(p, x); }
-INLINE V even(V a, V b) { return lanewise([&](int i) { return i < LANES / 2 ? a.lane[2 * i] : b.lane[2 * i - LANES]; }); }
-INLINE V odd(V a, V b) { return lanewise([&](int i) { return i < LANES / 2 ? a.lane[2 * i + 1] : b.lane[2 * i + 1 - LANES]; }); }
+template <int D, int SIDE> INLINE V half(V a, V b) {
+  return lanewise([&](int i) {
+    const int lane = half_lane<D, SIDE>(i);
+    return lane < LANES ? a.lane[lane] : b.lane[lane - LANES];
+  });
+}
+INLINE S first(V a) { return a.lane[0]; }
 #endif
+
+struct Max { V sum = splat(NEUTRAL_MAX); };
+INLINE void take(Max& m, V x) { m.sum = join_max(m.sum, x); }
+INLINE V lanes_of(const Max& m) { return m.sum; }
+template <class P> INLINE void stream(P* p, V x) { store(p, x); }
 
 }  // namespace tokitai
