@@ -83,6 +83,10 @@ def bind(
             raise ArgumentError(f"{operator.name}: missing the scalar {p.name}")
         params[p.name] = value
     options = {o.name: values.pop(o.name) for o in operator.options if o.name in values}
+    for o in operator.options:
+        if o.name in options and options[o.name] not in o.accepted:
+            words = ", ".join(map(repr, o.accepted))
+            raise ArgumentError(f"{operator.name}: {o.name}={options[o.name]!r}; accepted: {words}")
     if values:
         accepted = [*names, *(p.name for p in operator.params), *(o.name for o in operator.options), *RESERVED]
         raise ArgumentError(f"{operator.name}: unknown argument {', '.join(values)}; accepted: {', '.join(accepted)}")

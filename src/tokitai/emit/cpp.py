@@ -5,7 +5,8 @@ and how many a vector holds.
 
 The kernel's one symbol is::
 
-    int32_t tokitai_kernel(void* const* tensors, const int64_t* sizes, const void* scalars, void* workspace, int32_t threads)
+    int32_t tokitai_kernel(void* const* tensors, const int64_t* sizes, const void* scalars, void* workspace,
+                           int32_t threads)
 
 ``tensors`` are the inputs, then the results; ``sizes`` are rows, columns, then the row stride in elements of every
 rows x cols tensor in the same order; ``scalars`` is the table of rounded host scalars.
@@ -14,7 +15,7 @@ rows x cols tensor in the same order; ``scalars`` is the table of rounded host s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
@@ -45,16 +46,12 @@ def headers() -> dict[str, str]:
 
 
 def workspace_elements(plan: RowPlan, rows: int, cols: int, threads: int) -> int:
-    """How many elements (4 bytes as numbers, 8 as hashes) of workspace a call needs: sums of blocks of rows and, for each
-    thread, scratch rows and the sums of a row's blocks."""
+    """How many elements (4 bytes as numbers, 8 as hashes) of workspace a call needs: sums of blocks of rows and, for
+    each thread, scratch rows and the sums of a row's blocks."""
     blocks = -(-rows // plan.block)
     shared = sum(blocks * (cols if n.space == "c" else 1) for n in plan.col_sums)
-    partial = _most_sums(plan) * (cols // 4 + 512)  # partial_room(cols) in rows.h
+    partial = plan.most_sums * (cols // 4 + 512)  # partial_room(cols) in rows.h
     return shared + threads * (len(plan.kept) * cols + partial)
-
-
-def _most_sums(plan: RowPlan) -> int:
-    return max((len(p.sums) for p in plan.passes), default=0)
 
 
 def emit_cpu(plan: RowPlan) -> KernelText:
@@ -69,7 +66,7 @@ class _Emitter:
         self.name = {n: f"v{i}" for i, n in enumerate(self.graph.nodes)}
         self.scalar_slot = {n: i for i, n in enumerate(rounded_scalars(self.graph))}
         self.private = [f"{len(plan.kept)} * cols"] * bool(plan.kept)  # workspace of each thread
-        self.private += [f"{_most_sums(plan)} * partial_room(cols)"] * bool(_most_sums(plan))
+        self.private += [f"{plan.most_sums} * partial_room(cols)"] * bool(plan.most_sums)
         self.streamed = [o for o in plan.graph.outputs if o.space == "rc" and not o.inplace]
         self.lines: list[str] = []
         self.depth = 0
@@ -131,7 +128,8 @@ class _Emitter:
             self.function(f)
         self.line()
         self.line('extern "C" __attribute__((visibility("default"))) int32_t tokitai_kernel(')
-        self.open("    void* const* tensors, const int64_t* sizes, const void* scalar_table, void* workspace, int32_t threads)")
+        self.line("    void* const* tensors, const int64_t* sizes, const void* scalar_table, void* workspace,")
+        self.open("    int32_t threads)")
         self.open("#pragma omp parallel num_threads(threads)\n ")
         self.line("const FloatMode mode;")
         self.arguments()
@@ -213,7 +211,7 @@ class _Emitter:
         plan = self.plan
         if self.private:
             self.line(f"Stored* const scratch = private_space + thread_number() * ({' + '.join(self.private)});")
-        if _most_sums(plan):
+        if plan.most_sums:
             self.line(f"Stored* const partial = scratch{f' + {len(plan.kept)} * cols' if plan.kept else ''};")
         self.line("#pragma omp for schedule(static)")
         self.open("for (int64_t block = 0; block < blocks; ++block)")
@@ -235,7 +233,7 @@ class _Emitter:
 
     def row(self) -> None:
         """All that is computed from one row on its own."""
-        self.pointers("r", "least(r + 1, rows - 1)" if _most_sums(self.plan) else None)
+        self.pointers("r", "least(r + 1, rows - 1)" if self.plan.most_sums else None)
         for n in self.plan.before:
             self.row_value(n)
         loaded: set[Node] = set()
@@ -294,15 +292,19 @@ class _Emitter:
         for n in p.compute:
             if n in loaded:
                 self.declare(n, f"load({self.scratch(n)} + c, lanes)", vector=True)
-            elif n.op == "input":
-                place = f"in_{n.data[0]}_row" if n.space == "rc" else f"in_{n.data[0]}"
-                self.declare(n, f"load({place} + c, lanes)", vector=True)
-            elif n.op == "column_index":
-                self.declare(n, "column_index(c)", vector=True)
             else:
-                self.declare(n, self.expression(n, True, self.name), vector=True)
+                self.column_value(n)
             if n in p.keep:
                 self.line(f"store({self.scratch(n)} + c, {self.name[n]}, lanes);")
+
+    def column_value(self, n: Node) -> None:
+        """A value with a column index, for the columns from c on."""
+        if n.op == "input":
+            self.declare(n, f"load(in_{n.data[0]}{'_row' * (n.space == 'rc')} + c, lanes)", vector=True)
+        elif n.op == "column_index":
+            self.declare(n, "column_index(c)", vector=True)
+        else:
+            self.declare(n, self.expression(n, True, self.name), vector=True)
 
     def scratch(self, n: Node) -> str:
         return f"scratch + {self.plan.kept.index(n)} * cols"
@@ -318,10 +320,9 @@ class _Emitter:
     def one_pass(self, p: Pass, loaded: set[Node]) -> None:
         for n in p.maxima:
             self.line(f"Max max_{self.name[n]};")
-        sums = ", ".join(f"{self.name[n]}" for n in p.sums)
         if p.sums:
             totals = f"sums_{self.plan.passes.index(p) + 1}"
-            self.line(f"S {totals}[{len(p.sums)}];  // {sums}")
+            self.line(f"S {totals}[{len(p.sums)}];")
             self.open(f"row_sums<{len(p.sums)}>(cols, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         else:
             self.open("each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
@@ -357,14 +358,13 @@ class _Emitter:
             self.line("(void)c;")
 
     def column_results(self) -> None:
-        """The tree over blocks of rows, and what is made of complete column sums. (The loop above ends in a barrier.)"""
-        finish = [n for n in self.plan.finish]
+        """The tree over blocks of rows, and what is made of complete column sums. The loop above ends in a barrier."""
         columns = [o for o in self.graph.outputs if o.space == "c"]
         scalars = [o for o in self.graph.outputs if o.space == "s"]
-        for n in (n for n in finish if n.space == "s"):
+        for n in (n for n in self.plan.finish if n.space == "s"):
             if n.op == "col_sum":
-                source = f"sum_{self.name[n]}"
-                self.declare(n, f"tree_over(blocks, S{{}}, [&](int64_t i) {{ return load1({source} + i); }})", vector=False)
+                part = f"load1(sum_{self.name[n]} + i)"
+                self.declare(n, f"tree_over(blocks, S{{}}, [&](int64_t i) {{ return {part}; }})", vector=False)
             else:
                 self.declare(n, self.expression(n, False, self.name), vector=False)
         for o in scalars:
@@ -382,14 +382,10 @@ class _Emitter:
                     continue
                 done.add(n)
                 if n.op == "col_sum":
-                    place = f"sum_{self.name[n]} + i * cols + c"
-                    self.declare(n, f"tree_over(blocks, splat(S{{}}), [&](int64_t i) {{ return load({place}, lanes); }})", vector=True)
-                elif n.op == "input":
-                    self.declare(n, f"load(in_{n.data[0]} + c, lanes)", vector=True)
-                elif n.op == "column_index":
-                    self.declare(n, "column_index(c)", vector=True)
+                    part = f"[&](int64_t i) {{ return load(sum_{self.name[n]} + i * cols + c, lanes); }}"
+                    self.declare(n, f"tree_over(blocks, splat(S{{}}), {part})", vector=True)
                 else:
-                    self.declare(n, self.expression(n, True, self.name), vector=True)
+                    self.column_value(n)
             self.line(f"store(out_{o.name} + c, {self.vector(o.node)}, lanes);")
         self.close("});")
         self.close()

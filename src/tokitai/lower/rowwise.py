@@ -58,6 +58,11 @@ class RowPlan:
     def kept(self) -> tuple[Node, ...]:
         return tuple(n for p in self.passes for n in p.keep)
 
+    @cached_property
+    def most_sums(self) -> int:
+        """How many sums along a row one pass takes at most."""
+        return max((len(p.sums) for p in self.passes), default=0)
+
     def describe(self) -> dict[str, object]:
         """The plan in words, for people and certificates."""
         return {
@@ -79,7 +84,8 @@ def plan_rows(graph: Graph) -> RowPlan:
     count = last + (1 if final else 0)
     late = _after_columns(graph)
 
-    row_nodes = [n for n in graph.nodes if n.space == "r"]
+    found_by_a_pass = ("row_sum", "row_max")
+    row_nodes = [n for n in graph.nodes if n.space == "r" and n.op not in found_by_a_pass and n not in late]
     wanted: list[list[Node]] = []  # what each pass needs to have computed
     for p in range(1, count + 1):
         roots = [n.args[0] for n in graph.nodes if n.op in ("row_sum", "row_max") and level[n] == p]
@@ -101,7 +107,7 @@ def plan_rows(graph: Graph) -> RowPlan:
                 stores=tuple(o for o in row_stores if _store_pass(o, level, count) == p),
                 col_sums=tuple(col_sums) if p == count else (),
                 keep=keep,
-                after=tuple(n for n in row_nodes if level[n] == p and n.op not in ("row_sum", "row_max") and n not in late),
+                after=tuple(n for n in row_nodes if level[n] == p),
             )
         )
         available.update(keep)
@@ -109,7 +115,7 @@ def plan_rows(graph: Graph) -> RowPlan:
     return RowPlan(
         graph=graph,
         uniform=tuple(n for n in graph.nodes if n.space == "s" and n.type != "host" and n not in late),
-        before=tuple(n for n in row_nodes if level[n] == 0 and n not in late),
+        before=tuple(n for n in row_nodes if level[n] == 0),
         passes=tuple(passes),
         finish=tuple(n for n in graph.nodes if n in late),
         block=COL_SUM_BLOCK if sums else 1,
