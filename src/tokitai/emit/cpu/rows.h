@@ -92,7 +92,7 @@ template <int N> INLINE S top(Stored* s, int64_t count) {
 }
 
 // The tree over `count` values, level by level; +0 for none. There is room for a multiple of BLOCK, and it is used up.
-static S tree(Stored* s, int64_t count) {
+static __attribute__((noinline, unused)) S tree(Stored* s, int64_t count) {
   if (count == 0) return S{};
   for (; count > 4 * LANES; count = (count + JOINED - 1) / JOINED) {
     const int64_t blocks = (count + BLOCK - 1) / BLOCK;
