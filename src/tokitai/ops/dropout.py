@@ -1,7 +1,7 @@
 """Dropout from counter-based bits: an element is kept or dropped by its place and the seed alone.
 
 The bits are word 0 of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the
-counter (column, row, 0, 0) and the key (seed, stream). The backward pass makes the same bits again; no mask is stored.
+counter (place, place >> 32, 0, 0), the place being row * cols + column, and the key (seed, stream). The backward pass makes the same bits again; no mask is stored.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..lang import (
-    Contract, HardInput, Matrix, Outputs, Value, bit_xor, column_index, convert, multiply_high, operator, outputs,
-    row_index, storage, u32, where,
+    Contract, HardInput, Matrix, Outputs, Value, bit_xor, convert, element_word, multiply_high, operator, outputs, storage,
+    u32, where,
 )  # fmt: skip
 
 CONTRACT = Contract(domain="all values", defaults={"p": 0.25, "seed": 1234567, "stream": 3})
@@ -21,10 +21,10 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
-def philox(c0: Value, c1: Value, k0: Value, k1: Value) -> Value:
-    """Word 0 of Philox4x32-10 for the counter (c0, c1, 0, 0) and the key (k0, k1), all u32."""
+def philox(c0: Value, c1: Value, k0: Value, k1: Value, third: Value | None = None) -> Value:
+    """Word 0 of Philox4x32-10 for the counter (c0, c1, third or 0, 0) and the key (k0, k1), all u32."""
     zero = k0 - k0
-    c = (c0, c1, zero, zero)
+    c = (c0, c1, zero if third is None else third, zero)
     for i in range(10):
         keys = (k0 + (WEYL[0] * i & 0xFFFFFFFF), k1 + (WEYL[1] * i & 0xFFFFFFFF))
         c = (
@@ -38,7 +38,7 @@ def philox(c0: Value, c1: Value, k0: Value, k1: Value) -> Value:
 
 def _kept(p: Value, seed: Value, stream: Value) -> Value:
     """Whether an element is kept: its bits are at least p 2**32."""
-    counter = (convert(column_index(), u32), convert(row_index(), u32))
+    counter = (element_word(0), element_word(1))
     return convert(p * 2.0**32, u32) <= philox(*counter, convert(seed, u32), convert(stream, u32))
 
 
@@ -66,8 +66,8 @@ def philox_reference(c: tuple[int, int, int, int], k: tuple[int, int]) -> tuple[
 
 def _mask(shape: tuple[int, int], p: float, seed: float, stream: float) -> Any:
     limit, key = round(p * 2**32), (int(seed), int(stream))
-    rows = [[philox_reference((c, r, 0, 0), key)[0] >= limit for c in range(shape[1])] for r in range(shape[0])]
-    return np.array(rows, bool).reshape(shape)
+    places = range(shape[0] * shape[1])
+    return np.array([philox_reference((i, i >> 32, 0, 0), key)[0] >= limit for i in places], bool).reshape(shape)
 
 
 @dropout.set_textbook
