@@ -103,12 +103,17 @@ def convert(x: Value, to: Any) -> Value:
 
 def round_to(x: Value, to: Any) -> Value:
     """x rounded once to a storage format and widened again: what a store followed by a load gives."""
-    name = format_name(to)
-    if name not in ("storage", "f16", "bf16", "f32"):
-        refuse(f"round_to(..., {name})", "storage, f16, bf16 or f32")
-    if name == "storage":
-        name = storage_format() or refuse("storage in a function, which serves all formats", "f16, bf16 or f32")
-    return Value(make("round_to", floating(x, "round_to"), data=(name,)))
+    return Value(make("round_to", floating(x, "round_to"), data=(_storage(to, "round_to"),)))
+
+
+def _storage(to: Any, name: str) -> str:
+    """The name of a storage format; `storage` is the one that the definition is traced for."""
+    chosen = format_name(to)
+    if chosen not in ("storage", "f16", "bf16", "f32"):
+        refuse(f"{name}(..., {chosen})", "storage, f16, bf16 or f32")
+    if chosen == "storage":
+        return storage_format() or refuse("storage in a function, which serves all formats", "f16, bf16 or f32")
+    return chosen
 
 
 def row_sum(x: Value) -> Value:
@@ -183,12 +188,9 @@ def round_stochastic(x: Value, bits: Value, to: Any) -> Value:
 
     ``bits`` are 32 random bits; the lowest ones are used. What the format holds exactly, infinities and NaN are kept.
     """
-    name = format_name(to)
-    name = tracing_storage.get() if name == "storage" else name
-    if name not in ("f16", "bf16", "f32"):
-        refuse(f"round_stochastic(..., {name})", "storage, f16 or bf16")
+    name = _storage(to, "round_stochastic")
     node = floating(x, "round_stochastic")
-    if bits.node.type != "u32":
+    if not isinstance(bits, Value) or bits.node.type != "u32":
         refuse(f"round_stochastic with {bits}", "u32 random bits")
     return x if name == "f32" else Value(make("round_stochastic", node, bits.node, data=(name,), exact=False))
 
