@@ -17,8 +17,8 @@ import numpy as np
 
 from ..device import cpu
 from ..formats import FORMATS
-from ..kernel import Kernel
-from ..lower.scalars import rounded_scalars
+from ..kernel import Kernel, Scalars
+from ..lang import TOTALS
 from ..meaning import bits, real, structure
 from .buffers import Buffer, GuardError, digest
 from .cases import Case, size_of
@@ -93,7 +93,7 @@ class Launch:
         gap = self.layout.gap if space == "rc" else 0
         return Buffer(name, size, self.kernel.element(format_name), self.layout.offset, gap)
 
-    def run(self, scalars: Array) -> dict[str, Array]:
+    def run(self, scalars: Scalars) -> dict[str, Array]:
         """Launch and check what lies round the results. Raises GuardError."""
         arrays = {n: b.array for n, b in self.inputs.items()}
         results = {n: b.array for n, b in self.results.items()}
@@ -145,14 +145,19 @@ def run_numbers(kernel: Kernel, case: Case, textbook: Callable[..., Any] | None,
 
 
 def run_structure(
-    kernel: Kernel, shape: tuple[int, int], integers: Mapping[str, Array], seed: int, threads: int
+    kernel: Kernel,
+    shape: tuple[int, int],
+    integers: Mapping[str, Array],
+    params: Mapping[str, float],
+    seed: int,
+    threads: int,
 ) -> CaseResult:
     """Compare which expression a structure build evaluates with the definition: equal means equal for all inputs."""
     graph = kernel.graph
     tensors, hashes = structure.hashes(graph, shape, seed)
     tensors |= integers
-    want = structure.evaluate(graph, tensors, shape, hashes)
-    scalars = np.array([hashes[n] for n in rounded_scalars(graph)], np.uint64)
+    want = structure.evaluate(graph, tensors, shape, hashes, params)
+    scalars = kernel.hash_table(hashes, *shape, params)
     chosen = layouts(shape[0] * shape[1], threads)
     result = CaseResult(
         "structure",
@@ -180,7 +185,7 @@ def _blank(case: Case, chosen: Iterable[Layout]) -> CaseResult:
 
 
 def _launch(
-    kernel: Kernel, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout, scalars: Array,
+    kernel: Kernel, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout, scalars: Scalars,
     want: Mapping[str, Array], result: CaseResult,
 ) -> dict[str, Array] | None:  # fmt: skip
     try:
@@ -198,12 +203,12 @@ def _launch(
 
 
 def _split(
-    kernel: Kernel, case: Case, want: Mapping[str, Array], scalars: Array, threads: int
+    kernel: Kernel, case: Case, want: Mapping[str, Array], scalars: Scalars, threads: int
 ) -> Mismatch | GuardError | None:
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do, and are left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
-    meets = any(n.op in ("row_index", "rows") for n in kernel.graph.nodes)
+    meets = any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in kernel.graph.nodes)
     if rows < 2 or meets or not local or rows * cols > 1 << 20:
         return None
     cut = rows // 3 + 1

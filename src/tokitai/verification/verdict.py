@@ -201,12 +201,12 @@ def _kernels(
 ) -> list[Kernel]:
     """The kernel over numbers, and the same text over hashes."""
     from ..emit.cpp import emit_cpu
-    from ..lower.rowwise import plan_rows
+    from ..lower import make_plan
 
     if edit is None:
         return [compile(operator, "cpu", dtype, v.present, dict(v.options), compiler, isa, s) for s in (False, True)]
     graph = operator.trace(dtype, v.present, dict(v.options))
-    plan = plan_rows(graph)
+    plan = make_plan(graph)
     text = emit_cpu(plan)
     changed = {name: edit(t) for name, t in text.headers.items()}
     return [build_text(operator, graph, plan, edit(text.text), changed, compiler, isa, s) for s in (False, True)]
@@ -220,18 +220,18 @@ def _run_variant(
     lanes, threads, plan = LANES[isa], run.default_threads(), numbers.plan
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
-    structures = suite.branch_shapes(plan, lanes) + list(suite.EMPTY)
+    structures = suite.branch_shapes(plan, lanes, operator.contract.max_rows) + list(suite.EMPTY)
     structures += [asked] if asked is not None else list(suite.default_shapes(operator))
     for shape in dict.fromkeys(structures):
         name = f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}"
         if not suite.allowed(operator, shape) or shape[0] * shape[1] > STRUCTURE_LIMIT or only not in (None, name):
             continue
         integers = {
-            t.name: cases.draw(t, "normal", shape, seed, operator.contract.draw.get(t.name))
+            t.name: cases.draw(operator, t, "normal", shape, seed)
             for t in numbers.graph.inputs
             if not format_of(t.format).is_float
         }
-        _add(verdict, operator, v, run.run_structure(hashed, shape, integers, seed, threads), progress)
+        _add(verdict, operator, v, run.run_structure(hashed, shape, integers, cases.defaults(operator), seed, threads), progress)
         if verdict.failure:
             return
     for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed)):

@@ -5,8 +5,11 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+#include <utility>
 
-#if TOKITAI_ISA_AVX512
+#if defined(TOKITAI_LANES)  // more lanes than the machine has: a wider machine's text can be tried on this one
+#define LANES TOKITAI_LANES
+#elif TOKITAI_ISA_AVX512
 #define LANES 16
 #elif TOKITAI_ISA_AVX2
 #define LANES 8
@@ -45,6 +48,14 @@ struct Part {
   static constexpr bool full = false;
   int64_t count;
 };
+
+// Where lane i of half<D, SIDE>(a, b) comes from, for lanes numbered through a and b. The sum of both halves has
+// partners at distance D added; after D = 1, 2, ... LANES / 2 over LANES vectors, lane i has the sum of vector i.
+// Four lanes are one x86 or NEON register's shuffle: even and odd ones. Beyond, lanes with the bit D are b's.
+template <int D, int SIDE> constexpr int half_lane(int i) {
+  if (D <= 2) return i / 4 * 4 + i % 2 * 2 + SIDE + (i % 4 < 2 ? 0 : LANES);
+  return (i & D ? LANES : 0) + (i ^ (SIDE * D));
+}
 
 #if LANES > 1
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
@@ -92,11 +103,18 @@ INLINE I column_index(int64_t c) {
   for (int i = 0; i < LANES; ++i) index[i] = int32_t(c) + i;
   return index;
 }
+// 32 bits of the places from `place` on, lower or upper.
+template <int word> INLINE U element_word(int64_t place) {
+  const U low = U(column_index(0)) + uint32_t(place);
+  if constexpr (word == 0) return low;
+  else return splat(uint32_t(place >> 32)) + where(lt(low, splat(uint32_t(place))), splat(1u), splat(0u));
+}
 #else
 typedef int32_t I;
 typedef uint32_t U;
 typedef bool M;
 INLINE I column_index(int64_t c) { return int32_t(c); }
+template <int word> INLINE U element_word(int64_t place) { return uint32_t(place >> (32 * word)); }
 #endif
 
 INLINE int32_t int_add(int32_t a, int32_t b) { return a + b; }
@@ -129,6 +147,13 @@ COMPARE_INTEGERS(uint32_t)
 INLINE bool logical_and(bool a, bool b) { return a && b; }
 INLINE bool logical_or(bool a, bool b) { return a || b; }
 INLINE bool logical_not(bool a) { return !a; }
+
+// What was written round the caches is in memory before the call ends.
+#if defined(__x86_64__)
+INLINE void finish_stores() { _mm_sfence(); }
+#else
+INLINE void finish_stores() {}
+#endif
 
 // The default IEEE 754 mode for the life of this object, whatever a library has switched on; then the caller's again.
 class FloatMode {

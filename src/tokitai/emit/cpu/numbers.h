@@ -50,7 +50,6 @@ INLINE S to_value(int32_t a, S) { return S(a); }
 INLINE S to_value(int64_t a, S) { return S(a); }
 INLINE S to_value(uint32_t a, S) { return S(a); }
 INLINE S join_max(S a, S b) { return maximum(a, b); }
-INLINE S leaf_max(S a) { return a; }
 INLINE S done_max(S a) { return a; }
 
 // ------------------------------------------------------------------ stored formats, one element
@@ -96,8 +95,12 @@ INLINE V load(const bf16* p) { return load1(p); }
 INLINE V load(const f32* p) { return load1(p); }
 INLINE V load(const Stored* p) { return load1(p); }
 template <class P> INLINE void store(P* p, V x) { store1(p, x); }
-INLINE V even(V a, V) { return a; }
-INLINE V odd(V, V b) { return b; }
+template <class P> INLINE void stream(P* p, V x) { store1(p, x); }
+INLINE V larger(V a, V b) { return a > b ? a : b; }
+template <int D, int SIDE> INLINE V half(V a, V b) { return SIDE ? b : a; }
+INLINE S first(V a) { return a; }
+INLINE U splat(uint32_t x) { return x; }
+INLINE M splat(bool x) { return x; }
 #else
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef M B;
@@ -105,11 +108,7 @@ typedef uint16_t H __attribute__((vector_size(2 * LANES)));
 
 INLINE U bits(V a) { return U(a); }
 INLINE V from_bits(U u) { return V(u); }
-INLINE V splat(S x) {
-  V v;
-  for (int i = 0; i < LANES; ++i) v[i] = x;
-  return v;
-}
+INLINE V splat(S x) { return x - V{}; }  // -0 and NaN stay what they are
 INLINE V constant(float x, V) { return splat(x); }
 INLINE V add(V a, V b) { return a + b; }
 INLINE V sub(V a, V b) { return a - b; }
@@ -136,32 +135,56 @@ INLINE V significand(V a) { return from_bits((bits(a) & 0x007FFFFFu) | 0x3F80000
 INLINE V to_value(I a, V) { return __builtin_convertvector(a, V); }
 INLINE V to_value(U a, V) { return __builtin_convertvector(a, V); }
 INLINE V join_max(V a, V b) { return maximum(a, b); }
-INLINE V leaf_max(V a) { return a; }
+INLINE S first(V a) { return a[0]; }
+template <int D, int SIDE, int... i> INLINE V half(V a, V b, std::integer_sequence<int, i...>) {
+  return __builtin_shufflevector(a, b, half_lane<D, SIDE>(i)...);
+}
+template <int D, int SIDE> INLINE V half(V a, V b) { return half<D, SIDE>(a, b, std::make_integer_sequence<int, LANES>{}); }
 
+// larger(a, b): a if it is greater, else b; so b where either is NaN, and where both are zeros.
 #if TOKITAI_ISA_AVX512
 INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }
+INLINE V larger(V a, V b) { return _mm512_max_ps(a, b); }
 INLINE V round_even(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-INLINE V even(V a, V b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
-INLINE V odd(V a, V b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
 INLINE V widen(H h) { return _mm512_cvtph_ps((__m256i)h); }
 INLINE H narrow(V x) { return (H)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+INLINE void stream_bytes(void* p, H h) { _mm256_stream_si256(static_cast<__m256i*>(p), (__m256i)h); }
+INLINE void stream_bytes(void* p, V v) { _mm512_stream_ps(static_cast<float*>(p), v); }
 #elif TOKITAI_ISA_AVX2
-INLINE V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
-INLINE V sqrt(V a) { return _mm256_sqrt_ps(a); }
-INLINE V round_even(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-INLINE V even(V a, V b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
-INLINE V odd(V a, V b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
-INLINE V widen(H h) { return _mm256_cvtph_ps((__m128i)h); }
-INLINE H narrow(V x) { return (H)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+// Register k of a vector: there is one, unless TOKITAI_LANES asks for more lanes.
+template <class T, class X> INLINE T part(const X& x, int k) {
+  T r;
+  __builtin_memcpy(&r, reinterpret_cast<const char*>(&x) + k * int(sizeof r), sizeof r);
+  return r;
+}
+template <class X, class F> INLINE X parts(const F& f) {
+  X x;
+  for (int k = 0; k < LANES / 8; ++k) {
+    const auto r = f(k);
+    __builtin_memcpy(reinterpret_cast<char*>(&x) + k * int(sizeof r), &r, sizeof r);
+  }
+  return x;
+}
+#define REGISTER(X, EXPRESSION) return parts<X>([&](int k) INLINE_LAMBDA { return EXPRESSION; })
+#define PS(v) part<__m256>(v, k)
+INLINE V fma(V a, V b, V c) { REGISTER(V, _mm256_fmadd_ps(PS(a), PS(b), PS(c))); }
+INLINE V sqrt(V a) { REGISTER(V, _mm256_sqrt_ps(PS(a))); }
+INLINE V larger(V a, V b) { REGISTER(V, _mm256_max_ps(PS(a), PS(b))); }
+INLINE V round_even(V a) { REGISTER(V, _mm256_round_ps(PS(a), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+INLINE V widen(H h) { REGISTER(V, _mm256_cvtph_ps(part<__m128i>(h, k))); }
+INLINE H narrow(V x) { REGISTER(H, _mm256_cvtps_ph(PS(x), _MM_FROUND_TO_NEAREST_INT)); }
+template <class X> INLINE void stream_bytes(void* p, X x) {
+  for (size_t k = 0; k < sizeof x / 16; ++k) _mm_stream_si128(static_cast<__m128i*>(p) + k, part<__m128i>(x, int(k)));
+}
 #elif TOKITAI_ISA_NEON
 INLINE V fma(V a, V b, V c) { return V(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b))); }
 INLINE V sqrt(V a) { return V(vsqrtq_f32(float32x4_t(a))); }
+INLINE V larger(V a, V b) { return where(lt(b, a), a, b); }
 INLINE V round_even(V a) { return V(vrndnq_f32(float32x4_t(a))); }
-INLINE V even(V a, V b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6); }
-INLINE V odd(V a, V b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
 INLINE V widen(H h) { return V(vcvt_f32_f16(float16x4_t(h))); }
 INLINE H narrow(V x) { return H(vcvt_f16_f32(float32x4_t(x))); }
+template <class X> INLINE void stream_bytes(void* p, X x) { __builtin_memcpy(p, &x, sizeof x); }  // no such store
 #endif
 
 // ------------------------------------------------------------------ stored formats, a vector
@@ -177,13 +200,57 @@ INLINE V load(const f16* p) { return widen(raw<H>(p)); }
 INLINE V load(const bf16* p) { return widen_bf16(raw<H>(p)); }
 INLINE V load(const f32* p) { return raw<V>(p); }
 INLINE V load(const Stored* p) { return raw<V>(p); }
-INLINE void store(f16* p, V x) { H h = narrow_f16(x); __builtin_memcpy(p, &h, sizeof h); }
-INLINE void store(bf16* p, V x) { H h = narrow_bf16(x); __builtin_memcpy(p, &h, sizeof h); }
-INLINE void store(f32* p, V x) { V v = where(ne(x, x), splat(NOT_A_NUMBER), x); __builtin_memcpy(p, &v, sizeof v); }
-INLINE void store(Stored* p, V x) { __builtin_memcpy(p, &x, sizeof x); }
+INLINE H encode(const f16*, V x) { return narrow_f16(x); }
+INLINE H encode(const bf16*, V x) { return narrow_bf16(x); }
+INLINE V encode(const f32*, V x) { return where(ne(x, x), splat(NOT_A_NUMBER), x); }
+INLINE V encode(const Stored*, V x) { return x; }
+template <class P> INLINE void store(P* p, V x) { const auto e = encode(p, x); __builtin_memcpy(p, &e, sizeof e); }
+template <class P> INLINE void stream(P* p, V x) { stream_bytes(p, encode(p, x)); }
 INLINE V round_to_f16(V x) { return widen(narrow_f16(x)); }
 INLINE V round_to_bf16(V x) { return widen_bf16(narrow_bf16(x)); }
 INLINE V round_to_f32(V x) { return x; }
 #endif
+
+// The largest element, the signs of all, and where a NaN was. A maximum of numbers has the sign bit only if all have it,
+// zeros included: so the three together give what `maximum` gives step by step, for less.
+struct Max {
+  V top = splat(NEUTRAL_MAX);
+  U signs = splat(0xFFFFFFFFu);
+  B nan = splat(false);
+};
+INLINE V leaf_max(V a) { return a; }
+INLINE void take(Max& m, V x) {
+  m.top = larger(x, m.top);
+  m.signs = int_and(m.signs, bits(x));
+  m.nan = logical_or(m.nan, ne(x, x));
+}
+INLINE V lanes_of(const Max& m) {
+  const U size = int_and(bits(m.top), splat(0x7FFFFFFFu)), sign = int_and(m.signs, splat(0x80000000u));
+  return where(m.nan, splat(NOT_A_NUMBER), from_bits(int_add(size, sign)));
+}
+
+// One of the two neighbours: up where the lowest random bits are below what is dropped. bf16 drops 16 bits of the pattern,
+// f16 13; below 2^-14, where f16 is spaced 2^-24, whole and fraction in units of that are told apart.
+INLINE uint32_t like(uint32_t, uint32_t c) { return c; }
+#if LANES > 1
+INLINE U like(U, uint32_t c) { return splat(c); }
+#endif
+template <class T, class N> INLINE T round_stochastic_bf16(T x, N random) {
+  const N size = bits(x) & 0x7FFFFFFFu, sign = bits(x) & 0x80000000u;
+  const N moved = (size + (random & 0xFFFFu)) & 0xFFFF0000u;
+  return from_bits(where(lt(size, like(size, 0x7F800000u)), moved, size) | sign);
+}
+template <class T, class N> INLINE T round_stochastic_f16(T x, N random) {
+  const N size = bits(x) & 0x7FFFFFFFu, sign = bits(x) & 0x80000000u, infinity = like(size, 0x7F800000u);
+  const N moved = (size + (random & 0x1FFFu)) & 0xFFFFE000u;
+  const N normal = where(lt(moved, like(size, 0x47800000u)), moved, infinity);  // above 65504 there is only infinity
+  const T one = constant(1.0f, T{}), zero = constant(0.0f, T{}), spacing = constant(0x1p-24f, T{});
+  const T units = mul(from_bits(size), constant(0x1p24f, T{})), near = round_even(units);
+  const T whole = sub(near, where(lt(units, near), one, zero));
+  const T chance = mul(to_value(to_i32(random & 0xFFFFFFu), T{}), spacing);
+  const N small = bits(mul(add(whole, where(lt(chance, sub(units, whole)), one, zero)), spacing));
+  const N finite = where(lt(size, like(size, 0x38800000u)), small, normal);
+  return from_bits(where(lt(size, infinity), finite, size) | sign);
+}
 
 }  // namespace tokitai

@@ -10,20 +10,39 @@
 
 namespace tokitai {
 
+INLINE int64_t thread_number() { return omp_get_thread_num(); }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // ------------------------------------------------------------------ loads and stores of a vector or of its first lanes
+// Fewer than LANES elements, without a call.
+template <class P> INLINE void copy(P* to, const P* from, int64_t count) {
+  for (int step = LANES / 2; step; step /= 2)
+    if (count & step) {
+      __builtin_memcpy(to, from, size_t(step) * sizeof(P));
+      to += step, from += step;
+    }
+}
 template <class P> INLINE auto load(const P* p, Full) { return load(p); }
-template <class P, class T> INLINE void store(P* p, T x, Full) { store(p, x); }
 template <class P> INLINE auto load(const P* p, Part part) {
-  P row[LANES];
-  __builtin_memset(row, 0, sizeof row);
-  __builtin_memcpy(row, p, size_t(part.count) * sizeof(P));
+  P row[LANES] = {};
+  copy(row, p, part.count);
   return load(row);
 }
+template <class P, class T> INLINE void store(P* p, T x, Full) { store(p, x); }
 template <class P, class T> INLINE void store(P* p, T x, Part part) {
   P row[LANES];
   store(row, x);
-  __builtin_memcpy(p, row, size_t(part.count) * sizeof(P));
+  copy(p, row, part.count);
 }
+
+// Results that no cache will hold are written round it: that saves reading each line first. It never changes a bit.
+constexpr int64_t STREAM_BYTES = 8 << 20;
+template <class P> INLINE bool streams(const P* p, int64_t stride, int64_t rows, int64_t cols) {
+  const auto misaligned = (uintptr_t(p) | uintptr_t(stride) * sizeof(P)) % (LANES * sizeof(P));
+  return LANES > 1 && !misaligned && rows * cols * int64_t(sizeof(P)) >= STREAM_BYTES;
+}
+template <class P, class T> INLINE void store(P* p, T x, Full, bool streamed) { streamed ? stream(p, x) : store(p, x); }
+template <class P, class T> INLINE void store(P* p, T x, Part part, bool) { store(p, x, part); }
 
 INLINE V pad(V x, S, Full) { return x; }
 INLINE V pad(V x, S neutral, Part part) {
@@ -34,87 +53,94 @@ INLINE V pad(V x, S neutral, Part part) {
 #endif
 }
 
-// The lanes of a vector by a balanced tree or, for maxima, in any order.
-template <class F> INLINE S across(V x, const F& combine) {
-  Stored lane[LANES];
-  store(lane, x);
-  for (int n = LANES / 2; n >= 1; n /= 2)
-    for (int i = 0; i < n; ++i) store1(lane + i, combine(load1(lane + 2 * i), load1(lane + 2 * i + 1)));
-  return load1(lane);
-}
-
-// ------------------------------------------------------------------ the balanced tree along a row
-// The tree over the column index, K sums at once. Adding neighbours of two vectors gives one vector of the next level;
-// a counter in binary keeps at most one vector of each level. Padding is neutral, so a lone node passes through.
-template <int K> struct Sums {
-  V v[K];
-};
-
-template <int K> INLINE Sums<K> join(const Sums<K>& a, const Sums<K>& b) {
-  Sums<K> sum;
-  for (int k = 0; k < K; ++k) sum.v[k] = add(even(a.v[k], b.v[k]), odd(a.v[k], b.v[k]));
-  return sum;
-}
-
-// N neighbouring vectors, depth first: few of them are alive at a time.
-template <int N, class F> INLINE auto block(const F& at, int64_t c) {
-  if constexpr (N == 1) {
-    return at(c, Full{});
-  } else {
-    auto left = block<N / 2>(at, c);
-    auto right = block<N / 2>(at, c + N / 2 * LANES);
-    return join(left, right);
-  }
-}
-
-template <int K> class Tree {
- public:
-  // A vector of 2^level neighbours' sums; the count is a multiple of 2^level.
-  INLINE void put(Tree& t, Sums<K> sum, int level) {
-    int64_t n = t.count >> level;
-    t.count += int64_t(1) << level;
-    for (; n & 1; n >>= 1, ++level) sum = join(t.stack[level], sum);
-    t.stack[level] = sum;
-  }
-  INLINE void finish(Tree& t, S* total) {
-    Sums<K> neutral, sum;
-    for (int k = 0; k < K; ++k) sum.v[k] = neutral.v[k] = splat(NEUTRAL_SUM);
-    bool any = false;
-    int level = 0;
-    for (int64_t n = t.count; n; n >>= 1, ++level) {
-      if (n & 1) {
-        sum = any ? join(t.stack[level], sum) : t.stack[level];
-        any = true;
-      } else if (any) {
-        sum = join(sum, neutral);
-      }
-    }
-    for (int k = 0; k < K; ++k) total[k] = any ? across(sum.v[k], [](S a, S b) { return add(a, b); }) : S{};
-  }
-
- private:
-  int64_t count = 0;
-  Sums<K> stack[48];
-};
-
-constexpr int UNROLL = 8, UNROLL_LEVEL = 3;
-
-// at(c, lanes) gives the K summands at columns c ...; total[k] is the sum along the row, +0 for an empty one.
-template <int K, class F> INLINE void row_sums(int64_t cols, const F& at, S* total) {
-  Tree<K> tree;
-  int64_t c = 0;
-  for (; c + UNROLL * LANES <= cols; c += UNROLL * LANES) Tree<K>::put(tree, block<UNROLL>(at, c), UNROLL_LEVEL);
-  for (; c + LANES <= cols; c += LANES) Tree<K>::put(tree, at(c, Full{}), 0);
-  if (c < cols) Tree<K>::put(tree, at(c, Part{cols - c}), 0);
-  Tree<K>::finish(tree, total);
-}
-
 // Every vector of columns from `begin` to `end`, in order.
 template <class F> INLINE void each(int64_t begin, int64_t end, const F& at) {
   int64_t c = begin;
   for (; c + LANES <= end; c += LANES) at(c, Full{});
   if (c < end) at(c, Part{end - c});
 }
+
+// ------------------------------------------------------------------ the balanced tree along a row
+// Two vectors' sums over 2D lanes each, from sums over D lanes: see half_lane for the order in which it is natural.
+template <int D> INLINE V join(V a, V b) { return add(half<D, 0>(a, b), half<D, 1>(a, b)); }
+
+// All lanes of one vector, by a balanced tree.
+template <int D = 1, class F> INLINE S across(V x, const F& combine) {
+  if constexpr (D < LANES) return across<2 * D>(combine(half<D, 0>(x, x), half<D, 1>(x, x)), combine);
+  else return first(x);
+}
+
+constexpr int JOINED = LANES > 1 ? LANES : 8;             // vectors that become one
+constexpr int64_t BLOCK = int64_t(JOINED) * LANES;        // values in them
+
+// The N vectors from s on: depth first, so that few of them are alive at a time.
+template <int N> INLINE V joined(const Stored* s) {
+  if constexpr (N == 1) return load(s);
+  else return join<N / 2>(joined<N / 2>(s), joined<N / 2>(s + N / 2 * LANES));
+}
+
+INLINE void pad(Stored* s, int64_t from, int64_t to) {  // `to` is a multiple of LANES
+  for (; from < to && from % LANES; ++from) store1(s + from, NEUTRAL_SUM);
+  for (; from < to; from += LANES) store(s + from, splat(NEUTRAL_SUM));
+}
+
+// The tree over `count` values, level by level; +0 for none. There is room for a multiple of BLOCK, and it is used up.
+static S tree(Stored* s, int64_t count) {
+  if (count == 0) return S{};
+  for (; count > LANES; count = (count + JOINED - 1) / JOINED) {
+    const int64_t blocks = (count + BLOCK - 1) / BLOCK;
+    pad(s, count, blocks * BLOCK);
+    for (int64_t b = 0; b < blocks; ++b) store(s + b * LANES, joined<JOINED>(s + b * BLOCK));
+  }
+  pad(s, count, LANES);
+  return across(load(s), [](V a, V b) INLINE_LAMBDA { return add(a, b); });
+}
+
+// Room for the sums of a row's blocks, whatever LANES is.
+INLINE int64_t partial_room(int64_t cols) { return cols / 4 + 512; }
+
+template <int K> struct Sums {
+  V v[K];
+};
+
+// at(c, lanes) gives the K summands at columns c ...; total[k] is the sum along the row. Before each block soon(c) is
+// called, to fetch what will be needed soon. `partial` has K times partial_room(cols).
+template <int K, class F, class G>
+INLINE void row_sums(int64_t cols, Stored* partial, const F& at, const G& soon, S* total) {
+  Stored terms[K][BLOCK];
+  const auto keep = [&](int64_t i, const Sums<K>& sums) INLINE_LAMBDA {
+    for (int k = 0; k < K; ++k) store(terms[k] + i, sums.v[k]);
+  };
+  const int64_t room = partial_room(cols);
+  int64_t c = 0;
+  for (; c + BLOCK <= cols; c += BLOCK) {
+    soon(c);
+    for (int64_t i = 0; i < BLOCK; i += LANES) keep(i, at(c + i, Full{}));
+    for (int k = 0; k < K; ++k) store(partial + k * room + c / JOINED, joined<JOINED>(terms[k]));
+  }
+  each(c, cols, [&](int64_t i, auto lanes) INLINE_LAMBDA { keep(i - c, at(i, lanes)); });
+  for (int k = 0; k < K; ++k) {
+    if (c == 0) {  // a row of one block
+      total[k] = tree(terms[k], cols);
+      continue;
+    }
+    if (c < cols) {
+      pad(terms[k], (cols - c + LANES - 1) / LANES * LANES, BLOCK);
+      store(partial + k * room + c / JOINED, joined<JOINED>(terms[k]));
+    }
+    total[k] = tree(partial + k * room, (cols + JOINED - 1) / JOINED);
+  }
+}
+
+template <class P> INLINE void prefetch(const P* p) {
+  for (size_t i = 0; i < BLOCK * sizeof(P); i += 64) __builtin_prefetch(reinterpret_cast<const char*>(p) + i);
+}
+
+// The maximum of all that was taken; `joined_max` can be joined with others before it is done.
+INLINE S joined_max(const Max& m) {
+  return across(lanes_of(m), [](V a, V b) INLINE_LAMBDA { return join_max(a, b); });
+}
+INLINE S result(const Max& m) { return done_max(joined_max(m)); }
 
 // ------------------------------------------------------------------ the balanced tree over blocks of rows
 template <class T, class F> INLINE T tree_over(int64_t n, T zero, const F& at) {
@@ -136,15 +162,19 @@ template <class T, class F> INLINE T tree_over(int64_t n, T zero, const F& at) {
   return sum;
 }
 
-// Rows of a group: all of them, known to the compiler, or those that are left.
-template <int N> struct Count {
-  static constexpr int64_t count = N;
-};
-struct Some {
-  int64_t count;
-};
+// ------------------------------------------------------------------ tiles of a list of tensors
+constexpr int64_t TILE = 16384;
+INLINE int64_t tiles_of(int64_t cols) { return (cols + TILE - 1) / TILE; }
 
-INLINE int64_t thread_number() { return omp_get_thread_num(); }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+// The tensor that a tile belongs to: the last one whose first tile is not behind it.
+INLINE int64_t tensor_of(const int64_t* first_tile, int64_t count, int64_t tile) {
+  int64_t low = 0, high = count;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (first_tile[middle] <= tile ? low : high) = middle;
+  }
+  while (first_tile[low + 1] <= tile) ++low;  // past tensors without elements
+  return low;
+}
 
 }  // namespace tokitai
