@@ -108,10 +108,19 @@ def defaults(operator: Operator) -> dict[str, float]:
     return {**missing, **given, **dict(operator.contract.defaults)}
 
 
+def settled(operator: Operator, graph: Graph, params: Mapping[str, float]) -> dict[str, float]:
+    """Scalars that agree with the options of a graph: 0 where an option that follows from one is off, else not 0."""
+    agreed = dict(params)
+    for option, scalar in operator.contract.switches.items():
+        agreed[scalar] = (agreed[scalar] or 0.125) if graph.options[option] else 0.0
+    return agreed
+
+
 def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], seed: int) -> Case:
     """A case drawn from a seed. Only plain noise is held against the accuracy statements."""
     tensors = {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs}
-    return Case("seeded", how, shape, seed, tensors, defaults(operator), in_domain=how in ("normal", "equal"))
+    params = settled(operator, graph, defaults(operator))
+    return Case("seeded", how, shape, seed, tensors, params, in_domain=how in ("normal", "equal"))
 
 
 def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
@@ -127,9 +136,10 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
                 ).copy()
             else:
                 tensors[t.name] = draw(operator, t, "normal", shape, 0)
+        params = settled(operator, graph, {**defaults(operator), **h.scalars})
         finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in tensors.items() if _is_float(graph, n))
         yield Case(
-            "hard", h.name, shape, 0, tensors, {**defaults(operator), **h.scalars}, in_domain=h.in_domain and finite
+            "hard", h.name, shape, 0, tensors, params, in_domain=h.in_domain and finite
         )
 
 

@@ -19,6 +19,7 @@ from ..device import cpu
 from ..formats import FORMATS
 from ..kernel import Kernel, Scalars
 from ..lang import TOTALS
+from ..lower import FlatPlan
 from ..meaning import bits, real, structure
 from .buffers import Buffer, GuardError, digest
 from .cases import Case, size_of
@@ -98,12 +99,16 @@ class Launch:
         arrays = {n: b.array for n, b in self.inputs.items()}
         results = {n: b.array for n, b in self.results.items()}
         self.kernel.launch(arrays, results, self.shape, scalars, self.layout.threads)
+        self.check()
+        return results
+
+    def check(self) -> None:
+        """Look at what lies round the buffers and at inputs that must not change. Raises GuardError."""
         for buffer in (*self.inputs.values(), *self.results.values()):
             buffer.check_guards()
         for name, was in self.before.items():
             if digest(self.inputs[name].array) != was:
                 raise GuardError(f"{name}: the kernel changed this input")
-        return results
 
 
 def layouts(case_size: int, threads: int) -> tuple[Layout, ...]:
@@ -208,7 +213,8 @@ def _split(
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do, and are left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
-    meets = any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in kernel.graph.nodes)
+    early = not isinstance(kernel.plan, FlatPlan) and kernel.plan.early
+    meets = bool(early) or any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in kernel.graph.nodes)
     if rows < 2 or meets or not local or rows * cols > 1 << 20:
         return None
     cut = rows // 3 + 1

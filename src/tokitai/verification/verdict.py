@@ -17,6 +17,7 @@ from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
 from .files import case_from_file
+from .lists import run_lists
 from .run import CaseResult
 
 LANES: Mapping[Isa, int] = {"avx512": 16, "avx2": 8, "neon": 4, "scalar": 1}
@@ -231,9 +232,14 @@ def _run_variant(
             for t in numbers.graph.inputs
             if not format_of(t.format).is_float
         }
-        _add(verdict, operator, v, run.run_structure(hashed, shape, integers, cases.defaults(operator), seed, threads), progress)
+        _add(verdict, operator, v, run.run_structure(hashed, shape, integers, cases.settled(operator, numbers.graph, cases.defaults(operator)), seed, threads), progress)
         if verdict.failure:
             return
+    if plan.flat and only is None:
+        for result in run_lists(operator, numbers, hashed, seed, threads):
+            _add(verdict, operator, v, result, progress)
+            if verdict.failure:
+                return
     for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed)):
         if only in (None, c.id):
             _add(verdict, operator, v, run.run_numbers(numbers, c, operator.textbook, threads), progress)
@@ -273,5 +279,5 @@ def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: 
 
 def _evidence(verdict: Verdict) -> list[str]:
     tried = {r.kind for r in verdict.results}
-    kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "yours") if k in tried]
+    kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
     return kinds + (["derivative"] if verdict.derivative else [])
