@@ -19,7 +19,7 @@ from ..lang import (
     Contract, HardInput, Matrix, Outputs, convert, element_word, f32, fma, operator, outputs, round_stochastic, sqrt,
     storage, tensor_index, total_max, u32, where,
 )  # fmt: skip
-from .dropout import philox, philox_reference
+from .dropouts import philox, philox_reference
 
 CONTRACT = Contract(
     domain="finite weights and moments; second moments of at least 0",
