@@ -7,6 +7,7 @@ read as it is; any other view is copied once, or refused with ``copy=False``. Re
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,13 @@ def call(
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
     check_threads(threads)
+    if operator.contract.max_rows == 1 and not isinstance(next(iter(given.values())), (list, tuple)):
+        if out is not None:
+            raise ArgumentError(f"{operator.name}: out; accepted: results in place or new ones")
+        made = prepare_lists(operator, {n: [x] for n, x in given.items()}, options)(params, threads or cpu.default_threads())
+        several = made if isinstance(made, tuple) else (made,)
+        single = tuple(m[0] if isinstance(m, list) else m for m in several)
+        return single if isinstance(made, tuple) else single[0]
     if given and isinstance(next(iter(given.values())), (list, tuple)):
         if out is not None:
             raise ArgumentError(f"{operator.name}: out beside lists; accepted: results in place or new ones")
@@ -132,13 +140,16 @@ def bind(
 
 
 def check_params(operator: Operator, params: Mapping[str, float]) -> None:
-    """Scalars are real numbers, and whole where the operator says so. Raises ArgumentError."""
+    """Scalars are real numbers, whole where the operator says so, in its ranges. Raises ArgumentError."""
     for p in operator.params:
         value = params[p.name]
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a number")
-        if p.whole and not (0 <= value < 2**53 and value == int(value)):
-            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number from 0 to 2**53")
+        if p.whole and not (abs(value) <= 2**53 and int(value) == value):
+            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number of at most 2**53")
+        low, high = operator.contract.ranges.get(p.name, (-math.inf, math.inf))
+        if value < low or value > high:
+            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: {low:g} to {high:g}")
 
 
 def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:

@@ -57,7 +57,7 @@ def _value(node: Node, args: list[float], rows: int, cols: int, params: Mapping[
         case "host_sqrt", [a]:
             return math.sqrt(a) if a >= 0 else math.nan
         case "host_power", [a, b]:
-            return power(a, int(b))
+            return power(a, int(b)) if b >= 0 else math.nan
     raise AssertionError(f"no host value for {node}")
 
 

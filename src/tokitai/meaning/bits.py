@@ -307,7 +307,7 @@ class Bits:
             case "host_sqrt":
                 return float(np.sqrt(a))
             case "host_power":
-                result, square, n = np.float64(1), a, int(b)
+                result, square, n = np.float64(1 if b >= 0 else np.nan), a, max(int(b), 0)
                 while n:
                     result = result * square if n & 1 else result
                     square, n = square * square, n >> 1

@@ -27,6 +27,10 @@ CONTRACT = Contract(
     max_cols=2**40,
     defaults={"step": 3, "lr": 1e-3, "weight_decay": 0.1, "loss_scale": 8.0, "seed": 7},
     draw={"exp_avg_sq": "positive"},
+    ranges={
+        "step": (1, 2**32 - 1), "lr": (0, math.inf), "beta1": (0, 1), "beta2": (0, 1), "eps": (0, math.inf),
+        "weight_decay": (0, math.inf), "loss_scale": (5e-324, math.inf), "seed": (0, 2**32 - 1),
+    },
 )
 
 

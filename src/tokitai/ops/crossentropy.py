@@ -7,6 +7,7 @@ or the count. A mean over no rows is 0 with zero gradient. With no smoothing its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ CONTRACT = Contract(
     defaults={"ignore_index": -100},
     switches={"smooth": "label_smoothing", "penalty": "z_loss"},
     indices={"target": Index(besides="ignore_index")},
-    draw={"lse": "positive"},
+    ranges={"label_smoothing": (0, 1), "z_loss": (0, math.inf)},
     min_cols=1,
 )
 

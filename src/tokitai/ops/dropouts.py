@@ -16,7 +16,11 @@ from ..lang import (
     u32, where,
 )  # fmt: skip
 
-CONTRACT = Contract(domain="all values", defaults={"p": 0.25, "seed": 1234567, "stream": 3})
+CONTRACT = Contract(
+    domain="all values",
+    defaults={"p": 0.25, "seed": 1234567, "stream": 3},
+    ranges={"p": (0, 1 - 2.0**-32), "seed": (0, 2**32 - 1), "stream": (0, 2**32 - 1)},
+)
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 
