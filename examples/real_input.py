@@ -27,7 +27,7 @@ OUT = Path("out/certificates")
 KINDS = ("structure", "exhaustive", "hard", "seeded", "yours")
 HEADER = (
     f"{'operator':<26}{'format':<7}{'verdict':<11}"
-    f"{'struct.':>8}{'all':>5}{'hard':>6}{'drawn':>7}{'real':>6}{'gradient':>10}{'ulp':>11}{'of row':>8}"
+    f"{'struct.':>8}{'all':>5}{'hard':>6}{'drawn':>7}{'real':>6}{'gradient':>10}{'ulp':>11}{'of row':>11}"
 )
 LEGEND = """\
 struct.   shapes at which the kernel was shown to evaluate exactly the defined expression, whatever the inputs
@@ -37,7 +37,7 @@ drawn     inputs drawn from a seed
 real      tensors of the sentence encoder
 gradient  a backward definition was held against the derivative of its forward definition
 ulp       the largest distance from the real result, in units in the last place of that result
-of row    the same in units in the last place of the largest result in its row: what cancellation leaves alone"""
+of row    the same in units in the last place of the largest result in its row; large only where a whole row cancels"""
 WHY = """\
 Why one may believe this:
 - A case passes only where every result has the same bits as the oracle, which interprets the definition in NumPy and
@@ -65,26 +65,26 @@ def row(v: Verdict) -> str:
     of_result, of_row = ("" if e is None else f"{e:.4g}" for e in (v.max_ulp_error, v.max_ulp_error_of_row))
     text = (
         f"{v.operator:<26}{v.dtype:<7}{v.verdict:<11}{structure:>8}{every:>5}{hard:>6}{drawn:>7}{real:>6}"
-        f"{'checked' if v.derivative else '':>10}{of_result:>11}{of_row:>8}"
+        f"{'checked' if v.derivative else '':>10}{of_result:>11}{of_row:>11}"
     )
     return text if v.failure is None else f"{text}\n  {v.failure}"
 
 
 def gaps(verdicts: Iterable[Verdict], files: dict[str, tuple[Path, ...]]) -> list[str]:
     """What was to be tried and was not, one line each: a verdict over nothing must not look like one."""
-    found = [f"{name}: there are real tensors for it, but no such operator" for name in files.keys() - registry().keys()]
+    found = [f"{name}: there are real tensors for it, but no such operator" for name in files if name not in registry()]
     for v in verdicts:
         if v.verdict != "verified":
             continue
         tried = {r.name for r in v.results if r.kind == "yours"}
-        found += [f"{v.operator} {v.dtype}: {p.name} was not tried" for p in files.get(v.operator, ()) if p.name not in tried]
-        missing = [kind for kind in ("structure", "hard", "seeded") if kind not in v.evidence]
-        found += [f"{v.operator} {v.dtype}: no {kind} case was run" for kind in missing]
+        left_out = [path.name for path in files.get(v.operator, ()) if path.name not in tried]
+        left_out += [f"a {kind} case" for kind in ("structure", "hard", "seeded") if kind not in v.evidence]
+        found += [f"{v.operator} {v.dtype}: {what} was not tried" for what in left_out]
     return found
 
 
 def main() -> int:
-    """0 where every operator is verified, 1 where one is refuted or a case is missing, 3 where something is undecided."""
+    """0 where all are verified, 1 where one is refuted or a case is missing, 3 where one is undecided."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         files = by_operator(capture(Path(folder)))
@@ -102,7 +102,7 @@ def main() -> int:
     print(f"certificates, each as JSON and as Markdown: {OUT}")
     for line in missing:
         print(f"missing: {line}", file=sys.stderr)
-    return 1 if missing else max((v for v in verdicts if v.verdict == verdict), key=lambda v: v.exit_code).exit_code
+    return 1 if missing else next(v.exit_code for v in verdicts if v.verdict == verdict)
 
 
 if __name__ == "__main__":

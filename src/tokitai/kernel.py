@@ -71,6 +71,13 @@ class Kernel:
     def _whole(self, rows: int, cols: int, params: Mapping[str, float]) -> tuple[int, ...]:
         return tuple(round(v) for v in host_values(self.graph, whole_scalars(self.graph), rows, cols, params))
 
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
+        """How much workspace a launch needs."""
+        element = 8 if self.structure else 4
+        if isinstance(self.plan, FlatPlan):
+            return self.plan.workspace_bytes(shapes, element)
+        return self.plan.workspace_bytes(shapes, element, threads)
+
     def launch(
         self,
         tensors: Mapping[str, Array],
@@ -78,10 +85,11 @@ class Kernel:
         shape: tuple[int, int],
         scalars: Scalars,
         threads: int,
+        workspace: Array | None = None,
     ) -> None:
         """Run on arrays that already have the right dtypes: rows x cols ones two-dimensional with unit column stride,
         all others contiguous. Nothing is checked here: see ``tokitai.call`` for the checks. Releases the GIL."""
-        self.launch_list([tensors], [results], [shape], scalars, threads)
+        self.launch_list([tensors], [results], [shape], scalars, threads, workspace)
 
     def launch_list(
         self,
@@ -90,6 +98,7 @@ class Kernel:
         shapes: Sequence[tuple[int, int]],
         scalars: Scalars,
         threads: int,
+        workspace: Array | None = None,
     ) -> None:
         """Run an element-wise kernel on a list of tensors; any other takes a list of one."""
         addresses: list[int] = []
@@ -106,19 +115,22 @@ class Kernel:
                         sizes.append(array.strides[0] // array.itemsize)
         if all(array.size == 0 for made in results for array in made.values()):
             return
-        self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads)
+        self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads, workspace)
 
     def launch_raw(
-        self, addresses: Sequence[int], sizes: Sequence[int], shapes: Sequence[tuple[int, int]], table: Array, threads: int
+        self,
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        shapes: Sequence[tuple[int, int]],
+        table: Array,
+        threads: int,
+        workspace: Array | None = None,
     ) -> None:
-        """Run on addresses and sizes as the kernel's text reads them."""
-        element = 8 if self.structure else 4
-        if isinstance(self.plan, FlatPlan):
-            need = self.plan.workspace_bytes(shapes, element)
-        else:
-            need = self.plan.workspace_bytes(shapes, element, threads)
-        workspace = cpu.aligned_empty(need, np.uint8) if need else None
-        status = self._run(addresses, sizes, table, None if workspace is None else workspace.ctypes.data, threads)
+        """Run on addresses and sizes as the kernel's text reads them. ``workspace`` is room for `workspace_bytes`,
+        whatever it holds; a new one where none is given."""
+        if workspace is None:
+            workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads), np.uint8)
+        status = self._run(addresses, sizes, table, workspace.ctypes.data, threads)
         if status != 0:
             raise TokitaiError(f"{self}: status {status}; a kernel returns 0")
 

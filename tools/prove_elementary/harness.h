@@ -48,36 +48,37 @@ inline double error_in_ulp(float result, double reference) {
 }
 
 inline bool mismatch(float y, double want) {
-    const bool number = y == y, expected = want == want;
-    const bool opposite = (as<uint32_t>(y) >> 31) != (uint32_t)(as<uint64_t>(want) >> 63);
-    const bool telling = (y == 0) | (want == 0) | (std::fabs(y) > 0x1.fffffep127f) | (std::fabs(want) > 0x1p1023);
-    return (number != expected) | (number & expected & opposite & telling);
+    if (std::isnan(y) || std::isnan(want)) return std::isnan(y) != std::isnan(want);
+    const bool telling = y == 0 || want == 0 || std::isinf(y) || std::isinf(want);
+    return telling && std::signbit(y) != std::signbit(want);
 }
 
 template <class Block, class Reference>
-void try_block(Tally& t, uint64_t start, int n, uint32_t stride, float limit, Block block, Reference reference) {
+void try_block(Tally& t, uint64_t start, uint32_t stride, float limit, Block block, Reference reference) {
     float x[SIZE], y[SIZE];
     double want[SIZE], error[SIZE];
     for (int i = 0; i < SIZE; ++i) x[i] = as<float>((uint32_t)((start + i) * stride));
     block(x, y);
     for (int i = 0; i < SIZE; ++i) want[i] = std::fabs(x[i]) > limit ? NAN : reference((double)x[i]);
-    uint32_t wrong = 0, rounded = 0;
-    double largest = -1;
-    for (int i = 0; i < n; ++i) {
-        error[i] = error_in_ulp(y[i], want[i]);  // NaN, which compares false, where either is
-        wrong += mismatch(y[i], want[i]);
+    // In 64-bit integers, so that the loop vectorises; their sign bits say that something was found.
+    const double best = t.worst[(uint32_t)(start * stride) >> 23].error;
+    const int64_t best_rank = best < 0 ? -1 : as<int64_t>(best);
+    int64_t rounded = 0, larger = 0, suspect = 0;
+    for (int i = 0; i < SIZE; ++i) {
+        error[i] = error_in_ulp(y[i], want[i]);  // NaN where either is
+        const int64_t rank = error[i] == error[i] ? as<int64_t>(error[i]) : -1;  // errors order as their bits do
+        larger |= best_rank - rank;
+        suspect |= rank | (as<int64_t>((double)y[i]) ^ as<int64_t>(want[i]));  // a NaN, or signs that differ
         rounded += error[i] <= 0.5;
-        largest = error[i] > largest ? error[i] : largest;
     }
-    t.tried += n, t.correctly_rounded += rounded;
-    const Worst& first = t.worst[(uint32_t)(start * stride) >> 23];
-    if (stride != 1 || largest > first.error)
-        for (int i = 0; i < n; ++i) {
+    t.tried += SIZE, t.correctly_rounded += rounded;
+    if (stride != 1 || larger < 0)
+        for (int i = 0; i < SIZE; ++i) {
             const uint32_t bits = as<uint32_t>(x[i]);
             Worst& w = t.worst[bits >> 23];
             if (error[i] > w.error) w = Worst{error[i], bits, y[i], want[i]};
         }
-    for (int i = 0; wrong && i < n; ++i)
+    for (int i = 0; suspect < 0 && i < SIZE; ++i)
         if (mismatch(y[i], want[i]) && t.mismatches++ == 0) t.first_mismatch = as<uint32_t>(x[i]);
 }
 
@@ -86,12 +87,12 @@ int run(const char* name, float limit, uint32_t stride, Block block, Reference r
     const unsigned workers = std::max(1u, std::thread::hardware_concurrency());
     std::vector<Tally> tallies(workers);
     std::atomic<uint64_t> next{0};
-    const uint64_t count = (1ull << 32) / stride;
+    const uint64_t count = (1ull << 32) / stride / SIZE * SIZE;  // whole blocks
     std::vector<std::thread> threads;
     for (Tally& t : tallies)
         threads.emplace_back([&, tally = &t] {
             for (uint64_t start; (start = next.fetch_add(SIZE)) < count;)
-                try_block(*tally, start, (int)std::min<uint64_t>(count - start, SIZE), stride, limit, block, reference);
+                try_block(*tally, start, stride, limit, block, reference);
         });
     for (auto& t : threads) t.join();
     Tally all;

@@ -42,7 +42,7 @@ def report_error(message: str, kind: str, code: int, as_json: bool) -> int:
 
 def verdict_text(v: Verdict) -> str:
     """A verdict in one line, and below it the line that replays a failure or says what is missing."""
-    line = f"{v.operator:<20} {v.dtype:<5} {v.verdict:<10}{v.cases:>4} cases"
+    line = f"{v.operator:<20} {v.dtype:<5} {v.verdict:<10}{v.cases:>4} case{'s' * (v.cases != 1)}"
     if v.evidence:
         line += f": {', '.join(v.evidence)}"
     if v.verdict == "verified" and v.max_ulp_error is not None:

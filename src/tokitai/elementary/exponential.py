@@ -49,14 +49,17 @@ def moderate_expm1(x: Value) -> Value:
 
 @function
 def exp(x: Value) -> Value:
-    """e**x."""
+    """e**x. Largest error: 0.96 ulp."""
     n, t = split_exp(at_most(at_least(x, LOWEST), 89.0))
     return scale(1.0 + t, n)
 
 
 @function
 def exp2(x: Value) -> Value:
-    """2**x. The remainder x - n is exact; the polynomial errs by 2^-27.3 of 2**r (derive_exp2.py)."""
+    """2**x. The remainder x - n is exact; the polynomial errs by 2^-27.3 of 2**r (derive_exp2.py).
+
+    Largest error: 1.10 ulp.
+    """
     x = at_most(at_least(x, -150.5), 128.5)
     n = round_even(x - 0.085)
     r = x - n
@@ -66,7 +69,7 @@ def exp2(x: Value) -> Value:
 
 @function
 def expm1(x: Value) -> Value:
-    """e**x - 1. Computed at half its size, as 2**128 is not a number of the format."""
+    """e**x - 1. Computed at half its size, as 2**128 is not a number of the format. Largest error: 1.32 ulp."""
     n, t = split_exp(at_most(at_least(x, -20.0), 89.0))
     half = power_of_two(n - 1.0)
     y = fma(t, half, half - 0.5) * 2.0

@@ -12,6 +12,8 @@ def tanh(x: Value) -> Value:
     """The hyperbolic tangent: x + x**3 p(x**2) for |x| < 0.55, else 1 - 2 / (e**2|x| + 1).
 
     p errs by 2^-29.7 of tanh (derive_tanh.py). Two pieces as in CUDA's tanhf.
+
+    Largest error: 1.35 ulp.
     """
     a = at_most(abs(x), 10.0)  # tanh(10) rounds to 1
     n, t = split_exp(a + a)

@@ -7,7 +7,6 @@ elements are stored or rounded, the derivative passes through: rounding is not p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 

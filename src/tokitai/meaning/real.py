@@ -95,7 +95,8 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
 _DIRECT: dict[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt, "neg": np.negative,
     "abs": np.abs, "fma": lambda a, b, c: a * b + c, "maximum": np.maximum, "minimum": np.minimum,
-    "round_even": np.rint, "power_of_two": np.exp2, "host_add": np.add, "host_sub": np.subtract, "host_mul": np.multiply,
+    "round_even": np.rint, "power_of_two": np.exp2, "host_add": np.add, "host_sub": np.subtract,
+    "host_mul": np.multiply,
     "host_div": np.divide, "host_neg": np.negative, "host_sqrt": np.sqrt, "host_power": np.power,
 }  # fmt: skip
 

@@ -47,14 +47,22 @@ def _loss(z: Value, top: Value, lse: Value, t: Value, label_smoothing: Value, z_
     return loss
 
 
-def _slope(p: Value, t: Value, full: Value, label_smoothing: Value, z_loss: Value, smooth: bool, penalty: bool) -> Value:
-    """The derivative of a row's loss in its logits."""
+def _slope(z: Value, t: Value, top: Value, label_smoothing: Value, z_loss: Value, smooth: bool, penalty: bool) -> Value:
+    """The derivative of a row's loss in its logits, p - q.
+
+    At the target p - 1 is wanted. Where the target is the largest element, p may be almost 1, so the difference is
+    taken from the sum instead: p - 1 = -(sum - 1)/sum.
+    """
+    e, rest, total, lse = log_sum_exp(z)
+    inverse = 1 / total
+    p = e * inverse
+    hit = where(z == 0, -(rest * inverse), p - 1)
     if penalty:
-        p = p * (full * (z_loss * 2) + 1)
-    hit = column_index() == convert(t, i32)
+        pull = p * ((top + lse) * (z_loss * 2))
+        p, hit = p + pull, hit + pull
     if smooth:
-        return where(hit, p - (1 - label_smoothing), p) - label_smoothing / columns(p)
-    return where(hit, p - 1, p)
+        p, hit = p - label_smoothing / columns(p), hit + (label_smoothing - label_smoothing / columns(p))
+    return where(column_index() == convert(t, i32), hit, p)
 
 
 @operator(contract=CONTRACT)
@@ -64,7 +72,7 @@ def cross_entropy(
 ) -> Outputs:  # fmt: skip
     """The loss of each row, their sum or their mean over rows that are kept; and log(sum(exp(logits))) of each row."""
     z, top, kept, t = _row(logits, target, ignore_index)
-    _, _, lse = log_sum_exp(z)
+    _, _, _, lse = log_sum_exp(z)
     loss = where(kept, _loss(z, top, lse, t, label_smoothing, z_loss, smooth, penalty), 0)
     return outputs(loss=_reduce(loss, kept, reduction), lse=top + lse)
 
@@ -83,8 +91,7 @@ def cross_entropy_backward(
 ) -> Outputs:  # fmt: skip
     """dlogits = dloss (softmax(logits) - onehot(target)) for the loss of each row, zero in ignored rows."""
     z, top, kept, t = _row(logits, target, ignore_index)
-    e, total, lse = log_sum_exp(z)
-    slope = _slope(e * (1 / total), t, top + lse, label_smoothing, z_loss, smooth, penalty)
+    slope = _slope(z, t, top, label_smoothing, z_loss, smooth, penalty)
     return outputs(dlogits=where(kept, slope * dloss, 0))
 
 
@@ -95,9 +102,9 @@ def cross_entropy_with_grad(
 ) -> Outputs:  # fmt: skip
     """The loss and its gradient in one call, the logits read from memory once."""
     z, top, kept, t = _row(logits, target, ignore_index)
-    e, total, lse = log_sum_exp(z)
+    _, _, _, lse = log_sum_exp(z)
     loss = where(kept, _loss(z, top, lse, t, label_smoothing, z_loss, smooth, penalty), 0)
-    slope = _slope(e * (1 / total), t, top + lse, label_smoothing, z_loss, smooth, penalty)
+    slope = _slope(z, t, top, label_smoothing, z_loss, smooth, penalty)
     if reduction == "mean":
         slope = slope * (1 / maximum(col_sum(where(kept, 1, 0)), 1))
     return outputs(loss=_reduce(loss, kept, reduction), dlogits=where(kept, slope, 0))
@@ -111,7 +118,8 @@ def _parts(x: Any, target: Any, ignore_index: Any) -> tuple[Any, ...]:
     z = x - top
     largest = z == 0
     rest = np.where(largest, 0, np.exp(z)).sum(axis=1, keepdims=True) + (largest.sum(axis=1, keepdims=True) - 1)
-    return kept, t, z, top, np.log1p(rest), np.exp(z) / (1 + rest)
+    p = np.exp(z) / (1 + rest)
+    return kept, t, z, top, np.log1p(rest), p, np.where(largest, -rest / (1 + rest), p - 1)
 
 
 @cross_entropy.set_textbook
@@ -120,7 +128,7 @@ def textbook(
     reduction: str = "none", smooth: bool = False, penalty: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """-sum q log p with q = (1 - s) onehot + s / n (Szegedy et al., 2016, section 7), plus z_loss log(Z)**2."""
-    kept, t, z, top, lse, _ = _parts(logits, target, ignore_index)
+    kept, t, z, top, lse, _, _ = _parts(logits, target, ignore_index)
     logp = z - lse
     loss = -np.take_along_axis(logp, t, 1)
     if label_smoothing:
@@ -137,9 +145,10 @@ def textbook_backward(
     z_loss: float = 0.0, smooth: bool = False, penalty: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """d(-sum q log p)/dx = p - q."""
-    kept, t, _, top, lse, p = _parts(logits, target, ignore_index)
-    q = (np.arange(logits.shape[1])[None, :] == t) * (1 - label_smoothing) + label_smoothing / logits.shape[1]
-    return dict(dlogits=np.where(kept, (p * (1 + 2 * z_loss * (top + lse)) - q) * dloss, 0))
+    kept, t, _, top, lse, p, less = _parts(logits, target, ignore_index)
+    hit = np.arange(logits.shape[1])[None, :] == t
+    smoothing = label_smoothing * hit - label_smoothing / logits.shape[1] + p * 2 * z_loss * (top + lse)
+    return dict(dlogits=np.where(kept, (np.where(hit, less, p) + smoothing) * dloss, 0))
 
 
 @cross_entropy_with_grad.set_textbook

@@ -86,7 +86,8 @@ def _hard() -> Iterator[HardInput]:
     zero_of_slope = float.fromhex("-0x1.80e8p-1")  # the derivative vanishes near here
     yield HardInput("around zero", dict(x=[[0.0, -0.0, 2.0**-24, -(2.0**-24), 2.0**-126, -(2.0**-140)]]))
     yield HardInput("tails", dict(x=[[-3.0, -5.5, -8.0, -10.0, -12.9, -13.5, -14.2, 5.0, 13.0, 100.0]]))
-    yield HardInput("zero of the derivative", dict(x=[[zero_of_slope, zero_of_slope + 2.0**-11, zero_of_slope - 2.0**-11]]), in_domain=False)
+    near = [[zero_of_slope, zero_of_slope + 2.0**-11, zero_of_slope - 2.0**-11]]
+    yield HardInput("zero of the derivative", dict(x=near), in_domain=False)
     yield HardInput("infinity and NaN", dict(x=[[np.inf, -np.inf, np.nan, 1.0, 3e4, -3e4]]))
 
 

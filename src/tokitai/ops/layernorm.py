@@ -13,18 +13,36 @@ from typing import Any
 import numpy as np
 
 from ..lang import (
-    Cols, Contract, HardInput, Matrix, Outputs, Rows, col_sum, columns, f32, fma, maximum, operator, outputs, row_sum, sqrt, storage,
-)  # fmt: skip
+    Cols,
+    Contract,
+    HardInput,
+    Matrix,
+    Outputs,
+    Rows,
+    col_sum,
+    columns,
+    f32,
+    fma,
+    maximum,
+    operator,
+    outputs,
+    row_sum,
+    sqrt,
+    storage,
+)
 
 CONTRACT = Contract(
-    domain="rows whose squared deviations from the mean do not overflow f32: |x - mean| below 1.8e19/sqrt(columns)",
+    domain="rows whose squared deviations from the computed mean do not overflow f32: |mean| below 1e20, and |x - mean| "
+    "below 1.8e19/sqrt(columns)",
     defaults={"eps": 1e-5},
     draw={"rstd": "positive"},
 )
 
 
 @operator(contract=CONTRACT)
-def layer_norm(x: Matrix[storage], gamma: Cols[storage] | None, beta: Cols[storage] | None, *, eps: float = 1e-5) -> Outputs:
+def layer_norm(
+    x: Matrix[storage], gamma: Cols[storage] | None, beta: Cols[storage] | None, *, eps: float = 1e-5
+) -> Outputs:
     """y = (x - mean) / sqrt(var + eps) * gamma + beta, each row on its own."""
     n = columns(x)
     rough = row_sum(x) / n

@@ -8,8 +8,22 @@ from typing import Any
 import numpy as np
 
 from ..lang import (
-    Cols, Contract, HardInput, Matrix, Outputs, Rows, col_sum, columns, f32, fma, operator, outputs, row_sum, sqrt, storage,
-)  # fmt: skip
+    Cols,
+    Contract,
+    HardInput,
+    Matrix,
+    Outputs,
+    Rows,
+    col_sum,
+    columns,
+    f32,
+    fma,
+    operator,
+    outputs,
+    row_sum,
+    sqrt,
+    storage,
+)
 
 CONTRACT = Contract(
     domain="rows whose squares do not overflow f32: |x| below 1.8e19/sqrt(columns)",
@@ -57,18 +71,20 @@ def textbook_backward(dy: Any, x: Any, rstd: Any, gamma: Any = 1.0) -> dict[str,
 def hard_inputs() -> Iterator[HardInput]:
     """Rows that have broken RMS norms: squares that overflow f16, odd widths, values below eps."""
     for n in (1, 3, 7, 3420, 3585):
-        yield HardInput(f"plus and minus one, {n} columns", dict(x=np.where(np.arange(n) % 2, -1.0, 1.0)[None, :] * [[1], [1]]))
+        signs = np.where(np.arange(n) % 2, -1.0, 1.0)
+        yield HardInput(f"plus and minus one, {n} columns", dict(x=[signs, signs]))
     yield HardInput("squares overflow f16", dict(x=np.full((1, 8), 300.0)))
     yield HardInput("squares overflow f32", dict(x=np.full((1, 4), float.fromhex("0x1.0p+83"))), in_domain=False)
     yield HardInput("one rounding, at the store", dict(x=[[0.546875, 0.890625]], gamma=[2.015625, 1.0]))
     yield HardInput("zero row", dict(x=[[0.0, -0.0, 0.0]]))
-    yield HardInput("spread below eps", dict(x=[[float.fromhex("0x1.0p-10"), float.fromhex("-0x1.0p-10")]]), dict(eps=0.25))
+    yield HardInput("spread below eps", dict(x=[[2.0**-10, -(2.0**-10)]]), dict(eps=0.25))
     yield HardInput("infinity and NaN", dict(x=[[1.0, np.inf, 2.0], [np.nan, 1.0, 2.0], [1.0, 2.0, 3.0]]))
 
 
 @rms_norm_backward.set_hard_inputs
 def hard_inputs_backward() -> Iterator[HardInput]:
     """A weight applied twice shows only where weights differ; a narrow accumulator only where many ones are added."""
-    yield HardInput("weights two and three", dict(dy=[[1.0, 1.0]], x=[[1.0, 2.0]], gamma=[2.0, 3.0], rstd=[0.6324555320336759]))
+    row = dict(dy=[[1.0, 1.0]], x=[[1.0, 2.0]], gamma=[2.0, 3.0], rstd=[0.6324555320336759])
+    yield HardInput("weights two and three", row)
     yield HardInput("a thousand ones", dict(dy=np.ones((1000, 4)), x=np.ones((1000, 4)), rstd=np.ones(1000)))
     yield HardInput("infinity and NaN", dict(dy=[[1.0, np.inf, 2.0], [np.nan, 1.0, 2.0], [1.0, 2.0, 3.0]]))

@@ -14,7 +14,9 @@ from ..lang import (
     storage, where,
 )  # fmt: skip
 
-CONTRACT = Contract(domain="all values; a row that is all -inf or holds +inf or NaN gives NaN", draw={"y": "probabilities"})
+CONTRACT = Contract(
+    domain="all values; a row that is all -inf or holds +inf or NaN gives NaN", draw={"y": "probabilities"}
+)
 
 
 @operator(contract=CONTRACT)
@@ -53,23 +55,24 @@ def masked_softmax_backward(dy: Matrix[storage], y: Matrix[storage], limit: Rows
     return outputs(dx=where(seen, y * (dy - row_sum(where(seen, dy * y, 0))), 0))
 
 
-def log_sum_exp(z: Value) -> tuple[Value, Value, Value]:
-    """(exp(z), their sum, the logarithm of the sum) for z = x - max(x).
+def log_sum_exp(z: Value) -> tuple[Value, Value, Value, Value]:
+    """(exp(z), what their sum exceeds 1 by, the sum, its logarithm) for z = x - max(x).
 
     The largest elements contribute exactly 1 each. Counting them apart leaves the logarithm of 1 + rest with a small
     rest, which log1p keeps: a row that is almost certain has a loss of full relative accuracy.
     """
     e = exp(z)
     count = row_sum(where(z == 0, 1, 0))
-    rest = row_sum(where(z == 0, 0, e))
-    return e, count + rest, log1p((count - 1) + rest)
+    others = row_sum(where(z == 0, 0, e))
+    rest = (count - 1) + others
+    return e, rest, count + others, log1p(rest)
 
 
 @operator(contract=CONTRACT)
 def log_softmax(x: Matrix[storage]) -> Outputs:
     """y = x - max - log(sum(exp(x - max))), each row on its own."""
     z = x - row_max(x)
-    _, _, lse = log_sum_exp(z)
+    _, _, _, lse = log_sum_exp(z)
     return outputs(y=z - lse)
 
 

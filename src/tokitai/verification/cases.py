@@ -1,4 +1,4 @@
-"""The inputs that a kernel is tried on: drawn from a seed, hard ones that the operator names, all there are, or yours."""
+"""The inputs that a kernel is tried on: drawn from a seed, hard ones that the operator names, all there are, yours."""
 
 from __future__ import annotations
 
@@ -74,7 +74,14 @@ def _equal(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Arra
     return np.full(size, rng.standard_normal())
 
 
-DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal}
+def _zeros(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    """Zeros of both signs, whole rows of -0 among them: a sum of those is -0, and +0 where one +0 is mixed in."""
+    mixed = rng.choice([0.0, -0.0], size)
+    mixed[: (len(mixed) + 1) // 2] = -0.0
+    return mixed
+
+
+DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal, "zeros": _zeros}
 
 
 def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:

@@ -42,11 +42,11 @@ def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
             ],
             cases=[
                 ev.Case(
-                    r.kind, r.name, *r.shape, r.seed, r.params, cpu.default_threads(), r.inputs, r.outputs, r.oracle,
-                    r.compared, r.equal, r.max_ulp,
+                    *(r.kind, r.name, *r.shape, r.seed, r.params, cpu.default_threads()),
+                    *(r.inputs, r.outputs, r.oracle, r.compared, r.equal, r.max_ulp),
                 )
                 for r in verdict.results
-            ],  # fmt: skip
+            ],
             proofs=_proofs(verdict),
             error=ev.LargestError(verdict.max_ulp_error, _worst(verdict)),
             verdict=verdict.verdict,
@@ -105,7 +105,8 @@ def _claims(verdict: Verdict) -> list[str]:
 
 
 NON_CLAIMS = [
-    "The compiler and the processor are trusted to execute the IEEE 754 operations that the text asks for; machine code is not verified.",
+    "The compiler and the processor are trusted to execute the IEEE 754 operations that the text asks for; machine "
+    "code is not verified.",
     "Shapes that are not listed were not run.",
     "Speed is not a subject of this certificate.",
     "Nothing is said about values outside the operator's stated domain but that the bits equal the definition's.",

@@ -86,6 +86,9 @@ class Launch:
             else:
                 self.results[o.name] = self._buffer(o.name, o.space, o.format)
                 self.results[o.name].poison()
+        need = -(-kernel.workspace_bytes([shape], layout.threads) // 8)
+        self.workspace = Buffer("workspace", (need,), np.uint64)
+        self.workspace.poison()
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
         self.before = {n: digest(b.array) for n, b in self.inputs.items() if n not in replaced}
 
@@ -98,13 +101,13 @@ class Launch:
         """Launch and check what lies round the results. Raises GuardError."""
         arrays = {n: b.array for n, b in self.inputs.items()}
         results = {n: b.array for n, b in self.results.items()}
-        self.kernel.launch(arrays, results, self.shape, scalars, self.layout.threads)
+        self.kernel.launch(arrays, results, self.shape, scalars, self.layout.threads, self.workspace.array)
         self.check()
         return results
 
     def check(self) -> None:
         """Look at what lies round the buffers and at inputs that must not change. Raises GuardError."""
-        for buffer in (*self.inputs.values(), *self.results.values()):
+        for buffer in (*self.inputs.values(), *self.results.values(), self.workspace):
             buffer.check_guards()
         for name, was in self.before.items():
             if digest(self.inputs[name].array) != was:
@@ -210,7 +213,7 @@ def _launch(
 def _split(
     kernel: Kernel, case: Case, want: Mapping[str, Array], scalars: Scalars, threads: int
 ) -> Mismatch | GuardError | None:
-    """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do, and are left out.)"""
+    """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do: left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
     early = not isinstance(kernel.plan, FlatPlan) and kernel.plan.early
@@ -255,7 +258,7 @@ def measure_error(
             for t in graph.inputs
         }
         if textbook is not None:
-            scalars = {p: case.params[p] for p in graph.params}
+            scalars: dict[str, Any] = {p: case.params[p] for p in graph.params}
             if "rounded" in inspect.signature(textbook).parameters:  # a definition that stores an intermediate result
                 scalars["rounded"] = lambda x: bits.round_to(x.astype(np.float64), graph.dtype).astype(real.REAL)
             exact = textbook(**wide, **scalars, **graph.options)

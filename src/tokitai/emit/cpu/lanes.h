@@ -114,6 +114,9 @@ typedef int32_t I;
 typedef uint32_t U;
 typedef bool M;
 INLINE I column_index(int64_t c) { return int32_t(c); }
+INLINE I splat(int32_t x) { return x; }
+INLINE U splat(uint32_t x) { return x; }
+INLINE M splat(bool x) { return x; }
 template <int word> INLINE U element_word(int64_t place) { return uint32_t(place >> (32 * word)); }
 #endif
 

@@ -99,8 +99,7 @@ template <class P> INLINE void stream(P* p, V x) { store1(p, x); }
 INLINE V larger(V a, V b) { return a > b ? a : b; }
 template <int D, int SIDE> INLINE V half(V a, V b) { return SIDE ? b : a; }
 INLINE S first(V a) { return a; }
-INLINE U splat(uint32_t x) { return x; }
-INLINE M splat(bool x) { return x; }
+INLINE I splat(int32_t x) { return x; }
 #else
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef M B;
@@ -211,22 +210,22 @@ INLINE V round_to_bf16(V x) { return widen_bf16(narrow_bf16(x)); }
 INLINE V round_to_f32(V x) { return x; }
 #endif
 
-// The largest element, the signs of all, and where a NaN was. A maximum of numbers has the sign bit only if all have it,
-// zeros included: so the three together give what `maximum` gives step by step, for less.
+// The largest element, the signs of all, and the largest magnitude as an integer, which tells of a NaN. A maximum has the
+// sign bit only if all have it, zeros included: so the three give what `maximum` gives step by step, for less.
 struct Max {
   V top = splat(NEUTRAL_MAX);
-  U signs = splat(0xFFFFFFFFu);
-  B nan = splat(false);
+  I signs = splat(int32_t(-1)), size = splat(int32_t(0));
 };
 INLINE V leaf_max(V a) { return a; }
 INLINE void take(Max& m, V x) {
+  const I pattern = to_i32(bits(x)), size = pattern & 0x7FFFFFFF;
   m.top = larger(x, m.top);
-  m.signs = int_and(m.signs, bits(x));
-  m.nan = logical_or(m.nan, ne(x, x));
+  m.signs &= pattern;
+  m.size = where(lt(m.size, size), size, m.size);
 }
 INLINE V lanes_of(const Max& m) {
-  const U size = int_and(bits(m.top), splat(0x7FFFFFFFu)), sign = int_and(m.signs, splat(0x80000000u));
-  return where(m.nan, splat(NOT_A_NUMBER), from_bits(int_add(size, sign)));
+  const V top = from_bits((bits(m.top) & 0x7FFFFFFFu) | (to_u32(m.signs) & 0x80000000u));
+  return where(lt(splat(int32_t(0x7F800000)), m.size), splat(NOT_A_NUMBER), top);
 }
 
 // One of the two neighbours: up where the lowest random bits are below what is dropped. bf16 drops 16 bits of the pattern,

@@ -1,0 +1,110 @@
+"""`ops`, `show`, `doctor`, help, and how soon the command starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from command import Command
+
+from tokitai.emit.cpp import emit_cpu
+from tokitai.lower.rowwise import plan_rows
+from tokitai.ops import get, registry
+
+
+def test_ops_lists_every_operator(tokitai: Command) -> None:
+    found = {o["operator"]: o for o in tokitai("ops", "--json").object["operators"]}
+    assert list(found) == list(registry())
+    norm = found["layer_norm"]
+    assert norm["definition"].startswith("y = (x - mean) / sqrt(var + eps)")
+    assert norm["inputs"][:2] == [
+        {"name": "x", "shape": "rows x cols", "format": "storage", "optional": False},
+        {"name": "gamma", "shape": "cols", "format": "storage", "optional": True},
+    ]
+    assert norm["scalars"] == [{"name": "eps", "default": 1e-5, "whole": False}]
+    assert [(r["name"], r["shape"], r["format"]) for r in norm["results"]] == [
+        ("y", "rows x cols", "f16"), ("mean", "rows", "f32"), ("rstd", "rows", "f32"),
+    ]  # fmt: skip
+    assert norm["contract"]["formats"] == ["f16", "bf16", "f32"]
+    assert found["layer_norm_backward"]["backward_of"] == "layer_norm"
+    assert all(o["targets"] == ["cpu"] for o in found.values())
+
+
+def test_ops_for_people(tokitai: Command) -> None:
+    out = tokitai("ops").out
+    names = [line for line in out.splitlines() if line and not line.startswith(" ")]
+    assert names == list(registry())
+    assert "inputs       x: rows x cols storage; gamma: cols storage (optional)" in out
+    assert "gradient of  softmax" in out
+
+
+@pytest.mark.parametrize("part", ["definition", "graph", "plan", "source"])
+def test_show_gives_one_part_alone(tokitai: Command, part: str) -> None:
+    graph = get("layer_norm").trace("f16", {"gamma"})
+    wanted = {
+        "graph": str(graph),
+        "plan": f"passes           {len(plan_rows(graph).passes)}\n",
+        "source": emit_cpu(plan_rows(graph)).text.rstrip(),
+        "definition": '    rough = row_sum(x) / n\n',
+    }  # fmt: skip
+    done = tokitai("show", "layer_norm", "--what", part, "--dtype", "f16", "--without", "beta")
+    assert done.code == 0
+    assert wanted[part] in done.out
+    assert "----" not in done.out
+
+
+def test_show_gives_all_parts_with_headings(tokitai: Command, small: str) -> None:
+    out = tokitai("show", small).out
+    assert [line for line in out.splitlines() if line.startswith("----")] == [
+        f"---- {part} ----" for part in ("definition", "graph", "plan", "source")
+    ]
+    assert "def small(x: Matrix[storage]" in out
+
+
+def test_doctor_says_what_works(tokitai: Command) -> None:
+    done = tokitai("doctor", "--json")
+    report = done.object
+    assert done.code == 0, report
+    keys = "numerics_version device compilers compiler cache targets claims missing"
+    assert set(report) == set(keys.split())
+    assert report["targets"] == {"cpu": {"works": True}}
+    assert report["compiler"] in [c["path"] for c in report["compilers"] if c["works"]]
+    assert report["cache"]["problem"] is None
+    people = tokitai("doctor")
+    assert people.code == 0
+    assert "devices     cpu: works\n" in people.out
+
+
+def test_doctor_does_not_take_a_wrong_kernel_for_a_working_one(
+    tokitai: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokitai.cli import doctor
+    from tokitai.toolchain.compilers import find_compiler
+    from tokitai.verification import verify
+
+    def wrong(*args: object, **kwargs: object) -> object:
+        return verify(*args, edit=lambda text: text.replace("= mul(", "= add("), **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(doctor, "verify", wrong)
+    monkeypatch.setattr(doctor, "all_compilers", lambda: [find_compiler()])
+    done = tokitai("doctor", "--json")
+    assert (done.code, done.object["claims"]) == (3, [])
+    assert any("seeded/normal@3x33#0" in text for text in done.object["missing"])
+
+
+def test_the_bare_command_shows_its_help(tokitai: Command) -> None:
+    done = tokitai()
+    assert done.code == 2
+    assert "verify" in done.out
+    assert done.err == ""
+    assert tokitai("--help").code == 0
+    assert tokitai("verify", "--help").code == 0
+
+
+def test_a_command_brings_only_what_it_needs() -> None:
+    """Start-up is paid by every call: rich, SciPy and torch stay out until somebody needs them."""
+    heavy = "[name for name in ('rich', 'scipy', 'torch') if name in sys.modules]"
+    program = f"import sys; from tokitai.cli import app; print({heavy})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,188 @@
+"""A wrong gradient cannot hide behind an oracle that matches: backward definitions against the forward derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokitai import ops
+from tokitai.elementary import gelu_slope
+from tokitai.errors import DefinitionError
+from tokitai.lang import (
+    Cols,
+    Matrix,
+    Operator,
+    Rows,
+    col_sum,
+    columns,
+    f32,
+    fma,
+    operator,
+    outputs,
+    row_sum,
+    storage,
+)
+from tokitai.meaning.derivative import SLOPES, check_backward, gradient
+from tokitai.meaning.real import FUNCTIONS, REAL
+
+SHAPE = (5, 7)
+BACKWARD = [op for op in ops.registry().values() if op.backward_of is not None]
+
+
+@pytest.mark.parametrize("backward", BACKWARD, ids=str)
+@pytest.mark.parametrize("shape", [(5, 7), (1, 1), (1, 6), (40, 3)])
+def test_every_backward_operator_is_the_derivative(backward: Operator, shape: tuple[int, int]) -> None:
+    assert backward.backward_of is not None
+    report = check_backward(backward, backward.backward_of, "f32", shape, seed=2)
+    assert {name for name, _, _ in report} == {o.name for o in backward.trace("f32").outputs}
+    for name, error, explained in report:
+        assert error <= explained, f"{name}: {error} where rounding explains {explained}"
+        # A bound that explains everything would pass everything: one f32 ulp of the largest element is already wrong.
+        assert shape[1] == 1 or explained < 2.0**-24
+
+
+def test_there_are_backward_operators() -> None:
+    assert len(BACKWARD) >= 5
+
+
+# ------------------------------------------------------------------ wrong gradients
+WRONG: dict[str, tuple[Operator, Callable[..., Any], str]] = {}
+
+
+def wrong(forward: Operator, result: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A backward definition of which this result is wrong."""
+
+    def note(definition: Callable[..., Any]) -> Callable[..., Any]:
+        WRONG[definition.__name__] = (forward, definition, result)
+        return definition
+
+    return note
+
+
+@wrong(ops.rms_norm, "dx")
+def weight_applied_twice(dy: Matrix[storage], x: Matrix[storage], gamma: Cols[storage], rstd: Rows[f32]) -> Any:
+    xhat, g = x * rstd, dy * gamma
+    slope = row_sum(g * gamma * xhat) / columns(x)
+    return outputs(dx=fma(-slope, xhat, g) * rstd, dgamma=col_sum(dy * xhat))
+
+
+@wrong(ops.rms_norm, "dgamma")
+def weight_gradient_without_normalising(dy: Matrix[storage], x: Matrix[storage], gamma: Cols[storage], rstd: Rows[f32]) -> Any:
+    xhat, g = x * rstd, dy * gamma
+    return outputs(dx=fma(-row_sum(g * xhat) / columns(x), xhat, g) * rstd, dgamma=col_sum(dy * x))
+
+
+@wrong(ops.rms_norm, "dx")
+def projection_missing(dy: Matrix[storage], x: Matrix[storage], gamma: Cols[storage], rstd: Rows[f32]) -> Any:
+    return outputs(dx=dy * gamma * rstd, dgamma=col_sum(dy * x * rstd))
+
+
+@wrong(ops.layer_norm, "dx")
+def mean_term_missing(
+    dy: Matrix[storage], x: Matrix[storage], gamma: Cols[storage], mean: Rows[f32], rstd: Rows[f32]
+) -> Any:
+    xhat, g = (x - mean) * rstd, dy * gamma
+    slope = row_sum(g * xhat) / columns(x)
+    return outputs(dx=fma(-slope, xhat, g) * rstd, dgamma=col_sum(dy * xhat), dbeta=col_sum(dy))
+
+
+@wrong(ops.layer_norm, "dx")
+def divided_by_one_less(
+    dy: Matrix[storage], x: Matrix[storage], gamma: Cols[storage], mean: Rows[f32], rstd: Rows[f32]
+) -> Any:
+    xhat, g = (x - mean) * rstd, dy * gamma
+    n = columns(x) - 1
+    dx = fma(-(row_sum(g * xhat) / n), xhat, g - row_sum(g) / columns(x)) * rstd
+    return outputs(dx=dx, dgamma=col_sum(dy * xhat), dbeta=col_sum(dy))
+
+
+@wrong(ops.layer_norm, "dbeta")
+def shift_gradient_weighted(
+    dy: Matrix[storage], x: Matrix[storage], gamma: Cols[storage], mean: Rows[f32], rstd: Rows[f32]
+) -> Any:
+    return outputs(dbeta=col_sum(dy * gamma))
+
+
+@wrong(ops.softmax, "dx")
+def diagonal_alone(dy: Matrix[storage], y: Matrix[storage]) -> Any:
+    return outputs(dx=y * dy * (1 - y))
+
+
+@wrong(ops.softmax, "dx")
+def sum_of_dy_alone(dy: Matrix[storage], y: Matrix[storage]) -> Any:
+    return outputs(dx=y * (dy - row_sum(dy)))
+
+
+@wrong(ops.gelu_erf, "dx")
+def slope_of_the_negated(dy: Matrix[storage], x: Matrix[storage]) -> Any:
+    return outputs(dx=dy * gelu_slope(-x))
+
+
+@wrong(ops.gelu_tanh, "dx")
+def slope_of_the_other_gelu(dy: Matrix[storage], x: Matrix[storage]) -> Any:
+    """They differ by less than a thousandth: a test with a tolerance passes it."""
+    return outputs(dx=dy * gelu_slope(x))
+
+
+@wrong(ops.gelu_erf, "dx")
+def off_by_three_millionths(dy: Matrix[storage], x: Matrix[storage]) -> Any:
+    return outputs(dx=dy * gelu_slope(x) * (1 + 2.0**-18))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_gradients_are_found(name: str) -> None:
+    forward, definition, result = WRONG[name]
+    report = {n: (e, x) for n, e, x in check_backward(operator(definition), forward, "f32", SHAPE, seed=2)}
+    error, explained = report[result]
+    assert not error <= explained, f"{error} was explained by {explained}"
+    for other in set(report) - {result}:
+        assert report[other][0] <= report[other][1], other
+
+
+def test_verify_refutes_a_wrong_gradient() -> None:
+    """The kernel computes this definition bit for bit; the derivative still refutes it."""
+    from tokitai.lang import Contract
+    from tokitai.verification import verify
+    from tokitai.verification.verdict import Variant
+
+    wrong_op = operator(contract=Contract(formats=("f32",)), backward_of=ops.softmax)(diagonal_alone)
+    verdict = verify(wrong_op, variant=Variant(frozenset()), shape=dict(rows=3, cols=9))
+    assert verdict.verdict == "refuted" and verdict.exit_code == 1
+    assert verdict.failure is not None and "dx is not the derivative of softmax: off by" in verdict.failure
+    runs = [r for r in verdict.results if r.kind != "derivative"]
+    assert all(r.equal for r in runs) and len(runs) > 50
+
+
+# ------------------------------------------------------------------ results that would not be looked at
+def forward_of_one(x: Matrix[storage], w: Cols[storage]) -> Any:
+    return x * 2.0
+
+
+def gradient_of_what_does_not_matter(dy: Matrix[storage], x: Matrix[storage], w: Cols[storage]) -> Any:
+    return outputs(dx=dy * 2.0, dw=col_sum(dy * x))
+
+
+def gradient_with_a_misspelt_name(dy: Matrix[storage]) -> Any:
+    return outputs(dz=dy * 2.0)
+
+
+def test_an_input_without_influence_has_a_zero_gradient() -> None:
+    forward, backward = operator(forward_of_one), operator(gradient_of_what_does_not_matter)
+    zeros = gradient(forward.trace("f32"), dict(x=np.ones((2, 3), REAL), w=np.ones(3, REAL)), (2, 3), {},
+                     dict(y=np.ones((2, 3))))  # fmt: skip
+    assert zeros["w"].shape == (1, 3) and not zeros["w"].any()
+    report = {n: (e, x) for n, e, x in check_backward(backward, forward, "f32", SHAPE, seed=1)}
+    assert report["dx"][0] <= report["dx"][1]
+    assert not report["dw"][0] <= report["dw"][1]
+
+
+def test_a_result_that_is_named_after_no_input_is_refused() -> None:
+    with pytest.raises(DefinitionError, match=r"the result dz; accepted: dx, dw"):
+        check_backward(operator(gradient_with_a_misspelt_name), operator(forward_of_one), "f32", SHAPE, seed=1)
+
+
+def test_every_function_with_a_real_meaning_has_a_slope_or_is_one() -> None:
+    assert {n for n in FUNCTIONS if n not in SLOPES} == {n for n in FUNCTIONS if n.endswith("_slope")}
