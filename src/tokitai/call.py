@@ -133,6 +133,10 @@ def bind(
     for option, scalar in operator.contract.switches.items():
         if options.setdefault(option, bool(params[scalar])) is False and params[scalar]:
             raise ArgumentError(f"{operator.name}: {scalar}={params[scalar]} with {option}=False; accepted: one or the other")
+    for o in operator.options:
+        if o.name in options and options[o.name] not in o.accepted:
+            words = ", ".join(map(repr, o.accepted))
+            raise ArgumentError(f"{operator.name}: {o.name}={options[o.name]!r}; accepted: {words}")
     if values:
         accepted = [*names, *(p.name for p in operator.params), *(o.name for o in operator.options), *RESERVED]
         raise ArgumentError(f"{operator.name}: unknown argument {', '.join(values)}; accepted: {', '.join(accepted)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,14 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_operator_in_one_format_is_one_object(tokitai: Command, small: str) -> None:
-    done = tokitai.process("verify", small, "--dtype", "f16", "--json")
+    done = tokitai.process("verify", small, "--dtype", "f16", "--without", "w", "--json")
     assert (done.code, set(done.object)) == (0, KEYS), done
     found = done.object
     assert (found["operator"], found["dtype"], found["device"], found["shape"]) == ("small", "f16", "cpu", None)
     assert found["verdict"] == "verified"
-    assert found["cases"] > 100
+    assert found["cases"] > 80
     assert {"structure", "exhaustive", "seeded"} <= set(found["evidence"])
-    assert 0 < found["max_ulp_error"] <= 0.5
+    assert found["max_ulp_error"] == 0, "doubling is exact, or overflows as the real result does"
     assert found["failure"] is None
     assert found["certificate"] == str(tokitai.folder / "state" / "tokitai" / "certificates" / "small.f16.cpu.json")
     assert check(found["certificate"]) == []
@@ -69,7 +70,7 @@ def test_results_go_to_standard_output_and_notes_to_standard_error(tokitai: Comm
 
 
 def test_a_shape_that_is_asked_for_is_tried(tokitai: Command, small: str) -> None:
-    done = tokitai("verify", small, "--dtype", "f32", "--shape", "cols=77, rows=9", "--json")
+    done = tokitai("verify", small, "--dtype", "f32", "--shape", "cols=77, rows=9", "--without", "w", "--json")
     assert done.object["shape"] == {"rows": 9, "cols": 77}
     cases = json.loads(Path(done.object["certificate"]).read_text())["predicate"]["cases"]
     assert {c["kind"] for c in cases if (c["rows"], c["cols"]) == (9, 77)} == {"structure", "seeded"}
@@ -100,7 +101,7 @@ def test_an_option_selects_the_graph(tokitai: Command, small: str, monkeypatch: 
 
 def test_your_own_tensors_are_tried(tokitai: Command, small: str) -> None:
     np.savez(tokitai.folder / "mine.npz", x=np.linspace(-3, 3, 40).reshape(5, 8), w=np.arange(8.0), by=np.float64(3))
-    done = tokitai("verify", small, "--dtype", "bf16", "--inputs", "mine.npz", "--json")
+    done = tokitai("verify", small, "--dtype", "bf16", "--inputs", "mine.npz", "--option", "sign=plus", "--json")
     assert done.code == 0
     assert "yours" in done.object["evidence"]
     cases = json.loads(Path(done.object["certificate"]).read_text())["predicate"]["cases"]
@@ -112,12 +113,12 @@ def test_a_wrong_kernel_is_refuted_with_a_line_that_replays_it(
     tokitai: Command, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_kernels(monkeypatch)
-    done = tokitai("verify", small, "--dtype", "f32", "--json", "--out", "here")
+    done = tokitai("verify", small, "--dtype", "f32", "--isa", "scalar", "--without", "w", "--json", "--out", "here")
     assert (done.code, done.object["verdict"]) == (1, "refuted"), done
     assert check(done.object["certificate"]) == []
     line, _, says = done.object["failure"].partition(": ")
     program, *words = shlex.split(line)
-    assert (program, words[:2]) == ("tokitai", ["verify", small])
+    assert (program, words[:4]) == ("tokitai", ["verify", small, "--isa", "scalar"])
     again = tokitai(*words, "--json")
     assert (again.code, again.object["cases"]) == (1, 1), "it stops where the line says"
     assert again.object["failure"] == f"{line}: {says}"
@@ -190,8 +191,9 @@ def test_kernels_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "verify", lambda o, dtype, **_: Verdict(o.name, dtype, "cpu", None, "verified"))
     jobs = [batch.Job(get("rms_norm"), "f16"), batch.Job(get("rms_norm"), "f32")]
     with batch._compiled_ahead(jobs, None, None):
-        while len(asked) < 8:
-            pass
+        deadline = time.monotonic() + 10
+        while len(asked) < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
     assert sorted(asked, key=str) == sorted(
         ((d, p, s) for d in ("f16", "f32") for p in (frozenset({"gamma"}), frozenset()) for s in (False, True)), key=str
     )

@@ -53,9 +53,9 @@ def fma(a: int, b: int, c: int, fmt: Format) -> int:
     x, y, z = (decode(p, fmt) for p in (a, b, c))
     sign = is_negative(a, fmt) != is_negative(b, fmt)
     if any(isinstance(v, float) for v in (x, y, z)):
-        if any(isinstance(v, float) and math.isnan(v) for v in (x, y, z)) or 0 in (x, y) and math.inf in (
+        if any(isinstance(v, float) and math.isnan(v) for v in (x, y, z)) or (0 in (x, y) and math.inf in (
             abs(x), abs(y),
-        ):  # fmt: skip
+        )):  # fmt: skip
             return fmt.nan
         if isinstance(x, float) or isinstance(y, float):
             product = -math.inf if sign else math.inf

@@ -80,7 +80,9 @@ HARD = {
 @pytest.mark.parametrize("name", HARD)
 def test_fma_hard_triples(name: str) -> None:
     a, b, c = map(pattern, HARD[name])
-    check_fma([(a, b, c), (b, a, c), (a ^ 0x80000000, b, c), (a, b, c ^ 0x80000000), (b, a ^ 0x80000000, c ^ 0x80000000)])
+    check_fma(
+        [(a, b, c), (b, a, c), (a ^ 0x80000000, b, c), (a, b, c ^ 0x80000000), (b, a ^ 0x80000000, c ^ 0x80000000)]
+    )
 
 
 def test_the_hard_triples_are_hard() -> None:
@@ -177,7 +179,7 @@ def test_host_power_is_square_and_multiply_from_the_lowest_bit(base: float, n: i
         square = square * square
     with np.errstate(over="ignore"):
         got = host("host_power", base, float(n))
-    assert got == result or math.isnan(got) and math.isnan(result)
+    assert got == result or (math.isnan(got) and math.isnan(result))
 
 
 def test_host_power_ends_and_is_near_the_power() -> None:

@@ -70,7 +70,9 @@ def weight_applied_twice(dy: Matrix[storage], x: Matrix[storage], gamma: Cols[st
 
 
 @wrong(ops.rms_norm, "dgamma")
-def weight_gradient_without_normalising(dy: Matrix[storage], x: Matrix[storage], gamma: Cols[storage], rstd: Rows[f32]) -> Any:
+def weight_gradient_without_normalising(
+    dy: Matrix[storage], x: Matrix[storage], gamma: Cols[storage], rstd: Rows[f32]
+) -> Any:
     xhat, g = x * rstd, dy * gamma
     return outputs(dx=fma(-row_sum(g * xhat) / columns(x), xhat, g) * rstd, dgamma=col_sum(dy * x))
 

@@ -90,7 +90,9 @@ def test_slopes_are_the_slopes(name: str) -> None:
     x = np.linspace(-6, 6, 241).astype(real.REAL)
     h = real.REAL(2.0**-17)
     slope = (real.FUNCTIONS[name](x + h) - real.FUNCTIONS[name](x - h)) / (2 * h)
-    np.testing.assert_allclose(real.FUNCTIONS[f"{name}_slope"](x).astype(float), slope.astype(float), rtol=0, atol=2.0**-31)
+    np.testing.assert_allclose(
+        real.FUNCTIONS[f"{name}_slope"](x).astype(float), slope.astype(float), rtol=0, atol=2.0**-31
+    )
 
 
 def test_every_function_of_the_language_has_a_real_meaning() -> None:

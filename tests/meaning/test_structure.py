@@ -145,7 +145,9 @@ def test_a_sum_in_another_order_has_another_hash() -> None:
         chain = x[:, :1]
         for i in range(1, 8):
             chain = structure.add(chain, x[:, i : i + 1])
-        halves = structure.add(structure.bits.tree(x[:, ::2], structure.add), structure.bits.tree(x[:, 1::2], structure.add))
+        halves = structure.add(
+            structure.bits.tree(x[:, ::2], structure.add), structure.bits.tree(x[:, 1::2], structure.add)
+        )
     assert len({int(v[0, 0]) for v in (tree, chain, halves)}) == 3
 
 

@@ -26,7 +26,9 @@ def run(op: Operator, **arguments: Any) -> dict[str, Array]:
     given = {n for n, a in arguments.items() if isinstance(a, np.ndarray)}
     graph = op.trace(stored, present=given & optional)
     results = op(**arguments)
-    return dict(zip((o.name for o in graph.outputs), results if isinstance(results, tuple) else (results,), strict=True))
+    return dict(
+        zip((o.name for o in graph.outputs), results if isinstance(results, tuple) else (results,), strict=True)
+    )
 
 
 def array(values: Any, dtype: Any = np.float32) -> Array:

@@ -65,7 +65,9 @@ def test_the_gradient_of_layer_norm_sums_to_zero(shape: tuple[int, int], seed: i
     slope = (g * xhat).mean(axis=1, keepdims=True)
     # Roundings of one element: of g, its mean (a tree), slope, fma, product; xhat's own mean is that of the mean.
     depth = 8 + 2 * np.ceil(np.log2(cols))
-    size = rstd * (np.abs(g) + np.abs(g).mean(axis=1, keepdims=True) + np.abs(slope) * (np.abs(xhat) + np.abs(mean) * rstd + 1))
+    size = rstd * (
+        np.abs(g) + np.abs(g).mean(axis=1, keepdims=True) + np.abs(slope) * (np.abs(xhat) + np.abs(mean) * rstd + 1)
+    )
     assert (np.abs(dx.astype(float).sum(axis=1)) <= depth * U * size.sum(axis=1)).all()
 
 

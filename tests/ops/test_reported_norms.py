@@ -135,7 +135,9 @@ def test_c18_a_narrow_accumulator_stalls(dtype: Any, rows: int) -> None:
     spiked = ones.copy()
     spiked[rows // 2] = 2048 if dtype != BF16 else 256  # one large value and many ones
     big = float(spiked[rows // 2, 0])
-    got = run(ops.layer_norm_backward, dy=spiked, x=ones, mean=np.zeros(rows, np.float32), rstd=np.ones(rows, np.float32))
+    got = run(
+        ops.layer_norm_backward, dy=spiked, x=ones, mean=np.zeros(rows, np.float32), rstd=np.ones(rows, np.float32)
+    )
     assert got["dbeta"].tolist() == array([rows - 1 + big] * 4, dtype).tolist()
 
 
@@ -178,7 +180,15 @@ def test_c21_strides_forward(op: Any) -> None:
     base = np.arange(64, dtype=np.float32).reshape(8, 8)
     before = base.copy()
     params = {} if op is ops.softmax else dict(eps=1e-5)
-    for view in (base[:, ::2], base.T, base[::2], base[::-1], base[:, ::-1], base[1:7, 2:5], np.broadcast_to(base[0], (5, 8))):
+    for view in (
+        base[:, ::2],
+        base.T,
+        base[::2],
+        base[::-1],
+        base[:, ::-1],
+        base[1:7, 2:5],
+        np.broadcast_to(base[0], (5, 8)),
+    ):
         assert same_bits(run(op, x=view, **params)["y"], run(op, x=np.ascontiguousarray(view), **params)["y"])
     assert same_bits(base, before)
 

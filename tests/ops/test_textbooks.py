@@ -77,7 +77,10 @@ def test_softmax_is_scipys_and_its_gradient_is_torchs() -> None:
 def test_gelu_is_scipys_and_torchs() -> None:
     close(ops.gelu_erf.textbook(X)["y"], X * special.ndtr(X))
     close(ops.gelu_erf.textbook(X)["y"], X * (1 + special.erf(X / math.sqrt(2))) / 2)
-    for op, backward, kind in [(ops.gelu_erf, ops.gelu_erf_backward, "none"), (ops.gelu_tanh, ops.gelu_tanh_backward, "tanh")]:
+    for op, backward, kind in [
+        (ops.gelu_erf, ops.gelu_erf_backward, "none"),
+        (ops.gelu_tanh, ops.gelu_tanh_backward, "tanh"),
+    ]:
         x = leaf(X)
         y = torch.nn.functional.gelu(x, approximate=kind)
         y.backward(torch.tensor(DY))

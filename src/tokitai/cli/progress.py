@@ -76,5 +76,5 @@ class Bar:
         if self._progress is not None:
             of = f" ({min(self.done + 1, self.total)} of {self.total})" if self.total > 1 else ""
             total = self.total if self.total > 1 else None  # how many cases one has is known only at its end
-            text = f"{self.label}{of}, {self.cases} cases"
+            text = f"{self.label}{of}, cases: {self.cases}"
             self._progress.update(self._progress.task_ids[0], description=text, completed=self.done, total=total)

@@ -88,7 +88,7 @@ def load(artifact: Artifact) -> LoadedKernel:
 def _open(artifact: Artifact) -> Any:
     here = machine_here()
     runs = isas_here()
-    if artifact.compiler.machine != here or artifact.isa not in runs:
+    if artifact.compiler.machine != here or not (artifact.structure or artifact.isa in runs):
         raise DeviceMissingError(
             f"{artifact.path.name}: built for {artifact.compiler.machine} {artifact.isa}, "
             f"but this machine runs {here} {', '.join(runs) or '(nothing known)'}"

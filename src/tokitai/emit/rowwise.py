@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..lang import Node
-from ..lower.rowwise import Pass, RowPlan, most_sums
+from ..lower.rowwise import Pass, RowPlan
 from .text import POINTER, SCALAR, Printer
 
 
@@ -14,7 +14,7 @@ class RowEmitter(Printer):
         super().__init__(plan.graph)
         self.plan = plan
         self.private = [f"{len(plan.kept)} * cols"] * bool(plan.kept)  # workspace of each thread
-        self.private += [f"{most_sums(plan)} * partial_room(cols)"] * bool(most_sums(plan))
+        self.private += [f"{plan.most_sums} * partial_room(cols)"] * bool(plan.most_sums)
         self.streamed = [o for o in plan.graph.outputs if o.space == "rc" and not o.inplace]
 
     def body(self) -> None:
@@ -95,7 +95,7 @@ class RowEmitter(Printer):
         plan = self.plan
         if self.private:
             self.line(f"Stored* const scratch = private_space + thread_number() * ({' + '.join(self.private)});")
-        if most_sums(plan):
+        if plan.most_sums:
             self.line(f"Stored* const partial = scratch{f' + {len(plan.kept)} * cols' if plan.kept else ''};")
         self.line("#pragma omp for schedule(static)")
         self.open("for (int64_t block = 0; block < blocks; ++block)")
@@ -117,7 +117,7 @@ class RowEmitter(Printer):
 
     def row(self) -> None:
         """All that is computed from one row on its own."""
-        self.pointers("r", "least(r + 1, rows - 1)" if most_sums(self.plan) else None)
+        self.pointers("r", "least(r + 1, rows - 1)" if self.plan.most_sums else None)
         for n in self.plan.before:
             self.row_value(n)
         loaded: set[Node] = set()
@@ -164,17 +164,21 @@ class RowEmitter(Printer):
         for n in p.compute:
             if n in loaded:
                 self.declare(n, f"load({self.scratch(n)} + c, lanes)", vector=True)
-            elif n.op == "input":
-                place = f"in_{n.data[0]}_row" if n.space == "rc" else f"in_{n.data[0]}"
-                self.declare(n, f"load({place} + c, lanes)", vector=True)
-            elif n.op == "column_index":
-                self.declare(n, "column_index(c)", vector=True)
-            elif n.op == "element_word":
-                self.declare(n, f"element_word<{n.data[0]}>(r * cols + c)", vector=True)
             else:
-                self.declare(n, self.expression(n, True, self.name), vector=True)
+                self.column_value(n)
             if n in p.keep:
                 self.line(f"store({self.scratch(n)} + c, {self.name[n]}, lanes);")
+
+    def column_value(self, n: Node) -> None:
+        """A value with a column index, for the columns from c on."""
+        if n.op == "input":
+            self.declare(n, f"load(in_{n.data[0]}{'_row' * (n.space == 'rc')} + c, lanes)", vector=True)
+        elif n.op == "column_index":
+            self.declare(n, "column_index(c)", vector=True)
+        elif n.op == "element_word":
+            self.declare(n, f"element_word<{n.data[0]}>(r * cols + c)", vector=True)
+        else:
+            self.declare(n, self.expression(n, True, self.name), vector=True)
 
     def scratch(self, n: Node) -> str:
         return f"scratch + {self.plan.kept.index(n)} * cols"
@@ -187,10 +191,9 @@ class RowEmitter(Printer):
     def one_pass(self, p: Pass, loaded: set[Node]) -> None:
         for n in p.maxima:
             self.line(f"Max max_{self.name[n]};")
-        sums = ", ".join(f"{self.name[n]}" for n in p.sums)
         if p.sums:
             totals = f"sums_{self.plan.passes.index(p) + 1}"
-            self.line(f"S {totals}[{len(p.sums)}];  // {sums}")
+            self.line(f"S {totals}[{len(p.sums)}];")
             self.open(f"row_sums<{len(p.sums)}>(cols, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         else:
             self.open("each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
@@ -226,11 +229,10 @@ class RowEmitter(Printer):
             self.line("(void)c;")
 
     def column_results(self) -> None:
-        """The tree over blocks of rows, and what is made of complete column sums. (The loop above ends in a barrier.)"""
-        finish = [n for n in self.plan.finish]
+        """The tree over blocks of rows, and what is made of complete column sums. The loop above ends in a barrier."""
         columns = [o for o in self.graph.outputs if o.space == "c"]
         scalars = [o for o in self.graph.outputs if o.space == "s"]
-        for n in (n for n in finish if n.space == "s"):
+        for n in (n for n in self.plan.finish if n.space == "s"):
             if n.op == "col_sum":
                 self.tree_over_blocks(n)
             else:
@@ -250,14 +252,10 @@ class RowEmitter(Printer):
                     continue
                 done.add(n)
                 if n.op == "col_sum":
-                    place = f"sum_{self.name[n]} + i * cols + c"
-                    self.declare(n, f"tree_over(blocks, splat(S{{}}), [&](int64_t i) {{ return load({place}, lanes); }})", vector=True)
-                elif n.op == "input":
-                    self.declare(n, f"load(in_{n.data[0]} + c, lanes)", vector=True)
-                elif n.op == "column_index":
-                    self.declare(n, "column_index(c)", vector=True)
+                    part = f"[&](int64_t i) {{ return load(sum_{self.name[n]} + i * cols + c, lanes); }}"
+                    self.declare(n, f"tree_over(blocks, splat(S{{}}), {part})", vector=True)
                 else:
-                    self.declare(n, self.expression(n, True, self.name), vector=True)
+                    self.column_value(n)
             self.line(f"store(out_{o.name} + c, {self.vector(o.node)}, lanes);")
         self.close("});")
         self.close()

@@ -74,8 +74,13 @@ class RowPlan:
         ((rows, cols),) = shapes
         blocks = -(-rows // self.block)
         shared = sum(blocks * (cols if n.space == "c" else 1) for n in self.col_sums)
-        partial = most_sums(self) * (cols // 4 + 512)  # partial_room(cols) in rows.h
+        partial = self.most_sums * (cols // 4 + 512)  # partial_room(cols) in rows.h
         return element * (shared + threads * (len(self.kept) * cols + partial))
+
+    @cached_property
+    def most_sums(self) -> int:
+        """How many sums along a row one pass takes at most."""
+        return max((len(p.sums) for p in self.passes), default=0)
 
     def describe(self) -> dict[str, object]:
         """The plan in words, for people and certificates."""
@@ -99,7 +104,7 @@ def plan_rows(graph: Graph) -> RowPlan:
     early, after_early = _early(graph)
     late = _after_columns(graph, early)
 
-    row_nodes = [n for n in graph.nodes if n.space == "r"]
+    row_nodes = [n for n in graph.nodes if n.space == "r" and n.op not in ROW_REDUCTIONS and n not in late]
     wanted: list[list[Node]] = []  # what each pass needs to have computed
     for p in range(1, count + 1):
         roots = [n.args[0] for n in graph.nodes if n.op in ROW_REDUCTIONS and level[n] == p]
@@ -121,7 +126,7 @@ def plan_rows(graph: Graph) -> RowPlan:
                 stores=tuple(o for o in row_stores if _store_pass(o, level, count) == p),
                 col_sums=tuple(col_sums) if p == count else (),
                 keep=keep,
-                after=tuple(n for n in row_nodes if level[n] == p and n.op not in ROW_REDUCTIONS and n not in late),
+                after=tuple(n for n in row_nodes if level[n] == p),
             )
         )
         available.update(keep)
@@ -134,7 +139,7 @@ def plan_rows(graph: Graph) -> RowPlan:
         early=early,
         under_early=tuple(n for n in topological([e.args[0] for e in early]) if n.space == "r"),
         after_early=tuple(n for n in graph.nodes if n in after_early and n not in early and n not in late),
-        before=tuple(n for n in row_nodes if level[n] == 0 and n not in late),
+        before=tuple(n for n in row_nodes if level[n] == 0),
         passes=tuple(passes),
         finish=tuple(n for n in graph.nodes if n in late),
         block=COL_SUM_BLOCK if sums else 1,
@@ -218,8 +223,3 @@ def _choose_kept(wanted: list[list[Node]], count: int) -> set[Node]:
         if users and all(u in dear for u in users) and not any(n in roots for roots in wanted[1:]):
             covered.add(n)
     return dear - covered
-
-
-def most_sums(plan: RowPlan) -> int:
-    """The largest number of sums in one pass."""
-    return max((len(p.sums) for p in plan.passes), default=0)

@@ -41,6 +41,8 @@ COMMON: tuple[str, ...] = (
 
 
 STRUCTURE = ("-O1",)  # hashes need no speed, and a build takes a third of the time
+# They need no vector instructions either: a structure build of any instruction set is made for the plainest one, so
+# that the text for wide vectors can be checked on every processor of its architecture.
 
 _REPORTS = ("compiler.d", "linker.d")
 _REPORT = ("-MD", "-MF", _REPORTS[0], f"-Wl,--dependency-file={_REPORTS[1]}")  # what was read, system files included
@@ -144,8 +146,9 @@ def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Seq
         if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", define):
             raise ArgumentError(f"defines: {define!r} is not a macro (accepted: NAME or NAME=VALUE)")
     level = STRUCTURE if structure else ()
+    machine = rows["scalar" if structure else isa].flags
     own = (f"TOKITAI_ISA_{isa.upper()}=1", *(("TOKITAI_STRUCTURE=1",) if structure else ()))
-    return (*COMMON, *rows[isa].flags, *level, *(f"-D{define}" for define in (*own, *defines)))
+    return (*COMMON, *machine, *level, *(f"-D{define}" for define in (*own, *defines)))
 
 
 def machine_here() -> str:

@@ -74,6 +74,13 @@ def _equal(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Arra
     return np.full(size, rng.standard_normal())
 
 
+def _tiny(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    """Rows around the smallest normal number, and rows whose squares lie there: it is seen if those become zero."""
+    low = np.where(rng.random(size[:1]) < 0.5, fmt.emin - fmt.precision, fmt.emin // 2 - fmt.precision // 2)
+    power = low.reshape(-1, *[1] * (len(size) - 1)) + rng.integers(0, fmt.precision // 2, size)
+    return np.ldexp(rng.choice([-1.0, 1.0], size) * rng.uniform(1, 2, size), power)
+
+
 def _zeros(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
     """Zeros of both signs, whole rows of -0 among them: a sum of those is -0, and +0 where one +0 is mixed in."""
     mixed = rng.choice([0.0, -0.0], size)
@@ -81,7 +88,7 @@ def _zeros(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Arra
     return mixed
 
 
-DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal, "zeros": _zeros}
+DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal, "zeros": _zeros, "tiny": _tiny}
 
 
 def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:

@@ -140,7 +140,7 @@ template <int D, int SIDE, int... i> INLINE V half(V a, V b, std::integer_sequen
 }
 template <int D, int SIDE> INLINE V half(V a, V b) { return half<D, SIDE>(a, b, std::make_integer_sequence<int, LANES>{}); }
 
-// larger(a, b): a if it is greater, else b; so b where either is NaN, and where both are zeros.
+// extend and truncate move 16-bit patterns to and from 32 bits; larger(a, b) is a if it is greater, else b; so b where either is NaN, and where both are zeros.
 #if TOKITAI_ISA_AVX512
 INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }
@@ -148,10 +148,13 @@ INLINE V larger(V a, V b) { return _mm512_max_ps(a, b); }
 INLINE V round_even(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE V widen(H h) { return _mm512_cvtph_ps((__m256i)h); }
 INLINE H narrow(V x) { return (H)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+INLINE U extend(H h) { return (U)_mm512_cvtepu16_epi32((__m256i)h); }
+INLINE H truncate(U u) { return (H)_mm512_cvtepi32_epi16((__m512i)u); }
 INLINE void stream_bytes(void* p, H h) { _mm256_stream_si256(static_cast<__m256i*>(p), (__m256i)h); }
 INLINE void stream_bytes(void* p, V v) { _mm512_stream_ps(static_cast<float*>(p), v); }
 #elif TOKITAI_ISA_AVX2
 // Register k of a vector: there is one, unless TOKITAI_LANES asks for more lanes.
+static_assert(LANES % 8 == 0, "whole registers");
 template <class T, class X> INLINE T part(const X& x, int k) {
   T r;
   __builtin_memcpy(&r, reinterpret_cast<const char*>(&x) + k * int(sizeof r), sizeof r);
@@ -173,6 +176,8 @@ INLINE V larger(V a, V b) { REGISTER(V, _mm256_max_ps(PS(a), PS(b))); }
 INLINE V round_even(V a) { REGISTER(V, _mm256_round_ps(PS(a), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 INLINE V widen(H h) { REGISTER(V, _mm256_cvtph_ps(part<__m128i>(h, k))); }
 INLINE H narrow(V x) { REGISTER(H, _mm256_cvtps_ph(PS(x), _MM_FROUND_TO_NEAREST_INT)); }
+INLINE U extend(H h) { REGISTER(U, _mm256_cvtepu16_epi32(part<__m128i>(h, k))); }
+INLINE H truncate(U u) { REGISTER(H, _mm_packus_epi32(part<__m128i>(u, 2 * k), part<__m128i>(u, 2 * k + 1))); }
 template <class X> INLINE void stream_bytes(void* p, X x) {
   for (size_t k = 0; k < sizeof x / 16; ++k) _mm_stream_si128(static_cast<__m128i*>(p) + k, part<__m128i>(x, int(k)));
 }
@@ -183,6 +188,8 @@ INLINE V larger(V a, V b) { return where(lt(b, a), a, b); }
 INLINE V round_even(V a) { return V(vrndnq_f32(float32x4_t(a))); }
 INLINE V widen(H h) { return V(vcvt_f32_f16(float16x4_t(h))); }
 INLINE H narrow(V x) { return H(vcvt_f16_f32(float32x4_t(x))); }
+INLINE U extend(H h) { return __builtin_convertvector(h, U); }
+INLINE H truncate(U u) { return __builtin_convertvector(u, H); }
 template <class X> INLINE void stream_bytes(void* p, X x) { __builtin_memcpy(p, &x, sizeof x); }  // no such store
 #endif
 
@@ -192,9 +199,9 @@ INLINE H narrow_f16(V x) { return narrow(where(ne(x, x), splat(NOT_A_NUMBER), x)
 INLINE H narrow_bf16(V x) {
   U b = bits(x);
   U r = where(ne(x, x), splat(uint32_t(0x7FC0)), (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
-  return __builtin_convertvector(r, H);
+  return truncate(r);
 }
-INLINE V widen_bf16(H h) { return from_bits(__builtin_convertvector(h, U) << 16); }
+INLINE V widen_bf16(H h) { return from_bits(extend(h) << 16); }
 INLINE V load(const f16* p) { return widen(raw<H>(p)); }
 INLINE V load(const bf16* p) { return widen_bf16(raw<H>(p)); }
 INLINE V load(const f32* p) { return raw<V>(p); }

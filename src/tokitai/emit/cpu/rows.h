@@ -70,8 +70,8 @@ template <int D = 1, class F> INLINE S across(V x, const F& combine) {
   else return first(x);
 }
 
-constexpr int JOINED = LANES > 1 ? LANES : 8;             // vectors that become one
-constexpr int64_t BLOCK = int64_t(JOINED) * LANES;        // values in them
+constexpr int JOINED = LANES > 1 ? LANES : 8;       // vectors that become one
+constexpr int64_t BLOCK = int64_t(JOINED) * LANES;  // values in them
 
 // The N vectors from s on: depth first, so that few of them are alive at a time.
 template <int N> INLINE V joined(const Stored* s) {
@@ -79,9 +79,9 @@ template <int N> INLINE V joined(const Stored* s) {
   else return join<N / 2>(joined<N / 2>(s), joined<N / 2>(s + N / 2 * LANES));
 }
 
-INLINE void pad(Stored* s, int64_t from, int64_t to) {  // `to` is a multiple of LANES
-  for (; from < to && from % LANES; ++from) store1(s + from, NEUTRAL_SUM);
-  for (; from < to; from += LANES) store(s + from, splat(NEUTRAL_SUM));
+// Vectors behind the first `count` values are made neutral, up to `end`. Lanes behind them in the same vector are already.
+INLINE void pad(Stored* s, int64_t count, int64_t end) {
+  for (int64_t i = (count + LANES - 1) / LANES * LANES; i < end; i += LANES) store(s + i, splat(NEUTRAL_SUM));
 }
 
 // The tree over `count` values, level by level; +0 for none. There is room for a multiple of BLOCK, and it is used up.
@@ -92,7 +92,6 @@ static S tree(Stored* s, int64_t count) {
     pad(s, count, blocks * BLOCK);
     for (int64_t b = 0; b < blocks; ++b) store(s + b * LANES, joined<JOINED>(s + b * BLOCK));
   }
-  pad(s, count, LANES);
   return across(load(s), [](V a, V b) INLINE_LAMBDA { return add(a, b); });
 }
 
@@ -125,7 +124,7 @@ INLINE void row_sums(int64_t cols, Stored* partial, const F& at, const G& soon, 
       continue;
     }
     if (c < cols) {
-      pad(terms[k], (cols - c + LANES - 1) / LANES * LANES, BLOCK);
+      pad(terms[k], cols - c, BLOCK);
       store(partial + k * room + c / JOINED, joined<JOINED>(terms[k]));
     }
     total[k] = tree(partial + k * room, (cols + JOINED - 1) / JOINED);

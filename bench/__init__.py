@@ -1,0 +1,1 @@
+"""Time the operators on this machine, beside PyTorch's: ``python -m bench.run``."""

@@ -1,0 +1,77 @@
+"""`python -m examples.real_input` does not call a verification complete that left something out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples import real_input
+from tokitai.verification import Verdict
+from tokitai.verification.run import CaseResult
+
+FILES = {"softmax": (Path("softmax.a.safetensors"), Path("softmax.b.safetensors"))}
+
+
+def case(kind: str, name: str = "normal") -> CaseResult:
+    return CaseResult(kind, name, (1, 1), 0, f"{kind}/{name}@1x1#0", {}, ())
+
+
+def verdict(*results: CaseResult, operator: str = "softmax") -> Verdict:
+    evidence = list(dict.fromkeys(r.kind for r in results))
+    return Verdict(operator, "f16", "cpu", None, "verified", evidence, list(results))
+
+
+DRAWN = (case("structure"), case("hard"), case("seeded"))
+REAL = (case("yours", "softmax.a.safetensors"), case("yours", "softmax.b.safetensors"))
+
+
+def test_nothing_is_missing() -> None:
+    assert real_input.gaps([verdict(*DRAWN, *REAL)], FILES) == []
+    assert real_input.gaps([verdict(*DRAWN, operator="rms_norm")], FILES) == []
+
+
+@pytest.mark.parametrize(
+    ("results", "missing"),
+    [
+        ((*DRAWN, REAL[0]), ["softmax f16: softmax.b.safetensors was not tried"]),
+        ((*DRAWN[1:], *REAL), ["softmax f16: a structure case was not tried"]),
+        ((*DRAWN[:2], *REAL), ["softmax f16: a seeded case was not tried"]),
+    ],
+)
+def test_what_is_missing_is_named(results: tuple[CaseResult, ...], missing: list[str]) -> None:
+    assert real_input.gaps([verdict(*results)], FILES) == missing
+
+
+def test_a_verdict_over_no_case_is_incomplete() -> None:
+    assert len(real_input.gaps([verdict()], FILES)) == 5
+
+
+def test_tensors_for_no_operator_are_named() -> None:
+    assert real_input.gaps([], {"nope": (Path("nope.a.safetensors"),)}) == [
+        "nope: there are real tensors for it, but no such operator"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("results", "verdict_", "code"),
+    [((*DRAWN, *REAL), "verified", 0), (DRAWN, "verified", 1), (DRAWN, "refuted", 1), ((), "undecided", 3)],
+)
+def test_exit_codes(
+    results: tuple[CaseResult, ...], verdict_: Any, code: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    found = verdict(*results)
+    found.verdict = verdict_
+    monkeypatch.setattr(real_input, "capture", lambda _: [path for paths in FILES.values() for path in paths])
+    monkeypatch.setattr(real_input, "verify_many", lambda *_, **__: [found])
+    assert real_input.main() == code
+    assert f"{verdict_}: 1 verifications" in capsys.readouterr().out
+
+
+def test_no_verdict_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_input, "capture", lambda _: [])
+    monkeypatch.setattr(real_input, "verify_many", lambda *_, **__: [])
+    with pytest.raises(Exception, match="nothing was verified"):
+        real_input.main()

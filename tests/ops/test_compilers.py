@@ -1,0 +1,164 @@
+"""The same bits from every compiler, instruction set and thread count, and from another architecture under QEMU."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokitai import ops
+from tokitai.emit.cpp import emit_cpu
+from tokitai.errors import CompilerMissingError
+from tokitai.kernel import Kernel, compile
+from tokitai.lang import Operator
+from tokitai.lower.rowwise import plan_rows
+from tokitai.meaning import bits
+from tokitai.toolchain.build import Source, build, isas_here
+from tokitai.toolchain.compilers import Compiler, find_compiler
+from tokitai.verification import cases
+from tokitai.verification.compare import first_mismatch
+from tokitai.verification.run import Launch, Layout
+
+pytestmark = pytest.mark.slow
+
+SHAPES = [(5, 257), (67, 40), (1, 1)]
+OPERATORS = [pytest.param(op, "f16", id=f"{op.name} f16") for op in ops.registry().values()]
+OPERATORS += [pytest.param(ops.softmax, d, id=f"softmax {d}") for d in ("bf16", "f32")]
+
+
+def compiler_or_skip(name: str) -> Compiler:
+    try:
+        return find_compiler(name)
+    except CompilerMissingError as error:
+        pytest.skip(f"{name} is not installed: {error}")
+
+
+def inputs_of(kernel: Kernel) -> Any:
+    """Noise, values of every size, special values, and numbers that only stay if subnormals do."""
+    for how in ("normal", "wide", "special", "tiny"):
+        for shape in SHAPES:
+            yield cases.seeded(kernel.operator, kernel.graph, how, shape, seed=9)
+
+
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "neon"])
+@pytest.mark.parametrize("compiler", ["g++", "clang++-19"])
+@pytest.mark.parametrize(("op", "dtype"), OPERATORS)
+def test_compilers_instruction_sets_and_threads_agree_with_the_oracle(
+    op: Operator, dtype: str, compiler: str, isa: Any
+) -> None:
+    if isa not in isas_here():
+        pytest.skip(f"this machine runs {', '.join(isas_here())}, not {isa}")
+    compiler_or_skip(compiler)
+    kernel = compile(op, dtype=dtype, compiler=compiler, isa=isa)
+    for case in inputs_of(kernel):
+        want = bits.evaluate(kernel.graph, case.tensors, case.shape, case.params)
+        scalars = kernel.scalar_table(*case.shape, case.params)
+        for threads in (1, 2, 7):
+            got = Launch(kernel, case.shape, case.tensors, Layout("here", threads, offset=threads - 1)).run(scalars)
+            for name, values in got.items():
+                mismatch = first_mismatch(name, values.reshape(want[name].shape), want[name])
+                assert mismatch is None, f"{case.id}, {threads} threads: {mismatch}"
+
+
+# ------------------------------------------------------------------ aarch64 under QEMU
+DRIVER = r"""
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <dlfcn.h>
+#include <vector>
+// driver KERNEL FILE: reads the file, runs the kernel, writes all tensors back behind each other.
+static FILE* file;
+static int64_t number() { int64_t n; if (fread(&n, 8, 1, file) != 1) exit(3); return n; }
+static std::vector<char> bytes() {
+  std::vector<char> b(number());
+  if (!b.empty() && fread(b.data(), 1, b.size(), file) != b.size()) exit(3);
+  return b;
+}
+int main(int, char** argv) {
+  typedef int32_t Kernel(void* const*, const int64_t*, const void*, void*, int32_t);
+  void* library = dlopen(argv[1], RTLD_NOW);
+  if (!library) { fprintf(stderr, "%s\n", dlerror()); return 2; }
+  Kernel* kernel = reinterpret_cast<Kernel*>(dlsym(library, "tokitai_kernel"));
+  file = fopen(argv[2], "rb");
+  std::vector<int64_t> sizes(number());
+  for (int64_t& s : sizes) s = number();
+  std::vector<std::vector<char>> tensors(number());
+  for (auto& t : tensors) t = bytes();
+  std::vector<char> scalars = bytes();
+  std::vector<char> workspace(number(), char(0xA5));
+  int32_t threads = int32_t(number());
+  std::vector<void*> places;
+  for (auto& t : tensors) places.push_back(t.data());
+  int32_t status = kernel(places.data(), sizes.data(), scalars.data(), workspace.data(), threads);
+  for (auto& t : tensors) fwrite(t.data(), 1, t.size(), stdout);
+  return status;
+}
+"""
+ROOT = "/usr/aarch64-linux-gnu"
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The driver for aarch64, where a cross compiler, its libraries and QEMU are installed."""
+    if shutil.which("qemu-aarch64") is None:
+        pytest.skip("qemu-aarch64 is not installed (Debian: qemu-user)")
+    compiler = compiler_or_skip("aarch64-linux-gnu-g++")
+    if not Path(ROOT, "lib/libgomp.so.1").exists():
+        pytest.skip(f"{ROOT}/lib has no libgomp.so.1 (Debian: libgomp1-arm64-cross)")
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.cpp").write_text(DRIVER)
+    command = [compiler.path, "-O1", "-o", folder / "driver", folder / "driver.cpp", "-ldl"]
+    subprocess.run(command, check=True)
+    return folder / "driver"
+
+
+def packed(
+    kernel: Kernel, case: cases.Case, threads: int
+) -> tuple[bytes, list[tuple[str, np.dtype[Any], tuple[int, ...]]]]:
+    """The driver's input file, and name, dtype and shape of each tensor that it writes back."""
+    rows, cols = case.shape
+    shapes = {"rc": case.shape, "r": (rows,), "c": (cols,), "s": (1,)}
+    spaces = [t.space for t in kernel.graph.inputs] + [o.space for o in kernel.graph.outputs]
+    sizes = [rows, cols, *(cols for space in spaces if space == "rc")]
+    tensors = [case.tensors[t.name].tobytes() for t in kernel.graph.inputs]
+    listed = [(t.name, case.tensors[t.name].dtype, shapes[t.space]) for t in kernel.graph.inputs]
+    for o in kernel.graph.outputs:
+        dtype, shape = kernel.element(o.format), shapes[o.space]
+        tensors.append(b"\xa5" * (int(np.prod(shape)) * dtype.itemsize))
+        listed.append((f"result {o.name}", dtype, shape))
+    scalars = kernel.scalar_table(rows, cols, case.params).tobytes()
+    numbers = [struct.pack("<q", n) for n in (len(sizes), *sizes, len(tensors))]
+    blocks = [struct.pack("<q", len(b)) + b for b in (*tensors, scalars)]
+    need = kernel.workspace_elements(case.shape, threads) * 4
+    return b"".join([*numbers, *blocks, struct.pack("<qq", need, threads)]), listed
+
+
+@pytest.mark.parametrize("isa", ["neon", "scalar"])
+@pytest.mark.parametrize(("op", "dtype"), OPERATORS)
+def test_aarch64_has_the_same_bits(op: Operator, dtype: str, isa: Any, driver: Path, tmp_path: Path) -> None:
+    plan = plan_rows(op.trace(dtype))
+    text = emit_cpu(plan)
+    artifact = build(Source(text.text, text.headers, op.name), find_compiler("aarch64-linux-gnu-g++"), isa)
+    kernel = Kernel(op, plan.graph, plan, text.text, artifact, structure=False)
+    for case in inputs_of(kernel):
+        content, listed = packed(kernel, case, threads=2)
+        (tmp_path / "input").write_bytes(content)
+        command = ["qemu-aarch64", "-L", ROOT, driver, artifact.path, tmp_path / "input"]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        assert done.returncode == 0, f"{done.returncode}: {done.stderr.decode()}"
+        want = bits.evaluate(plan.graph, case.tensors, case.shape, case.params)
+        start = 0
+        for name, kind, shape in listed:
+            size = int(np.prod(shape)) * kind.itemsize
+            found = np.frombuffer(done.stdout[start : start + size], kind).reshape(shape)
+            start += size
+            expected = want[name.removeprefix("result ")] if name.startswith("result ") else case.tensors[name]
+            mismatch = first_mismatch(name, found.reshape(expected.shape), expected)
+            assert mismatch is None, f"{case.id}: {mismatch}"
+        assert start == len(done.stdout)
