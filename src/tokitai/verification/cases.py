@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import DefinitionError
 from ..formats import FORMATS, Format, format_of
 from ..lang import TOTALS, Graph, HardInput, Operator, TensorSpec
 from ..lower.flat import is_flat
@@ -134,7 +135,7 @@ def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], s
     """A case drawn from a seed. Only plain noise is held against the accuracy statements."""
     tensors = {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs}
     params = settled(operator, graph, defaults(operator))
-    return Case("seeded", how, shape, seed, tensors, params, in_domain=how in ("normal", "equal"))
+    return Case("seeded", how, shape, seed, tensors, params, in_domain=how == "normal")
 
 
 def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
@@ -166,7 +167,7 @@ def _shape_of(h: HardInput, graph: Graph) -> tuple[int, int]:
         if t.space == "rc" and t.name in h.tensors:
             rows, cols = np.asarray(h.tensors[t.name]).shape
             return int(rows), int(cols)
-    raise ValueError(f"hard input {h.name!r} of {graph.name} names no tensor of rows x cols")
+    raise DefinitionError(f"{graph.name}: the hard input {h.name!r} names no tensor of rows x cols; accepted: at least one")
 
 
 def exhaustive(operator: Operator, graph: Graph) -> Case | None:

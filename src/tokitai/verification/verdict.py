@@ -16,6 +16,7 @@ from ..lang import Graph, Operator
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
+from .accuracy import measure_error
 from .files import case_from_file
 from .lists import run_lists
 from .run import CaseResult
@@ -66,6 +67,12 @@ class Verdict:
     def max_ulp_error(self) -> float | None:
         """The largest distance from the real result, in units in the last place of the result."""
         return max((r.max_ulp for r in self.results if r.max_ulp is not None), default=None)
+
+    @property
+    def max_bound(self) -> float | None:
+        """The largest bound on that distance, in the same units; None where some case has none."""
+        bounded = [r.max_bound for r in self.results if r.max_ulp is not None]
+        return max((b for b in bounded if b is not None), default=None) if None not in bounded else None
 
     @property
     def max_ulp_error_of_row(self) -> float | None:
@@ -131,7 +138,7 @@ def verify(
     if device not in TARGETS:
         raise UnknownNameError("device", device, TARGETS)
     fmt = format_of(dtype).name
-    asked = _shape(operator, shape)
+    asked = asked_shape(operator, shape)
     verdict = Verdict(operator.name, fmt, device, None if asked is None else dict(rows=asked[0], cols=asked[1]))
     started = time.perf_counter()
     files = [Path(p) for p in ([inputs] if isinstance(inputs, (str, Path)) else inputs or ())]
@@ -179,7 +186,8 @@ def _names(present: frozenset[str]) -> str:
     return ", ".join(sorted(present)) or "no optional tensor"
 
 
-def _shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[int, int] | None:
+def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[int, int] | None:
+    """The shape asked for, checked against the contract. Raises ArgumentError."""
     if shape is None:
         return None
     if set(shape) != {"rows", "cols"}:
@@ -240,9 +248,13 @@ def _run_variant(
             _add(verdict, operator, v, result, progress)
             if verdict.failure:
                 return
+
+    def measure(graph: Graph, c: cases.Case, want: Mapping[str, Any], result: CaseResult) -> None:
+        measure_error(graph, c, want, operator.textbook, result)
+
     for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed)):
         if only in (None, c.id):
-            _add(verdict, operator, v, run.run_numbers(numbers, c, operator.textbook, threads), progress)
+            _add(verdict, operator, v, run.run_numbers(numbers, c, measure, threads), progress)
             if verdict.failure:
                 return
 
