@@ -188,7 +188,7 @@ def test_three_dimensions_with_one_row_stride_flatten_without_a_copy() -> None:
 def test_strided_vectors_are_copied() -> None:
     apart = np.repeat(GAMMA, 2)[::2]
     assert same(ops.rms_norm(X, apart)[0], WANT[0])
-    with pytest.raises(ArgumentError, match="^gamma: strides"):
+    with pytest.raises(ArgumentError, match=r"^gamma: strides"):
         ops.rms_norm(X, apart, copy=False)
 
 

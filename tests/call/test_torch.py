@@ -126,7 +126,7 @@ def test_other_devices_are_refused() -> None:
             return 2, 0
 
     with pytest.raises(
-        ArgumentError, match="^x: lies on a device of DLPack type 2; accepted on the cpu target: host memory"
+        ArgumentError, match=r"^x: lies on a device of DLPack type 2; accepted on the cpu target: host memory"
     ):
         ops.softmax(Elsewhere())
 

@@ -90,7 +90,7 @@ REPORTED = {
               0xB3000000: 0x8000, 0xB3000001: 0x8001, 0xB3400000: 0x8001, 0xB37FFFFF: 0x8001, 0xB3800000: 0x8001},
     ),
     "C94: below half of the smallest": (
-        f16, {(127 + e) << 23: 0x0000 for e in range(-33, -25)} | {0x80000000 | (127 + e) << 23: 0x8000 for e in range(-33, -25)},
+        f16, {sign << 16 | (127 + e) << 23: sign for e in range(-33, -25) for sign in (0, 0x8000)},
     ),
     "C95: f16 subnormals and the way up to normal numbers": (
         f16, {0x38000000: 0x0200, 0x33800000: 0x0001, 0x387FDFFF: 0x03FF, 0x387FE000: 0x0400},
@@ -102,7 +102,9 @@ REPORTED = {
         bf16, {0x7FFF8C22: 0x7FC0, 0x7FFFFFFF: 0x7FC0, 0xFFFFFFFF: 0x7FC0, 0x7F800000: 0x7F80, 0xFF800000: 0xFF80},
     ),
     "the overflow of bf16": (bf16, {0x7F7F7FFF: 0x7F7F, 0x7F7F8000: 0x7F80, 0x7F7FFFFF: 0x7F80}),
-    "f32 keeps its bits but for NaN": (f32, {0x00000001: 1, 0x80000000: 0x80000000, 0x7F800001: 0x7FC00000, 0xFFC12345: 0x7FC00000}),
+    "f32 keeps its bits but for NaN": (
+        f32, {0x00000001: 1, 0x80000000: 0x80000000, 0x7F800001: 0x7FC00000, 0xFFC12345: 0x7FC00000},
+    ),
 }  # fmt: skip
 
 

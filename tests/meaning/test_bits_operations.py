@@ -95,14 +95,14 @@ def test_the_hard_triples_are_hard() -> None:
     assert wrong >= 3
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(PATTERN, PATTERN, PATTERN)
 @example(0x00000001, 0x3F000000, 0x80000001)
 def test_fma_of_any_patterns(a: int, b: int, c: int) -> None:
     check_fma([(a, b, c)])
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(PATTERN, PATTERN, st.integers(-3, 3), st.sampled_from([0, -24, -25, -30, 24, 30]))
 def test_fma_where_the_sum_cancels_or_is_far_away(a: int, b: int, steps: int, scale: int) -> None:
     """c is the rounded product but for a few ulp, its sign turned, or that far away in scale."""

@@ -36,7 +36,7 @@ def test_bits_lie_near_the_real_numbers(op: Operator, dtype: str) -> None:
     largest = max(1.0, *sizes) ** 2 * shape[1]
     for o in graph.outputs:
         error = np.abs(got[o.name].astype(real.REAL) - want[o.name])
-        store = EPSILON[o.format] if o.format in EPSILON else 0
+        store = EPSILON.get(o.format, 0)
         assert (error <= depth * 2.0**-24 * largest + 2 * store * np.abs(want[o.name])).all(), o.name
 
 

@@ -19,7 +19,7 @@ def draw(seed: int, *shape: int) -> Any:
     return array(np.random.default_rng(seed).standard_normal(shape))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(SHAPES, st.integers(0, 1000), st.sampled_from([-4096.0, -1.5, 2.0, 1024.0]))
 def test_layer_norm_does_not_see_an_exact_shift(shape: tuple[int, int], seed: int, shift: float) -> None:
     """Whole numbers with an even sum and a power of two of columns: sums and means are exact, so all bits agree."""
@@ -29,7 +29,7 @@ def test_layer_norm_does_not_see_an_exact_shift(shape: tuple[int, int], seed: in
     assert same_bits(plain, run(ops.layer_norm, x=x + np.float32(shift), eps=1e-5)["y"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(SHAPES, st.integers(0, 1000), st.sampled_from([8.0, 100.0, 3000.0]))
 def test_layer_norm_hardly_sees_a_shift(shape: tuple[int, int], seed: int, shift: float) -> None:
     """x + c rounds to half an ulp of c + |x|, which is all that may be seen: in units of the spread, and in the mean
@@ -42,7 +42,7 @@ def test_layer_norm_hardly_sees_a_shift(shape: tuple[int, int], seed: int, shift
     assert (np.abs(plain["y"] - moved["y"]) <= bound).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(SHAPES, st.integers(0, 1000), st.integers(-30, 30))
 def test_rms_norm_does_not_see_a_power_of_two(shape: tuple[int, int], seed: int, power: int) -> None:
     x, gamma = draw(seed, *shape), draw(seed + 1, shape[1])
@@ -52,10 +52,10 @@ def test_rms_norm_does_not_see_a_power_of_two(shape: tuple[int, int], seed: int,
     assert same_bits(plain, scaled)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(SHAPES, st.integers(0, 1000))
 def test_the_gradient_of_layer_norm_sums_to_zero(shape: tuple[int, int], seed: int) -> None:
-    rows, cols = shape
+    cols = shape[1]
     x, dy, gamma = draw(seed, *shape), draw(seed + 1, *shape), draw(seed + 2, cols)
     saved = run(ops.layer_norm, x=x, gamma=gamma, beta=gamma, eps=1e-5)
     mean, rstd = saved["mean"][:, None].astype(float), saved["rstd"][:, None].astype(float)
@@ -71,7 +71,7 @@ def test_the_gradient_of_layer_norm_sums_to_zero(shape: tuple[int, int], seed: i
     assert (np.abs(dx.astype(float).sum(axis=1)) <= depth * U * size.sum(axis=1)).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(SHAPES, st.integers(0, 1000))
 def test_the_gradient_of_rms_norm_is_orthogonal_to_its_input(shape: tuple[int, int], seed: int) -> None:
     x, dy, gamma = draw(seed, *shape), draw(seed + 1, *shape), draw(seed + 2, shape[1])

@@ -41,8 +41,7 @@ def scaled(x: Matrix[storage], a: Rows[f32]) -> Any:
 
 
 # Those that every run tries; the others are slow, as each is compiled twice.
-QUICK = ("the tail of a row is dropped", "the operands of a difference are swapped", "a result is never written",
-         "a write lands past the end", "an input is changed", "flush to zero")  # fmt: skip
+QUICK = ("the tail of a row is dropped", "a write lands past the end", "flush to zero")
 
 
 @dataclass
@@ -90,13 +89,16 @@ EXPRESSION = {
     "a column sum starts from what was there": (r"each\(0, cols[^\n]*splat\(NEUTRAL_SUM\)[^\n]*\n", "\n"),
     "a result is never written": (r"store1\(out_r \+ r, v\d+\);", ""),
     "a column is written twice, its neighbour never": (r"store\(out_total \+ c,", "store(out_total + (c ? c - 1 : 0),"),
-    "every second row is read twice": (r"in_x_row = in_x \+ r \* in_x_stride", "in_x_row = in_x + r / 2 * 2 * in_x_stride"),
+    "every second row is read twice": (
+        r"in_x_row = in_x \+ r \* in_x_stride", "in_x_row = in_x + r / 2 * 2 * in_x_stride",
+    ),
     "row strides are ignored": (r"in_x_row = in_x \+ r \* in_x_stride", "in_x_row = in_x + r * cols"),
-    "a write lands past the end": (r"store1\(out_r \+ r, (v\d+)\);", r"store1(out_r + r, \1); store1(out_r + rows, \1);"),
-    "a write lands before the beginning": (r"store1\(out_r \+ r, (v\d+)\);", r"store1(out_r + r, \1); store1(out_r - 1, \1);"),
+    "a write lands past the end": (r"(store1\(out_r \+) r, (v\d+)\);", r"\1 r, \2); \1 rows, \2);"),
+    "a write lands before the beginning": (r"(store1\(out_r) \+ r, (v\d+)\);", r"\1 + r, \2); \1 - 1, \2);"),
     "an input is changed": (
         r"const V v16 = load\(in_w \+ c, lanes\);",
-        "const V v16 = load(in_w + c, lanes); if (c == 0) store1(const_cast<f16*>(in_w), add(load1(in_w), load1(in_w)));",
+        "const V v16 = load(in_w + c, lanes);"
+        "if (c == 0) store1(const_cast<f16*>(in_w), add(load1(in_w), load1(in_w)));",
     ),
 }  # fmt: skip
 

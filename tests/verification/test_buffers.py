@@ -108,7 +108,7 @@ def test_a_launch_checks_inputs_results_and_workspace(monkeypatch: pytest.Monkey
     launch = Launch(kernel, (40, 5), tensors, layout)
     real_launch = kernel.launch
     monkeypatch.setattr(type(kernel), "launch", lambda self, *args: beyond_the_workspace(*args))
-    with pytest.raises(GuardError, match="^workspace: wrote outside its elements"):
+    with pytest.raises(GuardError, match=r"^workspace: wrote outside its elements"):
         launch.run(scalars)
 
 

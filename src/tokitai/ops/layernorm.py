@@ -32,8 +32,8 @@ from ..lang import (
 )
 
 CONTRACT = Contract(
-    domain="rows whose squared deviations from the computed mean do not overflow f32: |mean| below 1e20, and |x - mean| "
-    "below 1.8e19/sqrt(columns)",
+    domain="rows whose squared deviations from the computed mean do not overflow f32: |mean| below 1e20, and "
+    "|x - mean| below 1.8e19/sqrt(columns)",
     defaults={"eps": 1e-5},
     draw={"rstd": "positive"},
 )

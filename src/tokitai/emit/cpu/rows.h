@@ -11,7 +11,7 @@
 namespace tokitai {
 
 INLINE int64_t thread_number() { return omp_get_thread_num(); }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ------------------------------------------------------------------ loads and stores of a vector or of its first lanes
 // Fewer than LANES elements, without a call.
@@ -64,10 +64,10 @@ template <class F> INLINE void each(int64_t begin, int64_t end, const F& at) {
 // Two vectors' sums over 2D lanes each, from sums over D lanes: see half_lane for the order in which it is natural.
 template <int D> INLINE V join(V a, V b) { return add(half<D, 0>(a, b), half<D, 1>(a, b)); }
 
-// All lanes of one vector, by a balanced tree.
-template <int D = 1, class F> INLINE S across(V x, const F& combine) {
-  if constexpr (D < LANES) return across<2 * D>(combine(half<D, 0>(x, x), half<D, 1>(x, x)), combine);
-  else return first(x);
+// The same within one vector, at distances D, 2D ... below END.
+template <int D, int END, class F> INLINE V across(V x, const F& combine) {
+  if constexpr (D < END) return across<2 * D, END>(combine(half<D, 0>(x, x), half<D, 1>(x, x)), combine);
+  else return x;
 }
 
 constexpr int JOINED = LANES > 1 ? LANES : 8;       // vectors that become one
@@ -84,15 +84,22 @@ INLINE void pad(Stored* s, int64_t count, int64_t end) {
   for (int64_t i = (count + LANES - 1) / LANES * LANES; i < end; i += LANES) store(s + i, splat(NEUTRAL_SUM));
 }
 
+// The tree over the values of N vectors: their lanes first, then the N sums.
+template <int N> INLINE S top(Stored* s, int64_t count) {
+  const auto sum = [](V a, V b) INLINE_LAMBDA { return add(a, b); };
+  pad(s, count, N * LANES);
+  return first(across<1, least(N, LANES)>(across<N, LANES>(joined<N>(s), sum), sum));
+}
+
 // The tree over `count` values, level by level; +0 for none. There is room for a multiple of BLOCK, and it is used up.
 static S tree(Stored* s, int64_t count) {
   if (count == 0) return S{};
-  for (; count > LANES; count = (count + JOINED - 1) / JOINED) {
+  for (; count > 4 * LANES; count = (count + JOINED - 1) / JOINED) {
     const int64_t blocks = (count + BLOCK - 1) / BLOCK;
     pad(s, count, blocks * BLOCK);
     for (int64_t b = 0; b < blocks; ++b) store(s + b * LANES, joined<JOINED>(s + b * BLOCK));
   }
-  return across(load(s), [](V a, V b) INLINE_LAMBDA { return add(a, b); });
+  return count <= LANES ? top<1>(s, count) : count <= 2 * LANES ? top<2>(s, count) : top<4>(s, count);
 }
 
 // Room for the sums of a row's blocks, whatever LANES is.
@@ -137,7 +144,7 @@ template <class P> INLINE void prefetch(const P* p) {
 
 // The maximum of all that was taken; `joined_max` can be joined with others before it is done.
 INLINE S joined_max(const Max& m) {
-  return across(lanes_of(m), [](V a, V b) INLINE_LAMBDA { return join_max(a, b); });
+  return first(across<1, LANES>(lanes_of(m), [](V a, V b) INLINE_LAMBDA { return join_max(a, b); }));
 }
 INLINE S result(const Max& m) { return done_max(joined_max(m)); }
 
