@@ -7,11 +7,13 @@ read as it is; any other view is copied once, or refused with ``copy=False``. Re
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from .call_list import Prepared, prepare
 from .device import cpu
 from .device.dlpack import as_numpy, like
 from .errors import ArgumentError
@@ -39,12 +41,23 @@ def call(
     """
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")
+    check_threads(threads)
+    if operator.contract.max_rows == 1 and not isinstance(next(iter(given.values())), (list, tuple)):
+        if out is not None:
+            raise ArgumentError(f"{operator.name}: out; accepted: results in place or new ones")
+        made = prepare_lists(operator, {n: [x] for n, x in given.items()}, options)(params, threads or cpu.default_threads())
+        several = made if isinstance(made, tuple) else (made,)
+        single = tuple(m[0] if isinstance(m, list) else m for m in several)
+        return single if isinstance(made, tuple) else single[0]
+    if given and isinstance(next(iter(given.values())), (list, tuple)):
+        if out is not None:
+            raise ArgumentError(f"{operator.name}: out beside lists; accepted: results in place or new ones")
+        return prepare_lists(operator, given, options)(params, threads or cpu.default_threads())
     arrays = {name: as_numpy(name, value) for name, value in given.items()}
     dtype = storage_format(operator, arrays)
     kernel = _kernel(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
     lead, shape = common_shape(operator, arrays)
+    check_indices(operator, arrays, params, shape)
     tensors = {t.name: _flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
     results, supplied = _results(kernel, tensors, arrays, lead, shape, out)
     kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
@@ -56,6 +69,40 @@ def call(
             like(results[o.name].reshape(full_shape(o, lead, shape)), example) if theirs is None else theirs
         )
     return returned[0] if len(returned) == 1 else tuple(returned)
+
+
+def prepare_lists(operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]) -> Prepared:
+    """Lists of tensors, checked and ready to be launched again and again. Raises ArgumentError."""
+
+    def build(firsts: Mapping[str, Array]) -> Kernel:
+        dtype = storage_format(operator, firsts)
+        return _kernel(operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
+
+    return prepare(operator, given, build)
+
+
+def check_threads(threads: object) -> None:
+    """A whole number of at least 1, or None. Raises ArgumentError."""
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")
+
+
+def check_indices(
+    operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float], shape: tuple[int, int]
+) -> None:
+    """Integer inputs that choose a column lie within the row. Raises ArgumentError that names the first bad row."""
+    for name, index in operator.contract.indices.items():
+        if name not in arrays or arrays[name].size == 0:
+            continue
+        values = arrays[name].reshape(-1)
+        bad = (values < 0) | (values >= shape[1] + index.upto)
+        if index.besides is not None:
+            bad &= values != int(params[index.besides])
+        if bad.any():
+            row = int(bad.argmax())
+            also = f", or {index.besides}={int(params[index.besides])}" if index.besides else ""
+            top = shape[1] - 1 + index.upto
+            raise ArgumentError(f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows); accepted: 0 to {top}{also}")
 
 
 def bind(
@@ -83,6 +130,9 @@ def bind(
             raise ArgumentError(f"{operator.name}: missing the scalar {p.name}")
         params[p.name] = value
     options = {o.name: values.pop(o.name) for o in operator.options if o.name in values}
+    for option, scalar in operator.contract.switches.items():
+        if options.setdefault(option, bool(params[scalar])) is False and params[scalar]:
+            raise ArgumentError(f"{operator.name}: {scalar}={params[scalar]} with {option}=False; accepted: one or the other")
     for o in operator.options:
         if o.name in options and options[o.name] not in o.accepted:
             words = ", ".join(map(repr, o.accepted))
@@ -94,13 +144,16 @@ def bind(
 
 
 def check_params(operator: Operator, params: Mapping[str, float]) -> None:
-    """Scalars are real numbers, and whole where the operator says so. Raises ArgumentError."""
+    """Scalars are real numbers, whole where the operator says so, in its ranges. Raises ArgumentError."""
     for p in operator.params:
         value = params[p.name]
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a number")
-        if p.whole and not (0 <= value < 2**53 and value == int(value)):
-            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number from 0 to 2**53")
+        if p.whole and not (abs(value) <= 2**53 and int(value) == value):
+            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number of at most 2**53")
+        low, high = operator.contract.ranges.get(p.name, (-math.inf, math.inf))
+        if value < low or value > high:
+            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: {low:g} to {high:g}")
 
 
 def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:

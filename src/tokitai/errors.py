@@ -86,6 +86,10 @@ class FloatModeError(UnavailableError):
 class CacheError(TokitaiError):
     """A cache folder that can be neither read nor written."""
 
+    exit_code = 3
+
 
 class EvidenceError(TokitaiError):
     """A certificate that is malformed or does not say what it should."""
+
+    exit_code = 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from .device import cpu
-from .emit.cpp import emit_cpu, workspace_elements
+from .emit.cpp import emit_cpu
 from .errors import TokitaiError, UnknownNameError
 from .formats import FORMATS
-from .lang import Graph, Operator
-from .lower.rowwise import RowPlan, plan_rows
-from .lower.scalars import host_values, rounded_scalars
+from .lang import Graph, Node, Operator
+from .lower import FlatPlan, Plan, make_plan
+from .lower.scalars import host_values, rounded_scalars, whole_scalars
 from .toolchain.build import Artifact, Isa, Source, build, native_isa
 from .toolchain.compilers import find_compiler
 
@@ -25,12 +25,20 @@ TARGETS = ("cpu",)
 
 
 @dataclass(frozen=True, eq=False)
+class Scalars:
+    """The host scalars of a launch: those rounded to f32 (or hashes in their place), and whole numbers."""
+
+    table: Array
+    whole: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """A compiled kernel. In a *structure* build every float tensor holds 64-bit hashes instead of numbers."""
 
     operator: Operator
     graph: Graph
-    plan: RowPlan
+    plan: Plan
     source: str
     artifact: Artifact
     structure: bool
@@ -49,41 +57,80 @@ class Kernel:
         fmt = FORMATS[format_name]
         return np.dtype(np.uint64) if self.structure and fmt.is_float else fmt.dtype
 
-    def scalar_table(self, rows: int, cols: int, params: Mapping[str, float]) -> Array:
-        """The host scalars of a call, each computed in f64 and rounded once to f32."""
+    def scalar_table(self, rows: int, cols: int, params: Mapping[str, float]) -> Scalars:
+        """The host scalars of a call, each computed in f64 and rounded once: to f32, or to a whole number."""
+        values = host_values(self.graph, rounded_scalars(self.graph), rows, cols, params)
         with np.errstate(over="ignore"):
-            return np.array(host_values(self.graph, rows, cols, params), np.float64).astype(np.float32)
+            return Scalars(np.array(values, np.float64).astype(np.float32), self._whole(rows, cols, params))
 
-    def workspace_elements(self, shape: tuple[int, int], threads: int) -> int:
-        """How many values of workspace a launch needs, each of the dtype ``element("f32")``."""
-        return workspace_elements(self.plan, *shape, threads)
+    def hash_table(self, hashes: Mapping[Node, int], rows: int, cols: int, params: Mapping[str, float]) -> Scalars:
+        """The same for a structure build: hashes in place of numbers; whole numbers stay."""
+        table = np.array([hashes[n] for n in rounded_scalars(self.graph)], np.uint64)
+        return Scalars(table, self._whole(rows, cols, params))
+
+    def _whole(self, rows: int, cols: int, params: Mapping[str, float]) -> tuple[int, ...]:
+        return tuple(round(v) for v in host_values(self.graph, whole_scalars(self.graph), rows, cols, params))
+
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
+        """How much workspace a launch needs."""
+        element = 8 if self.structure else 4
+        if isinstance(self.plan, FlatPlan):
+            return self.plan.workspace_bytes(shapes, element)
+        return self.plan.workspace_bytes(shapes, element, threads)
 
     def launch(
         self,
         tensors: Mapping[str, Array],
         results: Mapping[str, Array],
         shape: tuple[int, int],
-        scalars: Array,
+        scalars: Scalars,
         threads: int,
         workspace: Array | None = None,
     ) -> None:
         """Run on arrays that already have the right dtypes: rows x cols ones two-dimensional with unit column stride,
-        all others contiguous. Nothing is checked here: see ``tokitai.call`` for the checks. Releases the GIL.
+        all others contiguous. Nothing is checked here: see ``tokitai.call`` for the checks. Releases the GIL."""
+        self.launch_list([tensors], [results], [shape], scalars, threads, workspace)
 
-        ``workspace`` is room for `workspace_elements` values, whatever they hold; a new one where none is given."""
-        rows, cols = shape
-        addresses, sizes = [], [rows, cols]
-        arrays = [(tensors[t.name], t.space) for t in self.graph.inputs]
-        arrays += [(results[o.name], o.space) for o in self.graph.outputs]
-        for array, space in arrays:
-            addresses.append(array.ctypes.data)
-            if space == "rc":
-                sizes.append(array.strides[0] // array.itemsize)
-        if all(array.size == 0 for array in results.values()):
+    def launch_list(
+        self,
+        tensors: Sequence[Mapping[str, Array]],
+        results: Sequence[Mapping[str, Array]],
+        shapes: Sequence[tuple[int, int]],
+        scalars: Scalars,
+        threads: int,
+        workspace: Array | None = None,
+    ) -> None:
+        """Run an element-wise kernel on a list of tensors; any other takes a list of one."""
+        addresses: list[int] = []
+        sizes: list[int] = [len(shapes)] if self.plan.flat else []
+        inputs = [(t.name, t.space == "rc") for t in self.graph.inputs]
+        outputs = [(o.name, o.space == "rc") for o in self.graph.outputs]
+        for some, made, shape in zip(tensors, results, shapes, strict=True):
+            sizes += shape
+            for arrays, names in ((some, inputs), (made, outputs)):
+                for name, matrix in names:
+                    array = arrays[name]
+                    addresses.append(array.ctypes.data)
+                    if matrix:
+                        sizes.append(array.strides[0] // array.itemsize)
+        if all(array.size == 0 for made in results for array in made.values()):
             return
+        self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads, workspace)
+
+    def launch_raw(
+        self,
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        shapes: Sequence[tuple[int, int]],
+        table: Array,
+        threads: int,
+        workspace: Array | None = None,
+    ) -> None:
+        """Run on addresses and sizes as the kernel's text reads them. ``workspace`` is room for `workspace_bytes`,
+        whatever it holds; a new one where none is given."""
         if workspace is None:
-            workspace = cpu.aligned_empty(self.workspace_elements(shape, threads), self.element("f32"))
-        status = self._run(addresses, sizes, scalars, workspace.ctypes.data, threads)
+            workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads), np.uint8)
+        status = self._run(addresses, sizes, table, workspace.ctypes.data, threads)
         if status != 0:
             raise TokitaiError(f"{self}: status {status}; a kernel returns 0")
 
@@ -110,7 +157,7 @@ def compile(
     if target not in TARGETS:
         raise UnknownNameError("target", target, TARGETS)
     graph = operator.trace(dtype, present, options)
-    plan = plan_rows(graph)
+    plan = make_plan(graph)
     text = emit_cpu(plan)
     return build_text(operator, graph, plan, text.text, text.headers, compiler, isa, structure)
 
@@ -118,7 +165,7 @@ def compile(
 def build_text(
     operator: Operator,
     graph: Graph,
-    plan: RowPlan,
+    plan: Plan,
     text: str,
     headers: Mapping[str, str],
     compiler: str | None = None,
@@ -131,4 +178,4 @@ def build_text(
     return Kernel(operator, graph, plan, text, artifact, structure)
 
 
-__all__ = ["TARGETS", "Kernel", "build_text", "compile", "rounded_scalars"]
+__all__ = ["TARGETS", "Kernel", "Scalars", "build_text", "compile"]

@@ -1,6 +1,6 @@
 """Write a definition: symbolic values, primitives, tracing, graph."""
 
-from .graph import COL_SUM_BLOCK, PRIMITIVES, Function, Graph, Node, Output, TensorSpec, topological
+from .graph import COL_SUM_BLOCK, PRIMITIVES, ROW_REDUCTIONS, TOTALS, Function, Graph, Node, Output, TensorSpec, topological
 from .operator import Contract, HardInput, Index, Operator, Outputs, operator, outputs, stored
 from .primitives import (
     bit_and,
@@ -9,6 +9,7 @@ from .primitives import (
     column_index,
     columns,
     convert,
+    element_word,
     exponent,
     fma,
     function,
@@ -17,6 +18,7 @@ from .primitives import (
     multiply_high,
     power_of_two,
     round_even,
+    round_stochastic,
     round_to,
     row_index,
     row_max,
@@ -26,15 +28,19 @@ from .primitives import (
     significand,
     sqrt,
     take_column,
+    tensor_index,
+    total_max,
+    total_sum,
     where,
 )
 from .values import Cols, Matrix, Rows, Value, bf16, f16, f32, f64, i32, i64, storage, u32
 
 __all__ = [
-    "COL_SUM_BLOCK", "PRIMITIVES", "Cols", "Contract", "Function", "Graph", "HardInput", "Index", "Matrix", "Node",
-    "Operator", "Output", "Outputs", "Rows", "TensorSpec", "Value", "bf16", "bit_and", "bit_xor", "col_sum",
-    "column_index", "columns", "convert", "exponent", "f16", "f32", "f64", "fma", "function", "i32", "i64",
-    "maximum", "minimum", "multiply_high", "operator", "outputs", "power_of_two", "round_even", "round_to",
-    "row_index", "row_max", "row_sum", "rows", "shift_right", "significand", "sqrt", "storage", "stored",
-    "take_column", "topological", "u32", "where",
+    "COL_SUM_BLOCK", "PRIMITIVES", "ROW_REDUCTIONS", "TOTALS", "Cols", "Contract", "Function", "Graph", "HardInput",
+    "Index", "Matrix", "Node", "Operator", "Output", "Outputs", "Rows", "TensorSpec", "Value", "bf16", "bit_and",
+    "bit_xor", "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "f16", "f32", "f64",
+    "fma", "function", "i32", "i64", "maximum", "minimum", "multiply_high", "operator", "outputs", "power_of_two",
+    "round_even", "round_stochastic", "round_to", "row_index", "row_max", "row_sum", "rows", "shift_right",
+    "significand", "sqrt", "storage", "stored", "take_column", "tensor_index", "topological", "total_max",
+    "total_sum", "u32", "where",
 ]  # fmt: skip

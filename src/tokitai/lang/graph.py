@@ -37,6 +37,8 @@ PRIMITIVES: dict[str, Primitive] = {
         Primitive("const", 0, "leaf"),
         Primitive("column_index", 0, "index"),
         Primitive("row_index", 0, "index"),
+        Primitive("element_word", 0, "index"),  # of the place row * cols + column, 32 bits at a time; data = (0 or 1,)
+        Primitive("tensor_index", 0, "index"),
         # host scalars, f64
         Primitive("param", 0, "host"),
         Primitive("number", 0, "host"),
@@ -85,10 +87,13 @@ PRIMITIVES: dict[str, Primitive] = {
         # casts
         Primitive("convert", 1, "cast"),  # between types; data = (type,)
         Primitive("round_to", 1, "cast"),  # to a storage format and back; data = (format name,)
+        Primitive("round_stochastic", 2, "cast"),  # to one of two neighbours, by random bits; data = (format name,)
         # across columns or rows, by the one summation rule
         Primitive("row_sum", 1, "reduce"),
         Primitive("row_max", 1, "reduce"),
         Primitive("col_sum", 1, "reduce"),
+        Primitive("total_sum", 1, "reduce"),  # over all elements of all tensors of a list
+        Primitive("total_max", 1, "reduce"),
         Primitive("take_column", 2, "index"),
         # a function that is itself a definition (exp, tanh ...); data = (name,)
         Primitive("call", -1, "call"),
@@ -97,6 +102,11 @@ PRIMITIVES: dict[str, Primitive] = {
 
 COL_SUM_BLOCK = 32
 """Rows in one chain of a column sum: a chain inside aligned blocks, then the balanced tree over the blocks."""
+
+
+ROW_REDUCTIONS = frozenset({"row_sum", "row_max"})
+TOTALS = frozenset({"total_sum", "total_max"})
+"""Reductions over all elements of a call; over a list of tensors: the tree along each, then over the non-empty ones."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,6 +47,7 @@ class Contract:
     min_cols: int = 0
     domain: str = "all values"
     defaults: Mapping[str, float] = field(default_factory=dict)  # scalars that `verify` uses where none are given
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # scalars, both ends included
     switches: Mapping[str, str] = field(default_factory=dict)  # options that follow from a scalar: on where it is not 0
     indices: Mapping[str, Index] = field(default_factory=dict)  # integer inputs that choose a column
     draw: Mapping[str, str] = field(default_factory=dict)  # inputs whose seeded values are not plain noise

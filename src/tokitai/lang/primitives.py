@@ -103,12 +103,17 @@ def convert(x: Value, to: Any) -> Value:
 
 def round_to(x: Value, to: Any) -> Value:
     """x rounded once to a storage format and widened again: what a store followed by a load gives."""
-    name = format_name(to)
-    if name not in ("storage", "f16", "bf16", "f32"):
-        refuse(f"round_to(..., {name})", "storage, f16, bf16 or f32")
-    if name == "storage":
-        name = storage_format() or refuse("storage in a function, which serves all formats", "f16, bf16 or f32")
-    return Value(make("round_to", floating(x, "round_to"), data=(name,)))
+    return Value(make("round_to", floating(x, "round_to"), data=(_storage(to, "round_to"),)))
+
+
+def _storage(to: Any, name: str) -> str:
+    """The name of a storage format; `storage` is the one that the definition is traced for."""
+    chosen = format_name(to)
+    if chosen not in ("storage", "f16", "bf16", "f32"):
+        refuse(f"{name}(..., {chosen})", "storage, f16, bf16 or f32")
+    if chosen == "storage":
+        return storage_format() or refuse("storage in a function, which serves all formats", "f16, bf16 or f32")
+    return chosen
 
 
 def row_sum(x: Value) -> Value:
@@ -153,6 +158,41 @@ def column_index() -> Value:
 def row_index() -> Value:
     """0, 1, 2 ... down each column, as i64."""
     return Value(make("row_index", space="r", type="i64", exact=True))
+
+
+def element_word(word: int) -> Value:
+    """32 bits of the place row * cols + column of each element, as u32: word 0 the lower, word 1 the upper ones."""
+    if word not in (0, 1):
+        refuse(f"element_word({word!r})", "0 or 1")
+    return Value(make("element_word", space="rc", type="u32", data=(word,), exact=True))
+
+
+def tensor_index() -> Value:
+    """The place of a tensor in the list that the operator was called with, from 0, as u32."""
+    return Value(make("tensor_index", space="s", type="u32", exact=True))
+
+
+def total_sum(x: Value) -> Value:
+    """The sum of all elements: the balanced tree along each tensor, flattened, then over the tensors of a list that
+    are not empty."""
+    return Value(make("total_sum", _across("total_sum", x, "rc"), space="s", type=floating(x, "total_sum").type))
+
+
+def total_max(x: Value) -> Value:
+    """The maximum of all elements of all tensors; NaN where there is one. Of no elements: -inf."""
+    return Value(make("total_max", _across("total_max", x, "rc"), space="s", type=floating(x, "total_max").type))
+
+
+def round_stochastic(x: Value, bits: Value, to: Any) -> Value:
+    """x rounded to one of its two neighbours in a 16-bit format, up with the probability of the part that is dropped.
+
+    ``bits`` are 32 random bits; the lowest ones are used. What the format holds exactly, infinities and NaN are kept.
+    """
+    name = _storage(to, "round_stochastic")
+    node = floating(x, "round_stochastic")
+    if not isinstance(bits, Value) or bits.node.type != "u32":
+        refuse(f"round_stochastic with {bits}", "u32 random bits")
+    return x if name == "f32" else Value(make("round_stochastic", node, bits.node, data=(name,), exact=False))
 
 
 def multiply_high(a: Value, b: Value | int) -> Value:
@@ -240,7 +280,9 @@ def _across(name: str, x: Value, *spaces: str) -> Node:
 
 
 __all__ = [
-    "binary", "bit_and", "bit_xor", "col_sum", "column_index", "columns", "convert", "exponent", "fma", "function",
-    "maximum", "minimum", "multiply_high", "power_of_two", "round_even", "round_to", "row_index", "row_max", "row_sum",
-    "rows", "shift_right", "significand", "sqrt", "take_column", "where",
+    "binary", "bit_and", "bit_xor", "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "fma",
+    "function",
+    "maximum", "minimum", "multiply_high", "power_of_two", "round_even", "round_stochastic", "round_to", "row_index", "row_max", "row_sum",
+    "rows", "shift_right", "significand", "sqrt", "take_column", "tensor_index",
+    "total_max", "total_sum", "where",
 ]  # fmt: skip

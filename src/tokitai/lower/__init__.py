@@ -1,0 +1,23 @@
+"""From a graph to a plan: how the work is laid out. A plan decides speed, never a bit."""
+
+from __future__ import annotations
+
+from ..errors import DefinitionError
+from ..lang import TOTALS, Graph
+from .flat import FlatPlan, is_flat, plan_flat
+from .rowwise import RowPlan, plan_rows
+
+Plan = RowPlan | FlatPlan
+
+
+def make_plan(graph: Graph) -> Plan:
+    """The plan for a graph. Raises DefinitionError for one that cannot be laid out."""
+    if is_flat(graph):
+        return plan_flat(graph)
+    for n in graph.nodes:
+        if n.op in TOTALS or n.op == "tensor_index":
+            raise DefinitionError(f"{n.origin}: {n.op} beside sums or indices of rows; accepted: in element-wise definitions")
+    return plan_rows(graph)
+
+
+__all__ = ["FlatPlan", "Plan", "RowPlan", "make_plan"]

@@ -9,15 +9,18 @@ A plan decides speed, never a bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import DefinitionError
-from ..lang import COL_SUM_BLOCK, Graph, Node, Output, topological
+from ..lang import COL_SUM_BLOCK, ROW_REDUCTIONS, TOTALS, Graph, Node, Output, topological
 
 # Rough cost of an operation in vector instructions; only the comparison with KEEP_ABOVE matters.
 _COST = {"div": 8, "sqrt": 10, "maximum": 4, "minimum": 4, "where": 1, "input": 2, "const": 0, "round": 0}
 KEEP_ABOVE = 8
+
+REDUCTIONS = ROW_REDUCTIONS | TOTALS | {"col_sum"}
 
 
 @dataclass(frozen=True)
@@ -37,26 +40,42 @@ class Pass:
 class RowPlan:
     """How the rows of a matrix are worked through.
 
-    ``block`` rows are one unit of parallel work: 32 where a column sum runs down them as a chain, else 1.
-    ``flat`` kernels treat all elements alike; their rows are cut into tiles of ``tile`` columns.
+    ``block`` rows are one unit of parallel work: 32 where a column sum runs down them as a chain, else 1. Column sums that
+    rows need (a count of rows that are kept) are *early*: they run first, over values that need no pass.
     """
 
     graph: Graph
     uniform: tuple[Node, ...]  # scalars of the whole call
+    early: tuple[Node, ...]
+    under_early: tuple[Node, ...]  # values with one element a row that early sums need
+    after_early: tuple[Node, ...]  # scalars made of early sums
     before: tuple[Node, ...]  # values with one element a row that no pass is needed for
     passes: tuple[Pass, ...]
     finish: tuple[Node, ...]  # column values computed from complete column sums
     block: int
-    flat: bool
-    tile: int = 16384
+    flat: bool = False
 
     @cached_property
     def col_sums(self) -> tuple[Node, ...]:
+        """All column sums: each has room for its blocks."""
         return tuple(n for n in self.graph.nodes if n.op == "col_sum")
+
+    @cached_property
+    def running(self) -> tuple[Node, ...]:
+        """Column sums that run while the rows are worked through."""
+        return tuple(n for n in self.col_sums if n not in self.early)
 
     @cached_property
     def kept(self) -> tuple[Node, ...]:
         return tuple(n for p in self.passes for n in p.keep)
+
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], element: int, threads: int) -> int:
+        """Sums of blocks of rows and, for each thread, scratch rows and the sums of a row's blocks."""
+        ((rows, cols),) = shapes
+        blocks = -(-rows // self.block)
+        shared = sum(blocks * (cols if n.space == "c" else 1) for n in self.col_sums)
+        partial = self.most_sums * (cols // 4 + 512)  # partial_room(cols) in rows.h
+        return element * (shared + threads * (len(self.kept) * cols + partial))
 
     @cached_property
     def most_sums(self) -> int:
@@ -70,7 +89,7 @@ class RowPlan:
             "rows in a block": self.block,
             "scratch rows": len(self.kept),
             "column sums": len(self.col_sums),
-            "flat": self.flat,
+            "column sums before the rows": len(self.early),
         }
 
 
@@ -82,13 +101,13 @@ def plan_rows(graph: Graph) -> RowPlan:
     col_sums = [n for n in graph.nodes if n.op == "col_sum" and n.space == "c"]
     final = any(level[o.node] >= last for o in row_stores) or bool(col_sums)
     count = last + (1 if final else 0)
-    late = _after_columns(graph)
+    early, after_early = _early(graph)
+    late = _after_columns(graph, early)
 
-    found_by_a_pass = ("row_sum", "row_max")
-    row_nodes = [n for n in graph.nodes if n.space == "r" and n.op not in found_by_a_pass and n not in late]
+    row_nodes = [n for n in graph.nodes if n.space == "r" and n.op not in ROW_REDUCTIONS and n not in late]
     wanted: list[list[Node]] = []  # what each pass needs to have computed
     for p in range(1, count + 1):
-        roots = [n.args[0] for n in graph.nodes if n.op in ("row_sum", "row_max") and level[n] == p]
+        roots = [n.args[0] for n in graph.nodes if n.op in ROW_REDUCTIONS and level[n] == p]
         roots += [o.node for o in row_stores if _store_pass(o, level, count) == p]
         roots += [n.args[0] for n in col_sums] if p == count else []
         wanted.append(roots)
@@ -114,12 +133,16 @@ def plan_rows(graph: Graph) -> RowPlan:
     sums = any(n.op == "col_sum" for n in graph.nodes)
     return RowPlan(
         graph=graph,
-        uniform=tuple(n for n in graph.nodes if n.space == "s" and n.type != "host" and n not in late),
+        uniform=tuple(
+            n for n in graph.nodes if n.space == "s" and n.type != "host" and n not in late and n not in after_early
+        ),
+        early=early,
+        under_early=tuple(n for n in topological([e.args[0] for e in early]) if n.space == "r"),
+        after_early=tuple(n for n in graph.nodes if n in after_early and n not in early and n not in late),
         before=tuple(n for n in row_nodes if level[n] == 0),
         passes=tuple(passes),
         finish=tuple(n for n in graph.nodes if n in late),
         block=COL_SUM_BLOCK if sums else 1,
-        flat=_is_flat(graph),
     )
 
 
@@ -127,7 +150,7 @@ def _levels(graph: Graph) -> dict[Node, int]:
     level: dict[Node, int] = {}
     for n in graph.nodes:
         below = max((level[a] for a in n.args), default=0)
-        level[n] = below + (1 if n.op in ("row_sum", "row_max") else 0)
+        level[n] = below + (1 if n.op in ROW_REDUCTIONS else 0)
     return level
 
 
@@ -135,15 +158,33 @@ def _store_pass(output: Output, level: dict[Node, int], count: int) -> int:
     return min(level[output.node] + 1, count)
 
 
-def _after_columns(graph: Graph) -> set[Node]:
+def _early(graph: Graph) -> tuple[tuple[Node, ...], set[Node]]:
+    """Column sums that rows need and that themselves need nothing but values with one element a row; and the scalars
+    that are made of them, themselves included."""
+    needed = {m for n in graph.nodes if n.space in ("rc", "r") for m in topological(n.args) if m.op == "col_sum"}
+    early = tuple(
+        n for n in graph.nodes
+        if n in needed and all(m.space in ("r", "s") and m.op not in REDUCTIONS for m in topological(n.args))
+    )  # fmt: skip
+    made: set[Node] = set(early)
+    for n in graph.nodes:
+        if n.space == "s" and any(a in made for a in n.args):
+            made.add(n)
+    return early, made if early else set()
+
+
+def _after_columns(graph: Graph, early: tuple[Node, ...]) -> set[Node]:
     """Column sums and what is made of them: known only after the last row."""
     late: set[Node] = set()
     for n in graph.nodes:
+        if n in early:
+            continue
         if n.op == "col_sum" or any(a in late for a in n.args):
             if n.space in ("rc", "r"):
                 raise DefinitionError(
                     f"{n.origin}: {n.op} of a row with a column sum, which is complete only after the last row; "
-                    "accepted: column sums as results, or in values with one element a column"
+                    "accepted: column sums as results, in values with one element a column, and sums of values that "
+                    "have one element a row and need no sum themselves"
                 )
             late.add(n)
     return late
@@ -158,7 +199,7 @@ def _cone(roots: list[Node], stop: set[Node]) -> list[Node]:
         if n in need:
             continue
         need.add(n)
-        if n not in stop and n.op not in ("row_sum", "row_max", "col_sum"):
+        if n not in stop and n.op not in REDUCTIONS:
             stack.extend(n.args)
     return [n for n in topological(roots) if n in need]
 
@@ -168,7 +209,7 @@ def _cost(node: Node, seen: set[Node]) -> int:
         return 0
     seen.add(node)
     own = sum(_COST.get(n.op, 1) for n in node.body.nodes) if node.body is not None else _COST.get(node.op, 1)
-    return own + sum(_cost(a, seen) for a in node.args if node.op not in ("row_sum", "row_max", "col_sum"))
+    return own + sum(_cost(a, seen) for a in node.args if node.op not in REDUCTIONS)
 
 
 def _choose_kept(wanted: list[list[Node]], count: int) -> set[Node]:
@@ -182,8 +223,3 @@ def _choose_kept(wanted: list[list[Node]], count: int) -> set[Node]:
         if users and all(u in dear for u in users) and not any(n in roots for roots in wanted[1:]):
             covered.add(n)
     return dear - covered
-
-
-def _is_flat(graph: Graph) -> bool:
-    special = {"row_sum", "row_max", "col_sum", "take_column", "row_index", "column_index"}
-    return all(n.op not in special and n.space in ("rc", "s") for n in graph.nodes)

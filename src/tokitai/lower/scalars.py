@@ -6,23 +6,30 @@ The oracle has its own evaluation of these few operations (`meaning.bits`); neit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..lang import Graph, Node
 
 
 def rounded_scalars(graph: Graph) -> tuple[Node, ...]:
     """The host scalars that enter the kernel, in the order of the kernel's scalar table."""
-    return tuple(n for n in graph.nodes if n.op == "round")
+    return tuple(n for n in graph.nodes if n.op == "round" and not n.exact)
 
 
-def host_values(graph: Graph, rows: int, cols: int, params: Mapping[str, float]) -> list[float]:
-    """The f64 value of each entry of the scalar table; the launcher rounds it to f32 as it stores it."""
+def whole_scalars(graph: Graph) -> tuple[Node, ...]:
+    """The host scalars that enter the kernel as integers, in the order in which they follow the kernel's sizes."""
+    return tuple(n for n in graph.nodes if n.op == "round" and n.exact)
+
+
+def host_values(
+    graph: Graph, entries: Sequence[Node], rows: int, cols: int, params: Mapping[str, float]
+) -> list[float]:
+    """The f64 value of each entry of a scalar table; the launcher rounds it as it stores it."""
     known: dict[Node, float] = {}
     for node in graph.nodes:
         if node.type == "host":
             known[node] = _value(node, [known[a] for a in node.args], rows, cols, params)
-    return [known[n.args[0]] for n in rounded_scalars(graph)]
+    return [known[n.args[0]] for n in entries]
 
 
 def _value(node: Node, args: list[float], rows: int, cols: int, params: Mapping[str, float]) -> float:
@@ -50,7 +57,7 @@ def _value(node: Node, args: list[float], rows: int, cols: int, params: Mapping[
         case "host_sqrt", [a]:
             return math.sqrt(a) if a >= 0 else math.nan
         case "host_power", [a, b]:
-            return power(a, int(b))
+            return power(a, int(b)) if b >= 0 else math.nan
     raise AssertionError(f"no host value for {node}")
 
 

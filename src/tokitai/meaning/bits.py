@@ -14,8 +14,8 @@ import numpy as np
 
 from ..errors import FloatModeError
 from ..formats import FORMATS, canonical
-from ..lang import COL_SUM_BLOCK, Function, Graph, Node, TensorSpec
-from .interpret import Array, evaluate_body, evaluate_graph
+from ..lang import COL_SUM_BLOCK, TOTALS, Function, Graph, Node, TensorSpec
+from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
 
 F32 = np.float32
 CHUNK = 1 << 18  # elements computed at a time, so that intermediate arrays stay in cache
@@ -101,6 +101,30 @@ def _to_odd(values: Array) -> Array:
     return np.asarray(near.view(np.int32) + moved.astype(np.int32)).view(F32)
 
 
+def round_stochastic(values: Array, random: Array, format_name: str) -> Array:
+    """One of the two neighbours, as f32: up where the lowest random bits are below the part that is dropped.
+
+    bf16 drops 16 bits of the f32 pattern, f16 13; below 2**-14, where f16 is spaced 2**-24, the value in units of that
+    spacing is split into whole and fraction, and 24 random bits are compared with the fraction.
+    """
+    pattern = np.ascontiguousarray(values, F32).view(np.uint32)
+    size, sign = pattern & 0x7FFFFFFF, pattern & np.uint32(0x80000000)
+    dropped = np.uint32(16 if format_name == "bf16" else 13)
+    mask = np.uint32((1 << int(dropped)) - 1)
+    up = size + (random & mask)
+    result = up & ~mask
+    if format_name == "f16":
+        with np.errstate(all="ignore"):
+            units = np.abs(values) * F32(2.0**24)
+            whole = np.floor(units)
+            chosen = whole + ((random & 0xFFFFFF).astype(F32) * F32(2.0**-24) < units - whole).astype(F32)
+            small = (chosen * F32(2.0**-24)).view(np.uint32)
+        result = np.where(size < 0x38800000, small, result)
+        result = np.where(result >= 0x47800000, 0x7F800000, result)  # above 65504 there is only infinity
+    result = np.where(size >= 0x7F800000, size, result).astype(np.uint32) | sign
+    return result.view(F32)
+
+
 def widen(stored: Array) -> Array:
     """Stored f16, bf16 or f32 values as f32; exact."""
     return stored.astype(F32)
@@ -143,6 +167,13 @@ def integer(node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
             return np.arange(shape[0], dtype=np.int64)[:, None]
         case "const":
             return np.full((1, 1), node.data[0], kind)
+        case "round":  # a whole host scalar, to nearest even where it is not
+            return np.rint(args[0]).astype(kind)
+        case "element_word":
+            place = np.arange(shape[0] * shape[1], dtype=np.uint64).reshape(shape)
+            return (place >> np.uint64(32 * int(str(node.data[0])))).astype(np.uint32)
+        case "tensor_index":
+            return np.zeros((1, 1), np.uint32)  # a call on one tensor
         case "int_add":
             return np.add(*args, dtype=kind)
         case "int_sub":
@@ -210,7 +241,7 @@ class Bits:
         match node.op:
             case "const" if node.type == "f32":
                 return np.full((1, 1), node.data[0], F32)
-            case "round":
+            case "round" if not node.exact:
                 return args[0].astype(FORMATS[node.type].dtype)
             case "where" if not node.exact:
                 return np.where(*args)
@@ -218,6 +249,8 @@ class Bits:
                 return args[0].astype(F32)
             case "round_to":
                 return widen(round_to(args[0], str(node.data[0])))
+            case "round_stochastic":
+                return round_stochastic(*np.broadcast_arrays(*args), str(node.data[0]))
             case "row_sum":
                 return tree(args[0], np.add)
             case "row_max":
@@ -241,6 +274,12 @@ class Bits:
             has_positive_zero = ((x == 0) & ~np.signbit(x)).any(axis=1, keepdims=True)
             total = np.where((total == 0) & has_positive_zero, F32(0.0), total)
         return total
+
+    def total(self, node: Node, parts: Sequence[Array]) -> Array:
+        each = [tree(p, np.add) if node.op == "total_sum" else self.row_max(p) for p in parts]
+        joined = np.concatenate(each, axis=1) if each else np.zeros((1, 0), F32)
+        with np.errstate(all="ignore"):
+            return tree(joined, np.add) if node.op == "total_sum" else self.row_max(joined)
 
     def host(self, node: Node, args: Sequence[float], shape: tuple[int, int]) -> float:
         """f64 scalars. A power is the square-and-multiply product from the lowest bit of the exponent."""
@@ -268,7 +307,7 @@ class Bits:
             case "host_sqrt":
                 return float(np.sqrt(a))
             case "host_power":
-                result, square, n = np.float64(1), a, int(b)
+                result, square, n = np.float64(1 if b >= 0 else np.nan), a, max(int(b), 0)
                 while n:
                     result = result * square if n & 1 else result
                     square, n = square * square, n >> 1
@@ -299,7 +338,7 @@ def evaluate(
     check_float_mode()
     domain = Bits(params)
     rows, cols = shape
-    meets = any(n.op in ("col_sum", "row_index", "rows") for n in graph.nodes)
+    meets = any(n.op in (*TOTALS, "col_sum", "row_index", "rows", "element_word") for n in graph.nodes)
     step = max(1, CHUNK // max(cols, 1))
     if meets or rows <= step:
         return evaluate_graph(graph, domain, tensors, shape)
@@ -317,6 +356,14 @@ def evaluate(
     for o in graph.outputs:
         joined[o.name] = parts[0][o.name] if o.space in ("c", "s") else np.concatenate([p[o.name] for p in parts])
     return joined
+
+
+def evaluate_tensors(
+    graph: Graph, tensors: Sequence[Mapping[str, Array]], shapes: Sequence[tuple[int, int]], params: Mapping[str, float]
+) -> list[dict[str, Array]]:
+    """The bits of every result for a list of tensors."""
+    check_float_mode()
+    return evaluate_list(graph, Bits(params), tensors, shapes)
 
 
 def evaluate_function(function: Any, *args: Array) -> Array:

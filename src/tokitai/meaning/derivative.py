@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import DefinitionError
 from ..formats import FORMATS
 from ..lang import Graph, Node, Operator, TensorSpec
-from .interpret import Array, as_rows_cols
+from .interpret import Array, apply, as_rows_cols
 from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, sigmoid, silu_slope
 
 _ROOT_PI = np.sqrt(4 * np.arctan(REAL(1)))
@@ -61,9 +61,7 @@ def gradient(
             values[node] = domain.load(spec, as_rows_cols(spec, tensors[spec.name], shape))
         else:
             args = [values[a] for a in node.args]
-            if node.op in ("row_sum", "row_max"):
-                args = [np.broadcast_to(args[0], shape)]
-            values[node] = domain.apply(node, args, shape)
+            values[node] = apply(domain, node, args, shape)
     flow: dict[Node, Array] = {}
 
     def give(node: Node, amount: Array) -> None:
@@ -127,11 +125,11 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
         case "where":
             give(a[1], np.where(x[0], g, 0))
             give(a[2], np.where(x[0], 0, g))
-        case "round" | "round_to":
+        case "round" | "round_to" | "round_stochastic":
             give(a[0], g)
         case "convert" if a[0].type in ("f32", "f64"):
             give(a[0], g)
-        case "row_sum" | "col_sum":
+        case "row_sum" | "col_sum" | "total_sum":
             give(a[0], g)
         case "row_max":
             hit = x[0] == y

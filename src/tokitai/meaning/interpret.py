@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import ArgumentError
-from ..lang import Function, Graph, Node, TensorSpec
+from ..lang import TOTALS, Function, Graph, Node, TensorSpec, topological
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +29,9 @@ class Domain(Protocol):
     def apply(self, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
         """One operation; `shape` is (rows, cols) of the whole tensor."""
 
+    def total(self, node: Node, parts: Sequence[Array]) -> Array:
+        """A total over the flattened, non-empty tensors of a list, each (1, elements)."""
+
 
 def as_rows_cols(tensor: TensorSpec, values: Array, shape: tuple[int, int]) -> Array:
     """`values` as a broadcasting two-dimensional view. Raises ArgumentError where the size does not fit."""
@@ -39,19 +42,65 @@ def as_rows_cols(tensor: TensorSpec, values: Array, shape: tuple[int, int]) -> A
 
 
 def evaluate_graph(
-    graph: Graph, domain: Domain, tensors: Mapping[str, Array], shape: tuple[int, int]
+    graph: Graph,
+    domain: Domain,
+    tensors: Mapping[str, Array],
+    shape: tuple[int, int],
+    known: Mapping[Node, Array] | None = None,
 ) -> dict[str, Array]:
-    """All results of a graph over a domain, two-dimensional, by name."""
+    """All results of a graph over a domain, two-dimensional, by name. ``known`` gives values that are not computed."""
+    values = evaluate_nodes(graph.nodes, graph, domain, tensors, shape, known or {})
+    full = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
+    return {o.name: np.broadcast_to(domain.store(values[o.node], o.format), full[o.space]) for o in graph.outputs}
+
+
+def evaluate_list(
+    graph: Graph, domain: Domain, tensors: Sequence[Mapping[str, Array]], shapes: Sequence[tuple[int, int]]
+) -> list[dict[str, Array]]:
+    """The results for a list of tensors: each on its own, but for totals, which run over all of them."""
+    known: dict[Node, Array] = {}
+    for total in (n for n in graph.nodes if n.op in TOTALS):
+        below = tuple(topological([total.args[0]]))
+        parts = []
+        for i, (some, shape) in enumerate(zip(tensors, shapes, strict=True)):
+            if shape[0] * shape[1]:
+                values = evaluate_nodes(below, graph, domain, some, shape, {**known, **_place(below, i)})
+                parts.append(_flat(values[total.args[0]], shape))
+        known[total] = domain.total(total, parts)
+    return [
+        evaluate_graph(graph, domain, some, shape, {**known, **_place(graph.nodes, i)})
+        for i, (some, shape) in enumerate(zip(tensors, shapes, strict=True))
+    ]
+
+
+def _place(nodes: Sequence[Node], index: int) -> dict[Node, Array]:
+    return {n: np.full((1, 1), index, np.uint32) for n in nodes if n.op == "tensor_index"}
+
+
+def _flat(values: Array, shape: tuple[int, int]) -> Array:
+    return np.broadcast_to(values, shape).reshape(1, -1)
+
+
+def evaluate_nodes(
+    nodes: Sequence[Node],
+    graph: Graph,
+    domain: Domain,
+    tensors: Mapping[str, Array],
+    shape: tuple[int, int],
+    known: Mapping[Node, Array],
+) -> dict[Node, Array]:
+    """The values of nodes, given operands first, and of those that are known."""
     specs = {t.name: t for t in graph.inputs}
-    values: dict[Node, Array] = {}
-    for node in graph.nodes:
+    values: dict[Node, Array] = dict(known)
+    for node in nodes:
+        if node in values:
+            continue
         if node.op == "input":
             spec = specs[str(node.data[0])]
             values[node] = domain.load(spec, as_rows_cols(spec, tensors[spec.name], shape))
         else:
-            values[node] = _apply(domain, node, [values[a] for a in node.args], shape)
-    full = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
-    return {o.name: np.broadcast_to(domain.store(values[o.node], o.format), full[o.space]) for o in graph.outputs}
+            values[node] = apply(domain, node, [values[a] for a in node.args], shape)
+    return values
 
 
 def evaluate_body(body: Function, domain: Domain, args: Sequence[Array], shape: tuple[int, int]) -> Array:
@@ -59,13 +108,16 @@ def evaluate_body(body: Function, domain: Domain, args: Sequence[Array], shape: 
     values: dict[Node, Array] = dict(zip(body.params, args, strict=True))
     for node in body.nodes:
         if node not in values:
-            values[node] = _apply(domain, node, [values[a] for a in node.args], shape)
+            values[node] = apply(domain, node, [values[a] for a in node.args], shape)
     return values[body.result]
 
 
-def _apply(domain: Domain, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
+def apply(domain: Domain, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
+    """One operation over a domain, with operands in the size that it needs."""
     if node.op == "row_sum" or node.op == "row_max":  # a column or row value under a row reduction is repeated
         args = [np.broadcast_to(args[0], shape)]
     if node.op == "col_sum":
         args = [np.broadcast_to(args[0], (shape[0], shape[1] if node.space == "c" else 1))]
+    if node.op in TOTALS:
+        return domain.total(node, [_flat(args[0], shape)] if shape[0] * shape[1] else [])
     return domain.apply(node, args, shape)

@@ -114,6 +114,10 @@ class Real:
     def store(self, values: Array, format_name: str) -> Array:
         return values
 
+    def total(self, node: Node, parts: Sequence[Array]) -> Array:
+        every = np.concatenate(parts, axis=1) if parts else np.zeros((1, 0), self.dtype)
+        return every.sum(keepdims=True) if node.op == "total_sum" else every.max(keepdims=True, initial=-np.inf)
+
     def apply(self, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
         with np.errstate(all="ignore"):
             return self.compute(node, args, shape)
@@ -129,7 +133,9 @@ class Real:
                 return np.full((1, 1), value, self.dtype)
             case "rows" | "columns":
                 return np.full((1, 1), shape[node.op == "columns"], self.dtype)
-            case "round":
+            case "round" if not node.exact:
+                return args[0]
+            case "round_stochastic":
                 return args[0]
             case "round_to":
                 return bits.round_to(args[0].astype(np.float64), str(node.data[0])).astype(self.dtype)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..formats import FORMATS
 from ..lang import Graph, Node, TensorSpec
 from . import bits
-from .interpret import Array, evaluate_body, evaluate_graph
+from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
 
 U64 = np.uint64
 _ODD = U64(0x9E3779B97F4A7C15)
@@ -30,7 +30,8 @@ TAGS = {
     name: i + 1
     for i, name in enumerate(
         "add sub mul div fma sqrt neg abs maximum minimum round_even power_of_two exponent significand lt le eq ne "
-        "logical_and logical_or logical_not where convert round_f16 round_bf16 row_max const".split()
+        "logical_and logical_or logical_not where convert round_f16 round_bf16 row_max const "
+        "stochastic_f16 stochastic_bf16".split()
     )
 }
 
@@ -64,10 +65,15 @@ def add(a: Array, b: Array) -> Array:
 
 
 class Structure:
-    """The domain of hashes. `scalars` gives each rounded host scalar (a `round` node) its hash."""
+    """The domain of hashes. `scalars` gives each host scalar that is rounded to a float its hash; those that become
+    integers are computed from `params`."""
 
-    def __init__(self, scalars: Mapping[Node, int]) -> None:
-        self.scalars = scalars
+    def __init__(self, scalars: Mapping[Node, int], params: Mapping[str, float]) -> None:
+        self.scalars, self.params = scalars, params
+
+    def total(self, node: Node, parts: Sequence[Array]) -> Array:
+        with np.errstate(over="ignore"):
+            return total(node, parts)
 
     def load(self, tensor: TensorSpec, values: Array) -> Array:
         return values  # widening is exact: the element itself
@@ -85,7 +91,7 @@ class Structure:
 
     def compute(self, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
         if node.type == "host":
-            return np.zeros((1, 1), U64)  # host scalars enter through `round`
+            return np.full((1, 1), bits.Bits(self.params).host(node, [float(a[0, 0]) for a in args], shape))
         if node.exact or (node.op == "const" and node.type != "f32"):
             return bits.integer(node, args, shape)
         match node.op:
@@ -108,6 +114,8 @@ class Structure:
                 return bits.tree(args[0], add)
             case "col_sum":
                 return bits.column_sum(args[0], add)
+            case "round_stochastic":
+                return ordered(f"stochastic_{node.data[0]}", args[0], unary("convert", args[1].astype(U64)))
             case "row_max":  # an order-free mix: the bits of a maximum do not depend on the order
                 return mix(unary("row_max", args[0]).sum(axis=1, keepdims=True, dtype=U64))
             case "take_column":
@@ -124,18 +132,42 @@ class Structure:
         raise AssertionError(f"no structural meaning for {node}")
 
 
+def total(node: Node, parts: Sequence[Array]) -> Array:
+    """Of flattened tensors: the tree of trees for a sum, an order-free mix for a maximum."""
+    if node.op == "total_sum":
+        each = [bits.tree(p, add) for p in parts]
+        return bits.tree(np.concatenate(each, axis=1) if each else np.zeros((1, 0), U64), add)
+    leaves = [unary("row_max", p).sum(axis=1, keepdims=True, dtype=U64) for p in parts]
+    return mix(sum(leaves, np.zeros((1, 1), U64)))
+
+
 def hashes(graph: Graph, shape: tuple[int, int], seed: int) -> tuple[dict[str, Array], dict[Node, int]]:
     """Random hashes for every element of the float inputs and for every rounded host scalar."""
     rng = np.random.default_rng([seed, int.from_bytes(hashlib.sha256(graph.digest.encode()).digest()[:8], "little")])
     size = {"rc": shape[0] * shape[1], "r": shape[0], "c": shape[1], "s": 1}
     floats = [t for t in graph.inputs if FORMATS[str(t.format)].is_float]
     tensors = {t.name: rng.integers(1, 2**64, size[t.space], dtype=U64) for t in floats}
-    scalars = {n: int(rng.integers(1, 2**64, dtype=U64)) for n in graph.nodes if n.op == "round"}
+    scalars = {n: int(rng.integers(1, 2**64, dtype=U64)) for n in graph.nodes if n.op == "round" and not n.exact}
     return tensors, scalars
 
 
 def evaluate(
-    graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], scalars: Mapping[Node, int]
+    graph: Graph,
+    tensors: Mapping[str, Array],
+    shape: tuple[int, int],
+    scalars: Mapping[Node, int],
+    params: Mapping[str, float],
 ) -> dict[str, Array]:
     """The hash of every result element, two-dimensional."""
-    return evaluate_graph(graph, Structure(scalars), tensors, shape)
+    return evaluate_graph(graph, Structure(scalars, params), tensors, shape)
+
+
+def evaluate_tensors(
+    graph: Graph,
+    tensors: Sequence[Mapping[str, Array]],
+    shapes: Sequence[tuple[int, int]],
+    scalars: Mapping[Node, int],
+    params: Mapping[str, float],
+) -> list[dict[str, Array]]:
+    """The same for a list of tensors."""
+    return evaluate_list(graph, Structure(scalars, params), tensors, shapes)

@@ -14,7 +14,7 @@ from ..kernel import TARGETS, compile
 from ..lang import Operator
 from ..toolchain.build import Isa
 from .files import case_from_file
-from .verdict import Variant, Verdict, _shape, variants, verify
+from .verdict import Variant, Verdict, asked_shape, variants, verify
 
 BUILDS = 2  # compilations at a time
 
@@ -78,7 +78,7 @@ def _check(job: Job, shape: Mapping[str, int] | None, device: str) -> None:
         raise UnknownNameError("device", device, TARGETS)
     for v in _variants(job):
         job.operator.trace(job.dtype, v.present, dict(v.options))
-    _shape(job.operator, shape)
+    asked_shape(job.operator, shape)
     for path in job.inputs:
         case_from_file(job.operator, path, job.dtype)
 

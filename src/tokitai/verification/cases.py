@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import DefinitionError
 from ..formats import FORMATS, Format, format_of
-from ..lang import Graph, HardInput, Operator, TensorSpec
+from ..lang import TOTALS, Graph, HardInput, Operator, TensorSpec
+from ..lower.flat import is_flat
 from ..meaning.bits import round_to
 
 Array = np.ndarray[Any, Any]
@@ -90,17 +92,25 @@ def _zeros(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Arra
 DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal, "zeros": _zeros, "tiny": _tiny}
 
 
-def draw(t: TensorSpec, how: str, shape: tuple[int, int], seed: int, wish: str | None) -> Array:
-    """A seeded tensor. `wish` is what the contract says of this input: "positive", "probabilities" or "below COUNT"."""
+def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:
+    """A seeded tensor, as the contract wishes: "positive", "unit", "probabilities", "below COUNT", or indices; some of
+    these are the value that is besides them."""
+    contract = operator.contract
+    wish, index = contract.draw.get(t.name), contract.indices.get(t.name)
     fmt = format_of(t.format)
     size = size_of(t.space, shape)
     rng = rng_for(seed, t.name, how)
     if not fmt.is_float:
-        top = shape[1] if wish in (None, "columns") else int(str(wish).split()[-1])
-        return rng.integers(0, max(top, 1), size).astype(fmt.dtype)
+        top = int(wish.split()[-1]) if wish else shape[1] + bool(index and index.upto)
+        values = rng.integers(0, max(top, 1), size)
+        if index and index.besides:
+            values = np.where(rng.random(size) < 0.1, int(defaults(operator)[index.besides]), values)
+        return values.astype(fmt.dtype)
     if wish == "probabilities":
         e = np.exp(rng.standard_normal(size) * 3)
         return to_format(e / np.maximum(e.sum(axis=-1, keepdims=True), 1e-300), fmt)
+    if wish == "unit":
+        return to_format(rng.random(size), fmt)
     if wish == "positive":
         return to_format(np.exp(rng.standard_normal(size) * 0.5), fmt)
     return to_format(DRAWS[how](rng, size, fmt), fmt)
@@ -113,11 +123,19 @@ def defaults(operator: Operator) -> dict[str, float]:
     return {**missing, **given, **dict(operator.contract.defaults)}
 
 
+def settled(operator: Operator, graph: Graph, params: Mapping[str, float]) -> dict[str, float]:
+    """Scalars that agree with the options of a graph: 0 where an option that follows from one is off, else not 0."""
+    agreed = dict(params)
+    for option, scalar in operator.contract.switches.items():
+        agreed[scalar] = (agreed[scalar] or 0.125) if graph.options[option] else 0.0
+    return agreed
+
+
 def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], seed: int) -> Case:
     """A case drawn from a seed. Only plain noise is held against the accuracy statements."""
-    wishes = operator.contract.draw
-    tensors = {t.name: draw(t, how, shape, seed, wishes.get(t.name)) for t in graph.inputs}
-    return Case("seeded", how, shape, seed, tensors, defaults(operator), in_domain=how in ("normal", "equal"))
+    tensors = {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs}
+    params = settled(operator, graph, defaults(operator))
+    return Case("seeded", how, shape, seed, tensors, params, in_domain=how == "normal")
 
 
 def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
@@ -132,10 +150,11 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
                     values.reshape(-1) if t.space in ("r", "c") else values, size_of(t.space, shape)
                 ).copy()
             else:
-                tensors[t.name] = draw(t, "normal", shape, 0, operator.contract.draw.get(t.name))
+                tensors[t.name] = draw(operator, t, "normal", shape, 0)
+        params = settled(operator, graph, {**defaults(operator), **h.scalars})
         finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in tensors.items() if _is_float(graph, n))
         yield Case(
-            "hard", h.name, shape, 0, tensors, {**defaults(operator), **h.scalars}, in_domain=h.in_domain and finite
+            "hard", h.name, shape, 0, tensors, params, in_domain=h.in_domain and finite
         )
 
 
@@ -148,16 +167,15 @@ def _shape_of(h: HardInput, graph: Graph) -> tuple[int, int]:
         if t.space == "rc" and t.name in h.tensors:
             rows, cols = np.asarray(h.tensors[t.name]).shape
             return int(rows), int(cols)
-    raise ValueError(f"hard input {h.name!r} of {graph.name} names no tensor of rows x cols")
+    raise DefinitionError(f"{graph.name}: the hard input {h.name!r} names no tensor of rows x cols; accepted: at least one")
 
 
 def exhaustive(operator: Operator, graph: Graph) -> Case | None:
     """All 65,536 values of a 16-bit format, for an operator that takes one tensor element by element; else None."""
     if len(graph.inputs) != 1 or graph.inputs[0].space != "rc":
         return None
-    special = {"row_sum", "row_max", "col_sum", "take_column", "row_index", "column_index"}
     fmt = format_of(graph.inputs[0].format)
-    if fmt.bits != 16 or any(n.op in special for n in graph.nodes):
+    if fmt.bits != 16 or not is_flat(graph) or any(n.op in TOTALS for n in graph.nodes):
         return None
     values = np.arange(65536, dtype=np.uint16).view(fmt.dtype).reshape(256, 256)
     return Case("exhaustive", f"all {fmt}", (256, 256), 0, {graph.inputs[0].name: values}, defaults(operator))

@@ -51,6 +51,13 @@ def show(value: Any) -> str:
     return bits if array.dtype == np.uint64 else f"{bits} ({float(array):.9g})"
 
 
+def spacing(size: Array, fmt: Format) -> Array:
+    """The unit in the last place of `fmt` at values of this size (at least 0, finite)."""
+    _, e = np.frexp(np.where(size > 0, size, 1).astype(REAL))
+    power = np.maximum(np.where(size == 0, fmt.emin, e - 1), fmt.emin) - (fmt.precision - 1)
+    return np.ldexp(REAL(1), power)
+
+
 def ulp_errors(got: Array, exact: Array, fmt: Format, scale: Array | None = None) -> Array:
     """|got - exact| in units in the last place of `fmt` at the exact value (or at `scale`, where that is larger).
 
@@ -61,9 +68,7 @@ def ulp_errors(got: Array, exact: Array, fmt: Format, scale: Array | None = None
     value = got.astype(np.float64).astype(REAL)
     size = np.abs(exact) if scale is None else np.maximum(np.abs(exact), scale)
     with np.errstate(all="ignore"):
-        _, e = np.frexp(np.where(np.isfinite(size) & (size > 0), size, 1))
-        power = np.maximum(np.where(size == 0, fmt.emin, e - 1), fmt.emin) - (fmt.precision - 1)
-        error = np.abs(value - exact) / np.ldexp(REAL(1), power)
+        error = np.abs(value - exact) / spacing(np.where(np.isfinite(size), size, 1), fmt)
         largest = REAL(2.0**fmt.emax) * (2 - REAL(2.0) ** -fmt.precision)  # from here on the nearest value is infinity
         want = np.where(np.abs(exact) >= largest, np.copysign(REAL(np.inf), exact), exact)
         special = ~np.isfinite(value) | ~np.isfinite(want)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..lang import Operator
-from ..lower.rowwise import RowPlan
+from ..lower import FlatPlan, Plan
 from . import cases
 from .cases import Case
 
@@ -16,20 +16,22 @@ BRANCH_ROWS = (1, 2, 3, 4, 5, 31, 32, 33, 63, 65, 97, 130)
 EMPTY = ((0, 5), (3, 0), (0, 0))
 
 
-def branch_shapes(plan: RowPlan, lanes: int) -> list[tuple[int, int]]:
-    """Shapes that together take every branch of a plan with vectors of so many lanes."""
+def branch_shapes(plan: Plan, lanes: int, max_rows: int = 1 << 31) -> list[tuple[int, int]]:
+    """Shapes that together take every branch of a plan with vectors of so many lanes, of at most `max_rows` rows where
+    an operator takes no more."""
     block = 8 * lanes  # vectors that the tree takes at a time
     cols = sorted({*BRANCH_COLS, lanes - 1 or 1, lanes, lanes + 1, block - 1, block, block + 1, 3 * block + lanes + 1})
-    shapes = [(3, c) for c in cols]
-    if plan.flat:
-        shapes += [(1, plan.tile), (2, plan.tile + 1), (3, 2 * plan.tile - 1)]
+    shapes = [(min(3, max_rows), c) for c in cols]
+    if isinstance(plan, FlatPlan):
+        tiles = ((1, plan.tile), (2, plan.tile + 1), (3, 2 * plan.tile - 1), (1, 5 * plan.tile + 3))
+        shapes += [(min(r, max_rows), c) for r, c in tiles]
     rows = BRANCH_ROWS if plan.block > 1 else (1, 2, 7)
-    shapes += [(r, lanes + 1) for r in rows]
+    shapes += [(r, lanes + 1) for r in rows if r <= max_rows]
     return list(dict.fromkeys(shapes))
 
 
 def number_cases(
-    operator: Operator, plan: RowPlan, lanes: int, shape: tuple[int, int] | None, seed: int
+    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int
 ) -> Iterator[Case]:
     """The cases of a verification, cheapest first: hard inputs, all values, seeded noise, the shape asked for."""
     graph = plan.graph
@@ -39,10 +41,10 @@ def number_cases(
         yield every
     for how in cases.DRAWS:
         for small in ((1, 1), (3, 2 * lanes + 1), (5, 257), (67, 130)):
-            if not allowed(operator, small):
-                continue
-            yield cases.seeded(operator, graph, how, small, seed)
-    for small in branch_shapes(plan, lanes):
+            shape_here = (min(small[0], operator.contract.max_rows), small[1])
+            if allowed(operator, shape_here):
+                yield cases.seeded(operator, graph, how, shape_here, seed)
+    for small in branch_shapes(plan, lanes, operator.contract.max_rows):
         if allowed(operator, small):
             yield cases.seeded(operator, graph, "normal", small, seed)
     for empty in EMPTY:
@@ -54,7 +56,7 @@ def number_cases(
 
 def default_shapes(operator: Operator) -> Sequence[tuple[int, int]]:
     """Shapes of ordinary use, where none is asked for."""
-    return [(256, 1024), (33, 4096)]
+    return [(256, 1024), (33, 4096)] if operator.contract.max_rows > 1 else [(1, 262144), (1, 135168)]
 
 
 def allowed(operator: Operator, shape: tuple[int, int]) -> bool:

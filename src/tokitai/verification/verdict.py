@@ -16,7 +16,9 @@ from ..lang import Graph, Operator
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
+from .accuracy import measure_error
 from .files import case_from_file
+from .lists import run_lists
 from .run import CaseResult
 
 LANES: Mapping[Isa, int] = {"avx512": 16, "avx2": 8, "neon": 4, "scalar": 1}
@@ -65,6 +67,12 @@ class Verdict:
     def max_ulp_error(self) -> float | None:
         """The largest distance from the real result, in units in the last place of the result."""
         return max((r.max_ulp for r in self.results if r.max_ulp is not None), default=None)
+
+    @property
+    def max_bound(self) -> float | None:
+        """The largest bound on that distance, in the same units; None where some case has none."""
+        bounded = [r.max_bound for r in self.results if r.max_ulp is not None]
+        return max((b for b in bounded if b is not None), default=None) if None not in bounded else None
 
     @property
     def max_ulp_error_of_row(self) -> float | None:
@@ -130,7 +138,7 @@ def verify(
     if device not in TARGETS:
         raise UnknownNameError("device", device, TARGETS)
     fmt = format_of(dtype).name
-    asked = _shape(operator, shape)
+    asked = asked_shape(operator, shape)
     verdict = Verdict(operator.name, fmt, device, None if asked is None else dict(rows=asked[0], cols=asked[1]))
     started = time.perf_counter()
     files = [Path(p) for p in ([inputs] if isinstance(inputs, (str, Path)) else inputs or ())]
@@ -178,7 +186,8 @@ def _names(present: frozenset[str]) -> str:
     return ", ".join(sorted(present)) or "no optional tensor"
 
 
-def _shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[int, int] | None:
+def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[int, int] | None:
+    """The shape asked for, checked against the contract. Raises ArgumentError."""
     if shape is None:
         return None
     if set(shape) != {"rows", "cols"}:
@@ -201,12 +210,12 @@ def _kernels(
 ) -> list[Kernel]:
     """The kernel over numbers, and the same text over hashes."""
     from ..emit.cpp import emit_cpu
-    from ..lower.rowwise import plan_rows
+    from ..lower import make_plan
 
     if edit is None:
         return [compile(operator, "cpu", dtype, v.present, dict(v.options), compiler, isa, s) for s in (False, True)]
     graph = operator.trace(dtype, v.present, dict(v.options))
-    plan = plan_rows(graph)
+    plan = make_plan(graph)
     text = emit_cpu(plan)
     changed = {name: edit(t) for name, t in text.headers.items()}
     return [build_text(operator, graph, plan, edit(text.text), changed, compiler, isa, s) for s in (False, True)]
@@ -220,23 +229,32 @@ def _run_variant(
     lanes, threads, plan = LANES[isa], run.default_threads(), numbers.plan
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
-    structures = suite.branch_shapes(plan, lanes) + list(suite.EMPTY)
+    structures = suite.branch_shapes(plan, lanes, operator.contract.max_rows) + list(suite.EMPTY)
     structures += [asked] if asked is not None else list(suite.default_shapes(operator))
     for shape in dict.fromkeys(structures):
         name = f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}"
         if not suite.allowed(operator, shape) or shape[0] * shape[1] > STRUCTURE_LIMIT or only not in (None, name):
             continue
         integers = {
-            t.name: cases.draw(t, "normal", shape, seed, operator.contract.draw.get(t.name))
+            t.name: cases.draw(operator, t, "normal", shape, seed)
             for t in numbers.graph.inputs
             if not format_of(t.format).is_float
         }
-        _add(verdict, operator, v, run.run_structure(hashed, shape, integers, seed, threads), progress)
+        _add(verdict, operator, v, run.run_structure(hashed, shape, integers, cases.settled(operator, numbers.graph, cases.defaults(operator)), seed, threads), progress)
         if verdict.failure:
             return
+    if plan.flat and only is None:
+        for result in run_lists(operator, numbers, hashed, seed, threads):
+            _add(verdict, operator, v, result, progress)
+            if verdict.failure:
+                return
+
+    def measure(graph: Graph, c: cases.Case, want: Mapping[str, Any], result: CaseResult) -> None:
+        measure_error(graph, c, want, operator.textbook, result)
+
     for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed)):
         if only in (None, c.id):
-            _add(verdict, operator, v, run.run_numbers(numbers, c, operator.textbook, threads), progress)
+            _add(verdict, operator, v, run.run_numbers(numbers, c, measure, threads), progress)
             if verdict.failure:
                 return
 
@@ -273,5 +291,5 @@ def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: 
 
 def _evidence(verdict: Verdict) -> list[str]:
     tried = {r.kind for r in verdict.results}
-    kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "yours") if k in tried]
+    kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
     return kinds + (["derivative"] if verdict.derivative else [])

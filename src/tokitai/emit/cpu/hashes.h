@@ -14,7 +14,8 @@ struct f32 { uint64_t h; };
 
 enum Tag : uint64_t {
   ADD = 1, SUB, MUL, DIV, FMA, SQRT, NEG, ABS, MAXIMUM, MINIMUM, ROUND_EVEN, POWER_OF_TWO, EXPONENT, SIGNIFICAND,
-  LT, LE, EQ, NE, LOGICAL_AND, LOGICAL_OR, LOGICAL_NOT, WHERE, CONVERT, ROUND_F16, ROUND_BF16, ROW_MAX, CONST
+  LT, LE, EQ, NE, LOGICAL_AND, LOGICAL_OR, LOGICAL_NOT, WHERE, CONVERT, ROUND_F16, ROUND_BF16, ROW_MAX, CONST, STOCHASTIC_F16,
+  STOCHASTIC_BF16
 };
 constexpr uint64_t ODD = 0x9E3779B97F4A7C15ull;
 static const S NEUTRAL_SUM = {0}, NEUTRAL_MAX = {0};
@@ -37,6 +38,9 @@ INLINE S constant(float x, S) {
 INLINE S to_value(int32_t a, S) { return unary(CONVERT, S{uint64_t(int64_t(a))}); }
 INLINE S to_value(int64_t a, S) { return unary(CONVERT, S{uint64_t(a)}); }
 INLINE S to_value(uint32_t a, S) { return unary(CONVERT, S{a}); }
+
+INLINE S round_stochastic_f16(S x, uint32_t bits) { return ordered(STOCHASTIC_F16, x, to_value(bits, S{})); }
+INLINE S round_stochastic_bf16(S x, uint32_t bits) { return ordered(STOCHASTIC_BF16, x, to_value(bits, S{})); }
 
 // Padding is neutral: a sum with it is the other operand.
 INLINE S add(S a, S b) { return a.h == 0 ? b : b.h == 0 ? a : symmetric(ADD, a, b); }
@@ -109,6 +113,8 @@ BINARY(ne) BINARY(logical_and) BINARY(logical_or) BINARY(join_max)
 TERNARY(fma) TERNARY(where)
 INLINE V where(M c, V a, V b) { return lanewise([&](int i) { return c[i] ? a.lane[i] : b.lane[i]; }); }
 INLINE V to_value(I a, V) { return lanewise([&](int i) { return to_value(int32_t(a[i]), S{}); }); }
+INLINE V round_stochastic_f16(V x, U b) { return lanewise([&](int i) { return round_stochastic_f16(x.lane[i], b[i]); }); }
+INLINE V round_stochastic_bf16(V x, U b) { return lanewise([&](int i) { return round_stochastic_bf16(x.lane[i], b[i]); }); }
 INLINE V to_value(U a, V) { return lanewise([&](int i) { return to_value(uint32_t(a[i]), S{}); }); }
 template <class P> INLINE V load_hashes(const P* p) { return lanewise([&](int i) { return load1(p + i); }); }
 template <class P> INLINE void store_hashes(P* p, V x) { for (int i = 0; i < LANES; ++i) store1(p + i, x.lane[i]); }

@@ -103,11 +103,21 @@ INLINE I column_index(int64_t c) {
   for (int i = 0; i < LANES; ++i) index[i] = int32_t(c) + i;
   return index;
 }
+// 32 bits of the places from `place` on, lower or upper.
+template <int word> INLINE U element_word(int64_t place) {
+  const U low = U(column_index(0)) + uint32_t(place);
+  if constexpr (word == 0) return low;
+  else return splat(uint32_t(place >> 32)) + where(lt(low, splat(uint32_t(place))), splat(1u), splat(0u));
+}
 #else
 typedef int32_t I;
 typedef uint32_t U;
 typedef bool M;
 INLINE I column_index(int64_t c) { return int32_t(c); }
+INLINE I splat(int32_t x) { return x; }
+INLINE U splat(uint32_t x) { return x; }
+INLINE M splat(bool x) { return x; }
+template <int word> INLINE U element_word(int64_t place) { return uint32_t(place >> (32 * word)); }
 #endif
 
 INLINE int32_t int_add(int32_t a, int32_t b) { return a + b; }

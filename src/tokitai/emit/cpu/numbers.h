@@ -235,4 +235,28 @@ INLINE V lanes_of(const Max& m) {
   return where(lt(splat(int32_t(0x7F800000)), m.size), splat(NOT_A_NUMBER), top);
 }
 
+// One of the two neighbours: up where the lowest random bits are below what is dropped. bf16 drops 16 bits of the pattern,
+// f16 13; below 2^-14, where f16 is spaced 2^-24, whole and fraction in units of that are told apart.
+INLINE uint32_t like(uint32_t, uint32_t c) { return c; }
+#if LANES > 1
+INLINE U like(U, uint32_t c) { return splat(c); }
+#endif
+template <class T, class N> INLINE T round_stochastic_bf16(T x, N random) {
+  const N size = bits(x) & 0x7FFFFFFFu, sign = bits(x) & 0x80000000u;
+  const N moved = (size + (random & 0xFFFFu)) & 0xFFFF0000u;
+  return from_bits(where(lt(size, like(size, 0x7F800000u)), moved, size) | sign);
+}
+template <class T, class N> INLINE T round_stochastic_f16(T x, N random) {
+  const N size = bits(x) & 0x7FFFFFFFu, sign = bits(x) & 0x80000000u, infinity = like(size, 0x7F800000u);
+  const N moved = (size + (random & 0x1FFFu)) & 0xFFFFE000u;
+  const N normal = where(lt(moved, like(size, 0x47800000u)), moved, infinity);  // above 65504 there is only infinity
+  const T one = constant(1.0f, T{}), zero = constant(0.0f, T{}), spacing = constant(0x1p-24f, T{});
+  const T units = mul(from_bits(size), constant(0x1p24f, T{})), near = round_even(units);
+  const T whole = sub(near, where(lt(units, near), one, zero));
+  const T chance = mul(to_value(to_i32(random & 0xFFFFFFu), T{}), spacing);
+  const N small = bits(mul(add(whole, where(lt(chance, sub(units, whole)), one, zero)), spacing));
+  const N finite = where(lt(size, like(size, 0x38800000u)), small, normal);
+  return from_bits(where(lt(size, infinity), finite, size) | sign);
+}
+
 }  // namespace tokitai

@@ -142,10 +142,11 @@ template <class P> INLINE void prefetch(const P* p) {
   for (size_t i = 0; i < BLOCK * sizeof(P); i += 64) __builtin_prefetch(reinterpret_cast<const char*>(p) + i);
 }
 
-// The maximum of all that was taken.
-INLINE S result(const Max& m) {
-  return done_max(first(across<1, LANES>(lanes_of(m), [](V a, V b) INLINE_LAMBDA { return join_max(a, b); })));
+// The maximum of all that was taken; `joined_max` can be joined with others before it is done.
+INLINE S joined_max(const Max& m) {
+  return first(across<1, LANES>(lanes_of(m), [](V a, V b) INLINE_LAMBDA { return join_max(a, b); }));
 }
+INLINE S result(const Max& m) { return done_max(joined_max(m)); }
 
 // ------------------------------------------------------------------ the balanced tree over blocks of rows
 template <class T, class F> INLINE T tree_over(int64_t n, T zero, const F& at) {
@@ -167,5 +168,19 @@ template <class T, class F> INLINE T tree_over(int64_t n, T zero, const F& at) {
   return sum;
 }
 
+// ------------------------------------------------------------------ tiles of a list of tensors
+constexpr int64_t TILE = 16384;
+INLINE int64_t tiles_of(int64_t cols) { return (cols + TILE - 1) / TILE; }
+
+// The tensor that a tile belongs to: the last one whose first tile is not behind it.
+INLINE int64_t tensor_of(const int64_t* first_tile, int64_t count, int64_t tile) {
+  int64_t low = 0, high = count;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (first_tile[middle] <= tile ? low : high) = middle;
+  }
+  while (first_tile[low + 1] <= tile) ++low;  // past tensors without elements
+  return low;
+}
 
 }  // namespace tokitai

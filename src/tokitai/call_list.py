@@ -1,0 +1,132 @@
+"""Run an element-wise operator on lists of tensors: one launch for all of them.
+
+``prepare`` checks a list once and keeps what a launch needs, for lists that stay where they are from step to step, as
+an optimizer's do; the returned object is called with the scalars alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .device import cpu
+from .device.dlpack import as_numpy, like
+from .errors import ArgumentError
+from .formats import FORMATS
+from .kernel import Kernel
+from .lang import Operator
+
+Array = np.ndarray[Any, Any]
+
+
+class Prepared:
+    """Lists of tensors that have been checked, and the kernel for them. They must not be resized or freed meanwhile."""
+
+    def __init__(self, operator: Operator, kernel: Kernel, lists: Mapping[str, Sequence[Any]]) -> None:
+        self.operator, self.kernel, self.lists = operator, kernel, lists
+        count = len(next(iter(lists.values())))
+        arrays = {name: _flat_arrays(name, values) for name, values in lists.items()}
+        sizes = [a.size for a in next(iter(arrays.values()))]
+        for name, made in arrays.items():
+            for i, a in enumerate(made):
+                if a.size != sizes[i]:
+                    raise ArgumentError(f"{name}[{i}]: {a.size} elements; accepted beside the other lists: {sizes[i]}")
+        self.shapes = [(1, n) for n in sizes]
+        self.results: dict[str, list[Array]] = {}
+        addresses = {name: [_address(a) for a in made] for name, made in arrays.items()}
+        out: list[list[int]] = []
+        for o in kernel.graph.outputs:
+            if o.inplace:
+                for i, a in enumerate(arrays[o.name]):
+                    if not a.flags.writeable or (a.size and not np.may_share_memory(a, as_numpy(o.name, lists[o.name][i]))):
+                        raise ArgumentError(f"{o.name}[{i}]: read-only or not contiguous; accepted: a contiguous array to write")
+                out.append(addresses[o.name])
+            elif o.space == "s":
+                self.results[o.name] = [cpu.aligned_empty((1,), FORMATS[o.format].dtype)]
+                out.append([_address(self.results[o.name][0])] * count)
+            else:
+                self.results[o.name] = [cpu.aligned_empty((n,), FORMATS[o.format].dtype) for n in sizes]
+                out.append([_address(a) for a in self.results[o.name]])
+        _apart(arrays, [o.name for o in kernel.graph.outputs if o.inplace])
+        columns = [addresses[t.name] for t in kernel.graph.inputs] + out
+        self.addresses = [address for row in zip(*columns, strict=True) for address in row]
+        matrices = sum(t.space == "rc" for t in kernel.graph.inputs) + sum(o.space == "rc" for o in kernel.graph.outputs)
+        self.sizes = [count] + [v for n in sizes for v in (1, n, *([n] * matrices))]
+        self._alive = arrays  # copies and views that the addresses point into
+
+    def __call__(self, params: Mapping[str, float], threads: int) -> Any:
+        """Run with these host scalars. Returns the lists that were replaced and the lists and values that are new."""
+        scalars = self.kernel.scalar_table(1, 1, params)
+        if self.shapes:
+            self.kernel.launch_raw(self.addresses, [*self.sizes, *scalars.whole], self.shapes, scalars.table, threads)
+        elif any(o.space == "s" for o in self.kernel.graph.outputs):
+            raise ArgumentError(f"{self.operator.name}: an empty list; accepted: at least one tensor, which may be empty")
+        returned = []
+        for o in self.kernel.graph.outputs:
+            if o.inplace:
+                returned.append(self.lists[o.name])
+                continue
+            examples = next(iter(self.lists.values()))
+            if o.space == "s":
+                returned.append(like(self.results[o.name][0].reshape(()).copy(), examples[0]))
+            else:
+                made = zip(self.results[o.name], examples, strict=True)
+                returned.append([like(a.reshape(np.shape(x)), x) for a, x in made])
+        return returned[0] if len(returned) == 1 else tuple(returned)
+
+
+def prepare(
+    operator: Operator, given: Mapping[str, Any], build: Callable[[Mapping[str, Array]], Kernel]
+) -> Prepared:
+    """Check lists of tensors. ``build`` gives the kernel for the formats of the first tensors.
+
+    Raises ArgumentError for lists of different lengths, mixed formats, sizes that do not agree, and for an operator
+    that works on rows.
+    """
+    lengths = {}
+    for name, values in given.items():
+        if not isinstance(values, (list, tuple)):
+            raise ArgumentError(f"{name}: {type(values).__name__} beside lists; accepted: a list of tensors")
+        lengths[name] = len(values)
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{n} has {k}" for n, k in lengths.items())
+        raise ArgumentError(f"{operator.name}: {found}; accepted: lists of one length")
+    firsts = {n: as_numpy(n, v[0]) if v else np.empty(0, _default(operator, n)) for n, v in given.items()}
+    kernel = build(firsts)
+    if not kernel.plan.flat:
+        raise ArgumentError(f"{operator.name}: works on rows; accepted: one tensor, lists for element-wise operators")
+    for name, values in given.items():
+        for i, value in enumerate(values):
+            dtype = as_numpy(name, value).dtype
+            if dtype != firsts[name].dtype:
+                raise ArgumentError(f"{name}[{i}]: format {dtype}; accepted beside {name}[0]: {firsts[name].dtype}")
+    return Prepared(operator, kernel, given)
+
+
+def _default(operator: Operator, name: str) -> Any:
+    spec = next(t for t in operator.tensors if t.name == name)
+    return FORMATS[operator.contract.formats[0] if spec.format == "storage" else str(spec.format)].dtype
+
+
+def _flat_arrays(name: str, values: Sequence[Any]) -> list[Array]:
+    """Contiguous, flattened: a view where that is possible, else a copy."""
+    return [np.ascontiguousarray(as_numpy(name, v)).reshape(-1) for v in values]
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _apart(arrays: Mapping[str, Sequence[Array]], written: Sequence[str]) -> None:
+    """What is written must not overlap anything else: checked by sorting the ranges. Raises ArgumentError."""
+    ranges = sorted(
+        (_address(a), _address(a) + a.nbytes, name in written, f"{name}[{i}]")
+        for name, made in arrays.items()
+        for i, a in enumerate(made)
+        if a.nbytes
+    )
+    for (_, end, writes, one), (begin, _, other_writes, other) in zip(ranges, ranges[1:], strict=False):
+        if begin < end and (writes or other_writes):
+            raise ArgumentError(f"{other}: overlaps {one}; accepted: memory of its own for what is written")

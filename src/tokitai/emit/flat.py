@@ -1,0 +1,131 @@
+"""C++ for the CPU: the text of an element-wise kernel over a list of tensors, from its plan.
+
+The ABI is that of ``emit.cpp``, repeated for each tensor of the list: ``sizes`` are the number of tensors, then for each
+one rows, columns and row strides; ``tensors`` are the inputs and results of the first, then of the second ...; whole
+host scalars follow ``sizes``.
+"""
+
+from __future__ import annotations
+
+from ..lang import Node
+from ..lower.flat import FlatPlan
+from .text import POINTER, Printer
+
+
+class FlatEmitter(Printer):
+    """Prints one kernel."""
+
+    def __init__(self, plan: FlatPlan) -> None:
+        super().__init__(plan.graph)
+        self.plan = plan
+        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in plan.graph.inputs]
+        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in plan.graph.outputs]
+        self.per_tensor = 2 + sum(space == "rc" for _, space, _, _ in self.tensors)  # entries of sizes
+
+    def body(self) -> None:
+        """What stands between the braces of the kernel."""
+        n = self.per_tensor
+        self.line("const int64_t count = sizes[0];")
+        self.line(f"const int64_t* const integers = sizes + 1 + count * {n};")
+        self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
+        self.line("(void)integers, (void)scalars;")
+        self.line("int64_t* const first_tile = static_cast<int64_t*>(workspace);  // of each tensor, and one past the last")
+        self.line("int64_t* const filled = first_tile + count + 1;                // tensors that are not empty")
+        self.line("int64_t fill = 0;")
+        self.line("first_tile[0] = 0;")
+        self.open("for (int64_t i = 0; i < count; ++i)")
+        self.line(f"const int64_t tiles = sizes[1 + i * {n}] * tiles_of(sizes[2 + i * {n}]);")
+        self.line("first_tile[i + 1] = first_tile[i] + tiles;")
+        self.line("if (tiles) filled[fill++] = i;")
+        self.close()
+        self.line("const int64_t tiles = first_tile[count];")
+        place = "reinterpret_cast<Stored*>(filled + count)"
+        for t in self.plan.totals:
+            self.line(f"Stored* const tile_{self.name[t]} = {place};")
+            place = f"tile_{self.name[t]} + tiles"
+        self.open("#pragma omp parallel num_threads(threads)\n ")
+        self.line("const FloatMode mode;")
+        for s in self.plan.uniform:
+            self.declare(s, self.expression(s, False, self.name), vector=False)
+        for t in self.plan.totals:
+            self.total(t)
+        for s in self.plan.after:
+            self.declare(s, self.expression(s, False, self.name), vector=False)
+        if self.plan.compute:
+            self.tiles()
+            self.open("each(0, size, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+            self.elements(list(self.plan.compute))
+            for o in self.graph.outputs:
+                if o.space == "rc":
+                    self.line(f"store(out_{o.name} + c, {self.vector(o.node)}, lanes);")
+            self.close("});")
+            self.close()
+        for i, o in enumerate(self.graph.outputs):
+            if o.space == "s":
+                self.line("#pragma omp single nowait")
+                kind = POINTER[o.format]
+                slot = len(self.graph.inputs) + i
+                self.line(f"store1(static_cast<{kind}*>(tensors[{slot}]), {self.name[o.node]});")
+        self.close()
+
+    def tiles(self) -> None:
+        """Open the loop over tiles: pointers are to the tile's first element."""
+        n, width = self.per_tensor, len(self.tensors)
+        self.line("#pragma omp for schedule(static)")
+        self.open("for (int64_t tile = 0; tile < tiles; ++tile)")
+        self.line("const int64_t tensor = tensor_of(first_tile, count, tile);")
+        self.line(f"const int64_t* const shape = sizes + 1 + tensor * {n};")
+        self.line("const int64_t across = tiles_of(shape[1]), within = tile - first_tile[tensor];")
+        self.line("const int64_t r = within / across, begin = within % across * TILE, size = least(TILE, shape[1] - begin);")
+        self.line("const int64_t place = r * shape[1] + begin;")
+        self.line("(void)place;")
+        stride = 2
+        for i, (name, space, kind, const) in enumerate(self.tensors):
+            if space == "rc":
+                cast = f"static_cast<{const}{kind}*>(tensors[tensor * {width} + {i}])"
+                self.line(f"{const}{kind}* const {name} = {cast} + r * shape[{stride}] + begin;")
+                self.line(f"(void){name};")
+                stride += 1
+        for s in self.plan.of_tensor:
+            value = "uint32_t(tensor)" if s.op == "tensor_index" else self.expression(s, False, self.name)
+            self.declare(s, value, vector=False)
+
+    def elements(self, nodes: list[Node]) -> None:
+        for n in nodes:
+            if n.op == "input":
+                value = f"load(in_{n.data[0]} + c, lanes)"
+            elif n.op == "element_word":
+                value = f"element_word<{n.data[0]}>(place + c)"
+            else:
+                value = self.expression(n, True, self.name)
+            self.declare(n, value, vector=True)
+
+    def total(self, t: Node) -> None:
+        """One value a tile, then (behind the loop's barrier) the tree over a tensor's tiles and over the tensors."""
+        name, x = self.name[t], self.vector(t.args[0])
+        self.tiles()
+        if t.op == "total_sum":
+            self.line("S sum[1];")
+            self.line("Stored partial[partial_room(TILE)];")
+            self.open("row_sums<1>(size, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+            self.elements(self.plan.under(t))
+            self.line(f"return Sums<1>{{{{pad({x}, NEUTRAL_SUM, lanes)}}}};")
+            self.close("}, [](int64_t) {}, sum);")
+            self.line(f"store1(tile_{name} + tile, sum[0]);")
+        else:
+            self.line("Max most;")
+            self.open("each(0, size, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+            self.elements(self.plan.under(t))
+            self.line(f"take(most, pad(leaf_max({x}), NEUTRAL_MAX, lanes));")
+            self.close("});")
+            self.line(f"store1(tile_{name} + tile, joined_max(most));")
+        self.close()
+        if t.op == "total_sum":
+            self.open(f"const S {name} = tree_over(fill, S{{}}, [&](int64_t i)")
+            self.line("const int64_t begin = first_tile[filled[i]], end = first_tile[filled[i] + 1];")
+            self.line(f"return tree_over(end - begin, S{{}}, [&](int64_t k) {{ return load1(tile_{name} + begin + k); }});")
+            self.close("});")
+        else:
+            self.line(f"S most_{name} = NEUTRAL_MAX;")
+            self.line(f"for (int64_t i = 0; i < tiles; ++i) most_{name} = join_max(most_{name}, load1(tile_{name} + i));")
+            self.line(f"const S {name} = done_max(most_{name});")

@@ -1,0 +1,136 @@
+"""What all C++ texts have in common: printing, the expression of each operation, called functions, the frame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..lang import Function, Graph, Node
+from ..lower.scalars import rounded_scalars, whole_scalars
+
+POINTER = {"f16": "f16", "bf16": "bf16", "f32": "f32", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
+VECTOR = {"f32": "V", "i32": "I", "u32": "U"}
+SCALAR = {"f32": "S", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
+
+
+class Printer:
+    """Prints the text of one kernel; a subclass prints what stands between its braces."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.name = {n: f"v{i}" for i, n in enumerate(graph.nodes)}
+        self.scalar_slot = {n: i for i, n in enumerate(rounded_scalars(graph))}
+        self.whole_slot = {n: i for i, n in enumerate(whole_scalars(graph))}
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def body(self) -> None:
+        """What stands between the braces of the kernel."""
+        raise NotImplementedError
+
+    def text(self) -> str:
+        """The whole text."""
+        g = self.graph
+        self.line(f"// {g.name}, stored in {g.dtype}. Definition {g.digest[:16]}:")
+        for row in str(g).splitlines():
+            self.line(f"//   {row}")
+        self.line('#include "rows.h"')
+        self.line()
+        self.line("namespace tokitai {")
+        for f in g.functions:
+            self.function(f)
+        self.line()
+        self.line('extern "C" __attribute__((visibility("default"))) int32_t tokitai_kernel(')
+        self.line("    void* const* tensors, const int64_t* sizes, const void* scalar_table, void* workspace,")
+        self.open("    int32_t threads)")
+        self.body()
+        self.line("return 0;")
+        self.close()
+        self.line("}  // namespace tokitai")
+        return "\n".join(self.lines) + "\n"
+
+    # ------------------------------------------------------------------ printing
+    def line(self, text: str = "") -> None:
+        self.lines.append("  " * self.depth + text if text else "")
+
+    def open(self, text: str) -> None:
+        self.line(f"{text} {{".lstrip())
+        self.depth += 1
+
+    def close(self, end: str = "}") -> None:
+        self.depth -= 1
+        self.line(end)
+
+    # ------------------------------------------------------------------ expressions
+    def expression(self, node: Node, vector: bool, name: Mapping[Node, str], own_names: bool = False) -> str:
+        """The C++ expression of one operation; scalar operands of a vector operation are repeated."""
+        value = "V{}" if vector else "S{}"
+
+        def arg(a: Node) -> str:
+            inside = own_names or a.space in ("rc", "c")
+            return name[a] if inside or not vector else f"splat({name[a]})"
+
+        args = [arg(a) for a in node.args]
+        match node.op:
+            case "const" if node.type == "f32":
+                return f"constant({_literal(float(str(node.data[0])))}, {value})"
+            case "const":
+                return f"{SCALAR[node.type]}({node.data[0]})"
+            case "round" if node in self.whole_slot:
+                return f"{SCALAR[node.type]}(integers[{self.whole_slot[node]}])"
+            case "round":
+                return f"load1(scalars + {self.scalar_slot[node]})"
+            case "convert":
+                return f"to_value({args[0]}, {value})" if node.type == "f32" else f"to_{node.type}({args[0]})"
+            case "round_to":
+                return f"round_to_{node.data[0]}({args[0]})"
+            case "round_stochastic":
+                return f"round_stochastic_{node.data[0]}({args[0]}, {args[1]})"
+            case "call":
+                return f"f_{node.data[0]}({', '.join(args)})"
+        return f"{node.op}({', '.join(args)})"
+
+    def declare(self, node: Node, value: str, vector: bool) -> None:
+        if node.type == "bool":
+            kind = ("M" if node.exact else "B") if vector else ("bool" if node.exact else "SB")
+        else:
+            kind = (VECTOR if vector else SCALAR)[node.type]
+        self.line(f"const {kind} {self.name[node]} = {value};")
+
+    def function(self, f: Function) -> None:
+        name = {n: (f"x{f.params.index(n)}" if n in f.params else f"t{i}") for i, n in enumerate(f.nodes)}
+        params = ", ".join(f"T x{i}" for i in range(len(f.params)))
+        self.line()
+        self.open(f"template <class T> INLINE T f_{f.name}({params})")
+        for n in f.nodes:
+            if n not in f.params:
+                value = self.expression(n, True, name, own_names=True).replace("V{}", "T{}")
+                self.line(f"const auto {name[n]} = {value};")
+        self.line(f"return {name[f.result]};")
+        self.close()
+
+    def cone(self, root: Node) -> list[Node]:
+        found: list[Node] = []
+
+        def visit(n: Node) -> None:
+            if n.space in ("rc", "c") and n not in found:
+                for a in n.args if n.op != "col_sum" else ():
+                    visit(a)
+                found.append(n)
+
+        visit(root)
+        return found
+
+    def vector(self, n: Node) -> str:
+        return self.name[n] if n.space in ("rc", "c") else f"splat({self.name[n]})"
+
+
+def _literal(x: float) -> str:
+    """A float literal of exactly the f32 value nearest to x."""
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(x))
+    if math.isinf(rounded):
+        return "-__builtin_inff()" if rounded < 0 else "__builtin_inff()"
+    return f"{rounded.hex()}f"

@@ -1,0 +1,212 @@
+"""How far the bits can be from the real result: running error analysis over the graph.
+
+Every value is carried with a bound on its distance from the exact result of the same mathematics on the same inputs
+(Wilkinson; Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). An operation adds the rounding of its
+own result, u |v| with u = 2**-24 (and half the smallest subnormal for products and quotients), to what it makes of its
+operands' bounds. Tolerances come from here: no test holds a number of its own.
+
+The bounds are computed in f64; each is widened by 2**-40 of itself, far more than its own few roundings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from ..errors import TokitaiError
+from ..formats import FORMATS
+from ..lang import COL_SUM_BLOCK, TOTALS, Graph, Node, TensorSpec
+from . import bits
+from .interpret import Array, as_rows_cols
+
+U = 2.0**-24  # unit roundoff of f32
+TINY = 2.0**-150  # half the smallest subnormal
+HOST = 2.0**-46  # of a host scalar: up to 64 roundings in f64 before the one to f32
+WIDEN = 1 + 2.0**-40
+
+# |f'| on [x - e, x + e], by name: what a function makes of an error of its argument.
+LIPSCHITZ: dict[str, Callable[[Array, Array], Array | float]] = {
+    "exp": lambda x, e: np.exp(x + e),
+    "exp2": lambda x, e: 0.6932 * np.exp2(x + e),
+    "expm1": lambda x, e: np.exp(x + e),
+    "log": lambda x, e: 1 / np.maximum(x - e, 0),
+    "log1p": lambda x, e: 1 / np.maximum(1 + x - e, 0),
+    "tanh": lambda x, e: 1.0,
+    "sin": lambda x, e: 1.0,
+    "cos": lambda x, e: 1.0,
+    "erf": lambda x, e: 1.1284,  # 2/sqrt(pi), at 0
+    "erfc": lambda x, e: 1.1284,
+    "normal_cdf": lambda x, e: 0.399,
+    "sigmoid": lambda x, e: 0.25,
+    "softplus": lambda x, e: 1.0,
+    "gelu": lambda x, e: 1.129,  # at sqrt 2
+    "gelu_tanh": lambda x, e: 1.13,
+    "silu": lambda x, e: 1.1,  # at 2.4
+    "gelu_slope": lambda x, e: 0.798,  # 2/sqrt(2 pi), at 0
+    "gelu_tanh_slope": lambda x, e: 0.8,
+    "silu_slope": lambda x, e: 0.5,
+}
+
+
+class Bounded:
+    """An f32 value as f64, and a bound on its distance from the exact one. A tiny stand-in for an array."""
+
+    def __init__(self, value: Array, error: Array) -> None:
+        self.value, self.error = value, error
+
+
+@cache
+def proved() -> dict[str, dict[str, Any]]:
+    """The largest error of each elementary function in ulp, over all 2**32 inputs, and what it was proved of."""
+    return dict(json.loads((resources.files("tokitai.elementary") / "proved.json").read_text()))
+
+
+class Bounds:
+    """The domain of values with bounds. It follows the bits: `values` are those of a run of the oracle."""
+
+    def __init__(self, params: Mapping[str, float]) -> None:
+        self.bits = bits.Bits(params)
+        self.uncertain: dict[Node, Array] = {}  # where a condition's bits may differ from the mathematics
+
+    def load(self, tensor: TensorSpec, values: Array) -> Any:
+        loaded = self.bits.load(tensor, values)
+        return Bounded(loaded, np.zeros((1, 1))) if FORMATS[str(tensor.format)].is_float else loaded
+
+    def store(self, values: Any, format_name: str) -> Any:
+        if not isinstance(values, Bounded):
+            return values
+        fmt = FORMATS[format_name]
+        return Bounded(bits.round_to(values.value, format_name), _rounded(values, fmt.precision, fmt.emin).error)
+
+    def apply(self, node: Node, args: Sequence[Any], shape: tuple[int, int]) -> Any:
+        with np.errstate(all="ignore"):
+            if node.type == "host":
+                return self.bits.apply(node, args, shape)
+            plain = [a.value if isinstance(a, Bounded) else a for a in args]
+            if node.op in ("row_sum", "col_sum", "row_max", "take_column"):
+                return self._across(node, args, plain, shape)
+            value = self.bits.apply(node, plain, shape)
+            e = [np.asarray(a.error) if isinstance(a, Bounded) else np.zeros((1, 1)) for a in args]
+            x = [np.asarray(p, np.float64) for p in plain]
+            if node.type == "bool" and not node.exact:
+                doubts = [self.uncertain[a] for a in node.args if a in self.uncertain]
+                doubt = np.abs(x[0] - x[1]) <= e[0] + e[1] if not doubts and len(x) == 2 else np.zeros((1, 1), bool)
+                self.uncertain[node] = np.logical_or.reduce(np.broadcast_arrays(doubt & (e[0] + e[-1] > 0), *doubts))
+            if node.type != "f32":
+                return value
+            return Bounded(value, WIDEN * self._error(node, np.asarray(value, np.float64), x, e))
+
+    def _error(self, node: Node, v: Array, x: Sequence[Array], e: Sequence[Array]) -> Array:
+        own = U * np.abs(v)
+        match node.op:
+            case "const":
+                return np.abs(v - float(str(node.data[0]))) + 0 * v if np.isfinite(v).all() else np.zeros((1, 1))
+            case "round":
+                return own + np.abs(v) * HOST
+            case "add" | "sub":
+                return e[0] + e[1] + own
+            case "mul":
+                return np.abs(x[0]) * e[1] + np.abs(x[1]) * e[0] + e[0] * e[1] + own + TINY
+            case "fma":
+                return np.abs(x[0]) * e[1] + np.abs(x[1]) * e[0] + e[0] * e[1] + e[2] + own + TINY
+            case "div":
+                below = np.abs(x[1]) - e[1]
+                spread = (e[0] + np.abs(x[0] / x[1]) * e[1]) / np.where(below > 0, below, 0)
+                return np.where((e[0] == 0) & (e[1] == 0), 0, spread) + own + TINY
+            case "sqrt":  # |sqrt a - sqrt b| <= |a - b| / sqrt a, and <= sqrt |a - b|
+                return np.minimum(np.where(e[0] == 0, 0, e[0] / np.sqrt(x[0])), np.sqrt(e[0])) + own
+            case "neg" | "abs":
+                return e[0]
+            case "maximum" | "minimum":
+                return np.maximum(e[0], e[1])
+            case "where":
+                doubt = self.uncertain.get(node.args[0], np.zeros((1, 1), bool))
+                chosen = np.where(x[0] != 0, e[1], e[2])
+                return np.where(doubt, np.maximum(e[1], e[2]) + np.abs(x[1] - x[2]), chosen)
+            case "convert":
+                return own
+            case "round_to":
+                fmt = FORMATS[str(node.data[0])]
+                return _rounded(Bounded(x[0], e[0]), fmt.precision, fmt.emin).error
+            case "round_stochastic":
+                fmt = FORMATS[str(node.data[0])]
+                return e[0] + 2 * (_rounded(Bounded(x[0], e[0]), fmt.precision, fmt.emin).error - e[0])
+            case "call":
+                return self._function(node, v, x, e)
+        raise TokitaiError(f"{node.op}: no error bound is known")
+
+    def _function(self, node: Node, v: Array, x: Sequence[Array], e: Sequence[Array]) -> Array:
+        name = str(node.data[0])
+        if name not in LIPSCHITZ or name not in proved():
+            raise TokitaiError(f"{name}: no error bound is known; accepted: {', '.join(sorted(LIPSCHITZ))}")
+        _, power = np.frexp(np.where(np.isfinite(v) & (v != 0), v, 1))
+        ulp = np.ldexp(1.0, np.maximum(power - 1, -126) - 23)
+        passed = np.where(e[0] == 0, 0, np.asarray(LIPSCHITZ[name](x[0], e[0])) * e[0])
+        return passed + (float(proved()[name]["ulp"]) + 1) * ulp + float(proved()[name]["absolute"])
+
+    def _across(self, node: Node, args: Sequence[Any], plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
+        value = self.bits.apply(node, plain, shape)
+        first = args[0]
+        full = shape if node.space != "s" else (shape[0], 1)
+        x = np.broadcast_to(np.asarray(first.value, np.float64), full)
+        e = np.broadcast_to(first.error, full)
+        if node.op == "row_max":
+            return Bounded(value, e.max(axis=1, keepdims=True, initial=0))
+        if node.op == "take_column":
+            return Bounded(value, np.take_along_axis(e, plain[1].astype(np.int64), axis=1))
+        # A sum of n terms in a tree of height h: (1 + u)**h - 1 of the sum of magnitudes (Higham, section 4.2).
+        axis = 1 if node.op == "row_sum" else 0
+        n = full[axis]
+        height = int(np.ceil(np.log2(max(n, 1))))
+        if node.op == "col_sum":
+            blocks = -(-n // COL_SUM_BLOCK)
+            height = COL_SUM_BLOCK - 1 + int(np.ceil(np.log2(max(blocks, 1))))
+        total = np.abs(x).sum(axis=axis, keepdims=True) + e.sum(axis=axis, keepdims=True)
+        return Bounded(value, WIDEN * (e.sum(axis=axis, keepdims=True) + np.expm1(height * np.log1p(U)) * total))
+
+
+def _rounded(a: Bounded, precision: int, emin: int) -> Bounded:
+    """The bound after rounding to nearest: half the spacing at a magnitude that the value cannot exceed."""
+    top = np.abs(np.asarray(a.value, np.float64)) + a.error
+    _, power = np.frexp(np.where(np.isfinite(top) & (top != 0), top, 1))
+    spacing = np.ldexp(1.0, np.maximum(power - 1, emin) - (precision - 1))
+    return Bounded(a.value, a.error + (spacing / 2 if precision < 24 else 0))
+
+
+def evaluate(
+    graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float]
+) -> dict[str, tuple[Array, Array]]:
+    """For every result its stored bits, and per element a bound on their distance from the real result.
+
+    Raises TokitaiError for a graph with a function whose error is not proved, or with totals over lists.
+    """
+    if any(n.op in TOTALS and _matters(graph, n) for n in graph.nodes):
+        raise TokitaiError(f"{graph.name}: bounds of totals over a list are not computed")
+    domain = Bounds(params)
+    specs = {t.name: t for t in graph.inputs}
+    values: dict[Node, Any] = {}
+    for node in graph.nodes:
+        if node.op == "input":
+            spec = specs[str(node.data[0])]
+            values[node] = domain.load(spec, as_rows_cols(spec, tensors[spec.name], shape))
+        elif node.op in TOTALS:
+            values[node] = Bounded(np.zeros((1, 1), np.float32), np.zeros((1, 1)))  # a gate that is open
+        else:
+            values[node] = domain.apply(node, [values[a] for a in node.args], shape)
+    full = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
+    results = {}
+    for o in graph.outputs:
+        stored = domain.store(values[o.node], o.format)
+        if isinstance(stored, Bounded):
+            results[o.name] = (np.broadcast_to(stored.value, full[o.space]), np.broadcast_to(stored.error, full[o.space]))
+    return results
+
+
+def _matters(graph: Graph, total: Node) -> bool:
+    """Whether a total is more than one side of a comparison: a gate does not add to the error."""
+    return any(total in n.args and n.type != "bool" for n in graph.nodes)

@@ -1,0 +1,95 @@
+"""How far the bits are from the real result, and whether rounding explains it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import TokitaiError
+from ..formats import FORMATS, Format
+from ..lang import Graph
+from ..meaning import bits, bounds, real
+from ..meaning.real import REAL
+from .cases import Array, Case
+from .compare import spacing, ulp_errors
+from .run import CaseResult
+
+BOUNDED = 1 << 18  # elements: beyond, the bounds are not computed
+
+
+def measure_error(
+    graph: Graph, case: Case, want: Mapping[str, Array], textbook: Callable[..., Any] | None, result: CaseResult
+) -> None:
+    """Fill in the largest distance from the real result, in ulp of the result itself and in ulp of the largest result in
+    its row (for results with one element a row or column: in the tensor). The first is dominated by elements that
+    cancel almost to zero; the second is what a user of the tensor notices.
+
+    The real result is the textbook's, in extended precision; without a textbook, the definition's own. Where a textbook
+    is further away than the rounding errors of the definition can add up to, the definition is not what it says it is:
+    the case has failed.
+    """
+    exact = _exact(graph, case, textbook)
+    limits = _limits(graph, case)
+    for o in graph.outputs:
+        if o.name not in exact or not FORMATS[o.format].is_float or want[o.name].size == 0:
+            continue
+        fmt = FORMATS[o.format]
+        value = np.broadcast_to(np.asarray(exact[o.name], REAL), want[o.name].shape)
+        errors = ulp_errors(want[o.name], value, fmt)
+        finite = np.where(np.isfinite(value), np.abs(value), 0)
+        scale = finite.max(axis=1, keepdims=True) if o.space == "rc" else finite.max(keepdims=True)
+        with np.errstate(all="ignore"):
+            of_row = np.where(np.isfinite(errors), errors * (spacing(finite, fmt) / spacing(np.maximum(finite, scale), fmt)), errors)
+        top = float(errors.max())
+        if result.max_ulp is None or top > result.max_ulp:
+            at = tuple(int(i) for i in np.unravel_index(int(errors.argmax()), errors.shape))
+            result.max_ulp, result.worst = top, f"{o.name}[{at[0]},{at[1]}] of {case.id}"
+        result.max_ulp_of_row = max(result.max_ulp_of_row or 0.0, float(of_row.max()))
+        if o.name in limits:
+            _hold(o.name, value, want[o.name], limits[o.name], fmt, textbook is not None, result)
+
+
+def _exact(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Mapping[str, Any]:
+    if textbook is None:
+        return real.evaluate(graph, case.tensors, case.shape, case.params)
+    full = {"rc": case.shape, "r": (case.shape[0], 1), "c": (1, case.shape[1]), "s": (1, 1)}
+    with np.errstate(all="ignore"):
+        wide = {
+            t.name: case.tensors[t.name].astype(REAL if FORMATS[str(t.format)].is_float else np.int64).reshape(full[t.space])
+            for t in graph.inputs
+        }
+        scalars: dict[str, Any] = {p: case.params[p] for p in graph.params}
+        if "rounded" in inspect.signature(textbook).parameters:  # a definition that stores an intermediate result
+            scalars["rounded"] = lambda x: bits.round_to(x.astype(np.float64), graph.dtype).astype(REAL)
+        made: Mapping[str, Any] = textbook(**wide, **scalars, **graph.options)
+        return made
+
+
+def _limits(graph: Graph, case: Case) -> dict[str, Array]:
+    if case.shape[0] * case.shape[1] > BOUNDED:
+        return {}
+    try:
+        return {n: e for n, (_, e) in bounds.evaluate(graph, case.tensors, case.shape, case.params).items()}
+    except TokitaiError:
+        return {}  # a function of the user's own, whose error nobody proved
+
+
+def _hold(
+    name: str, exact: Array, got: Array, limit: Array, fmt: Format, judged: bool, result: CaseResult
+) -> None:
+    """Keep the largest bound, and fail the case where an element is further away than its bound."""
+    with np.errstate(all="ignore"):
+        value = got.astype(np.float64).astype(REAL)
+        measured = np.isfinite(exact) & np.isfinite(value) & np.isfinite(limit)
+        ulps = np.where(measured, limit / spacing(np.where(measured, np.abs(exact), 1), fmt), 0)
+        result.max_bound = max(result.max_bound or 0.0, float(ulps.max()))
+        beyond = measured & ~(np.abs(value - exact) <= limit)
+    if judged and beyond.any():
+        at = tuple(int(i) for i in np.argwhere(beyond)[0])
+        result.failure = (
+            f"{name}[{at[0]},{at[1]}]: the definition gives {float(value[at]):.9g}, the textbook {float(exact[at]):.9g}; "
+            f"rounding explains a distance of {float(limit[at]):.3g}"
+        )

@@ -1,0 +1,80 @@
+"""Element-wise operators on lists of tensors: one launch over all of them, empty ones included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..kernel import Kernel, Scalars
+from ..lang import Operator
+from ..meaning import bits, structure
+from . import cases
+from .buffers import GuardError, digest
+from .cases import Array
+from .compare import first_mismatch
+from .run import CaseResult, Launch, Layout
+
+# Numbers of elements: empty tensors first, last and between; tiles that are full, one short, one over; many small ones.
+LISTS: dict[str, tuple[int, ...]] = {
+    "one tensor": (37,),
+    "empty tensors alone": (0, 0),
+    "empty tensors between": (0, 5, 0, 16384, 1, 16385, 0, 0, 40000, 3, 0),
+    "many small tensors": tuple(1 + i % 7 for i in range(35)) + (0,) + (1,) * 20,
+}
+
+
+def run_lists(operator: Operator, numbers: Kernel, hashed: Kernel, seed: int, threads: int) -> list[CaseResult]:
+    """Every list, as numbers against the oracle and as hashes against the structure."""
+    graph = numbers.graph
+    params = cases.settled(operator, graph, cases.defaults(operator))
+    results = []
+    for name, sizes in LISTS.items():
+        shapes = [(1, n) for n in sizes]
+        tensors = [
+            {t.name: cases.draw(operator, t, "normal", shape, seed + i) for t in graph.inputs}
+            for i, shape in enumerate(shapes)
+        ]
+        want = bits.evaluate_tensors(graph, tensors, shapes, params)
+        scalars = numbers.scalar_table(1, 1, params)
+        results.append(_run("list", name, numbers, tensors, shapes, scalars, want, seed, threads))
+        drawn, hashes = zip(*(structure.hashes(graph, s, seed + i) for i, s in enumerate(shapes)), strict=True) if shapes else ((), ())
+        first = hashes[0] if hashes else {}  # host scalars are the call's: the same for every tensor
+        wanted = structure.evaluate_tensors(graph, drawn, shapes, first, params)
+        table = hashed.hash_table(first, 1, 1, params) if hashes else scalars
+        results.append(_run("structure", f"list, {name}", hashed, drawn, shapes, table, wanted, seed, threads))
+    return results
+
+
+def _run(
+    kind: str, name: str, kernel: Kernel, tensors: list[Mapping[str, Array]] | tuple[Mapping[str, Array], ...],
+    shapes: list[tuple[int, int]], scalars: Scalars, want: list[dict[str, Array]], seed: int, threads: int,
+) -> CaseResult:  # fmt: skip
+    elements = sum(n for _, n in shapes)
+    shape = (1, elements)
+    made = CaseResult(kind, name, shape, seed, f"{kind}/{name}@1x{elements}#{seed}", {}, ("plain", "one element off"))
+    made.inputs = {f"{n}[{i}]": digest(a) for i, some in enumerate(tensors) for n, a in some.items()}
+    made.oracle = {f"{n}[{i}]": digest(a) for i, some in enumerate(want) for n, a in some.items()}
+    for layout in (Layout("plain", threads), Layout("one element off", 7, offset=1)):
+        launches = [Launch(kernel, s, t, layout) for t, s in zip(tensors, shapes, strict=True)]
+        inputs = [{n: b.array for n, b in x.inputs.items()} for x in launches]
+        results = [{n: b.array for n, b in x.results.items()} for x in launches]
+        if results:  # results that a list has one of are those of its first tensor
+            single = [o.name for o in kernel.graph.outputs if o.space == "s"]
+            results = [{**r, **{n: results[0][n] for n in single}} for r in results]
+        kernel.launch_list(inputs, results, shapes, scalars, threads)
+        try:
+            for x in launches:
+                x.check()
+        except GuardError as error:
+            made.failure = f"{layout.name}: {error}"
+            return made
+        for i, (got, wanted) in enumerate(zip(results, want, strict=True)):
+            for n, values in got.items():
+                mismatch = first_mismatch(f"{n} of tensor {i}", values.reshape(wanted[n].shape), wanted[n])
+                if mismatch is not None:
+                    made.failure = f"{layout.name}: {mismatch}"
+                    return made
+                made.compared += values.size
+        made.outputs = {f"{n}[{i}]": digest(np.asarray(a)) for i, some in enumerate(results) for n, a in some.items()}
+    return made
