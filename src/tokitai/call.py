@@ -45,7 +45,9 @@ def call(
     if operator.contract.max_rows == 1 and not isinstance(next(iter(given.values())), (list, tuple)):
         if out is not None:
             raise ArgumentError(f"{operator.name}: out; accepted: results in place or new ones")
-        made = prepare_lists(operator, {n: [x] for n, x in given.items()}, options)(params, threads or cpu.default_threads())
+        made = prepare_lists(operator, {n: [x] for n, x in given.items()}, options)(
+            params, threads or cpu.default_threads()
+        )
         several = made if isinstance(made, tuple) else (made,)
         single = tuple(m[0] if isinstance(m, list) else m for m in several)
         return single if isinstance(made, tuple) else single[0]
@@ -132,7 +134,9 @@ def bind(
     options = {o.name: values.pop(o.name) for o in operator.options if o.name in values}
     for option, scalar in operator.contract.switches.items():
         if options.setdefault(option, bool(params[scalar])) is False and params[scalar]:
-            raise ArgumentError(f"{operator.name}: {scalar}={params[scalar]} with {option}=False; accepted: one or the other")
+            raise ArgumentError(
+                f"{operator.name}: {scalar}={params[scalar]} with {option}=False; accepted: one or the other"
+            )
     for o in operator.options:
         if o.name in options and options[o.name] not in o.accepted:
             words = ", ".join(map(repr, o.accepted))

@@ -7,6 +7,7 @@ an optimizer's do; the returned object is called with the scalars alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,12 @@ class Prepared:
         for o in kernel.graph.outputs:
             if o.inplace:
                 for i, a in enumerate(arrays[o.name]):
-                    if not a.flags.writeable or (a.size and not np.may_share_memory(a, as_numpy(o.name, lists[o.name][i]))):
-                        raise ArgumentError(f"{o.name}[{i}]: read-only or not contiguous; accepted: a contiguous array to write")
+                    if not a.flags.writeable or (
+                        a.size and not np.may_share_memory(a, as_numpy(o.name, lists[o.name][i]))
+                    ):
+                        raise ArgumentError(
+                            f"{o.name}[{i}]: read-only or not contiguous; accepted: a contiguous array to write"
+                        )
                 out.append(addresses[o.name])
             elif o.space == "s":
                 self.results[o.name] = [cpu.aligned_empty((1,), FORMATS[o.format].dtype)]
@@ -52,7 +57,9 @@ class Prepared:
         _apart(arrays, [o.name for o in kernel.graph.outputs if o.inplace])
         columns = [addresses[t.name] for t in kernel.graph.inputs] + out
         self.addresses = [address for row in zip(*columns, strict=True) for address in row]
-        matrices = sum(t.space == "rc" for t in kernel.graph.inputs) + sum(o.space == "rc" for o in kernel.graph.outputs)
+        matrices = sum(t.space == "rc" for t in kernel.graph.inputs) + sum(
+            o.space == "rc" for o in kernel.graph.outputs
+        )
         self.sizes = [count] + [v for n in sizes for v in (1, n, *([n] * matrices))]
         self._alive = arrays  # copies and views that the addresses point into
 
@@ -62,7 +69,9 @@ class Prepared:
         if self.shapes:
             self.kernel.launch_raw(self.addresses, [*self.sizes, *scalars.whole], self.shapes, scalars.table, threads)
         elif any(o.space == "s" for o in self.kernel.graph.outputs):
-            raise ArgumentError(f"{self.operator.name}: an empty list; accepted: at least one tensor, which may be empty")
+            raise ArgumentError(
+                f"{self.operator.name}: an empty list; accepted: at least one tensor, which may be empty"
+            )
         returned = []
         for o in self.kernel.graph.outputs:
             if o.inplace:
@@ -77,9 +86,7 @@ class Prepared:
         return returned[0] if len(returned) == 1 else tuple(returned)
 
 
-def prepare(
-    operator: Operator, given: Mapping[str, Any], build: Callable[[Mapping[str, Array]], Kernel]
-) -> Prepared:
+def prepare(operator: Operator, given: Mapping[str, Any], build: Callable[[Mapping[str, Array]], Kernel]) -> Prepared:
     """Check lists of tensors. ``build`` gives the kernel for the formats of the first tensors.
 
     Raises ArgumentError for lists of different lengths, mixed formats, sizes that do not agree, and for an operator
@@ -127,6 +134,6 @@ def _apart(arrays: Mapping[str, Sequence[Array]], written: Sequence[str]) -> Non
         for i, a in enumerate(made)
         if a.nbytes
     )
-    for (_, end, writes, one), (begin, _, other_writes, other) in zip(ranges, ranges[1:], strict=False):
+    for (_, end, writes, one), (begin, _, other_writes, other) in pairwise(ranges):
         if begin < end and (writes or other_writes):
             raise ArgumentError(f"{other}: overlaps {one}; accepted: memory of its own for what is written")

@@ -21,6 +21,7 @@ from scipy import special
 
 from tokitai import elementary
 from tokitai.meaning.bits import evaluate_function
+from tokitai.meaning.bounds import proved
 from tools.prove_elementary.__main__ import TABLE, shown, table
 from tools.prove_elementary.generate import digest, traced
 
@@ -154,6 +155,10 @@ def ulps(result: Array, want: Array) -> Array:
     want = np.clip(want, -edge, edge)
     size = np.floor(np.log2(np.clip(np.abs(want), 2.0**-126, 2.0**127)))
     return np.asarray(np.abs(np.clip(result.astype(np.float64), -edge, edge) - want) / 2.0 ** (size - 23))
+
+
+def test_the_package_keeps_the_recorded_errors() -> None:
+    assert proved() == {name: found["largest_error_ulp"] for name, found in RECORDED["functions"].items()}
 
 
 def test_every_function_is_recorded_and_tested() -> None:

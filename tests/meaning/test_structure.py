@@ -43,7 +43,7 @@ def hashed(definition: Callable[..., Any], dtype: str = "f32") -> dict[str, Any]
     sizes = dict(x=SHAPE, y=SHAPE, w=SHAPE[1:])
     tensors = {n: rng.integers(1, 2**64, size, dtype=U64) for n, size in sizes.items()}
     scalars = {n: 12345 + i for i, n in enumerate(m for m in graph.nodes if m.op == "round")}
-    return structure.evaluate(graph, {t.name: tensors[t.name] for t in graph.inputs}, SHAPE, scalars)
+    return structure.evaluate(graph, {t.name: tensors[t.name] for t in graph.inputs}, SHAPE, scalars, {})
 
 
 @function

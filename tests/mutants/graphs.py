@@ -35,7 +35,10 @@ def mutants(graph: Graph) -> Iterator[tuple[str, Graph]]:
         if o.format != "f32" and o.node.type == "f32":
             twice = Node("round_to", (o.node,), o.node.space, "f32", ("bf16" if o.format == "f16" else "f16",))
             results = tuple(dataclasses.replace(x, node=twice) if x is o else x for x in graph.outputs)
-            yield f"{o.name}: rounded twice", Graph(graph.name, graph.dtype, graph.inputs, graph.params, results, graph.options)
+            yield (
+                f"{o.name}: rounded twice",
+                Graph(graph.name, graph.dtype, graph.inputs, graph.params, results, graph.options),
+            )
 
 
 def _wrong(n: Node) -> Iterator[tuple[str, Node]]:

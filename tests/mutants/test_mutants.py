@@ -6,8 +6,8 @@ import random
 import re
 
 import pytest
-from tests.mutants.graphs import mutants
 
+from tests.mutants.graphs import mutants
 from tokitai import ops
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import DefinitionError
@@ -46,7 +46,9 @@ def text_mutants(operator: Operator, graph: Graph) -> list[tuple[str, Kernel]]:
         if one_row or no_sum:
             continue
         own = re.sub(pattern, replacement, text.text, count=1) if what in KERNEL else text.text
-        rows = re.sub(pattern, replacement, text.headers["rows.h"], count=1) if what in HEADER else text.headers["rows.h"]
+        rows = (
+            re.sub(pattern, replacement, text.headers["rows.h"], count=1) if what in HEADER else text.headers["rows.h"]
+        )
         assert (own, rows) != (text.text, text.headers["rows.h"]), f"{what}: the text has nothing like it"
         headers = {**text.headers, "rows.h": rows}
         made.append((what, build_text(operator, graph, plan, own, headers, isa=native_isa(), structure=True)))

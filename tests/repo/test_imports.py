@@ -26,7 +26,7 @@ ORDER = (
     {"emit"},
     {"toolchain"},
     {"device"},
-    {"kernel", "call"},
+    {"kernel", "call_list", "call"},
     {"worker"},
     {"verification"},
     {"judge"},

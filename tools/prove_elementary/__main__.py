@@ -1,7 +1,7 @@
 """``python -m tools.prove_elementary [names...]``: try functions at all 2^32 f32 inputs and record what was found.
 
-Writes tests/elementary/recorded.json and docs/reference/elementary.md; exits 1 if a special value was wrong. With
-``--stride N`` every N-th input is tried and nothing is written. Needs g++ and glibc's double functions.
+Writes tests/elementary/recorded.json, src/tokitai/elementary/proved.json and docs/reference/elementary.md; exits 1 if
+a special value was wrong. With ``--stride N`` every N-th input is tried and nothing is written. Needs g++ and glibc's double functions.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RECORDED = ROOT / "tests" / "elementary" / "recorded.json"
 TABLE = ROOT / "docs" / "reference" / "elementary.md"
+PROVED = ROOT / "src" / "tokitai" / "elementary" / "proved.json"  # what meaning.bounds reads
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
 KEPT = 16  # worst inputs recorded for each function, one for each sign and binade at most
 
@@ -105,6 +106,11 @@ NOTES = [
 ]
 
 
+def bounds_of(recorded: dict[str, Any]) -> dict[str, float]:
+    """What the package itself keeps of the figures: each function's largest error in ulp."""
+    return {name: found["largest_error_ulp"] for name, found in sorted(recorded["functions"].items())}
+
+
 def shown(error: float) -> str:
     """An error rounded up to two decimals, so that the text never claims too much."""
     return f"{math.ceil(error * 100) / 100:.2f}"
@@ -133,6 +139,7 @@ def main() -> int:
             recorded["functions"][name] = found
             RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
             TABLE.write_text(table(recorded))
+            PROVED.write_text(json.dumps(bounds_of(recorded), indent=1) + "\n")
     return 1 if wrong else 0
 
 

@@ -5,7 +5,8 @@ and how many a vector holds.
 
 The kernel's one symbol is::
 
-    int32_t tokitai_kernel(void* const* tensors, const int64_t* sizes, const void* scalars, void* workspace, int32_t threads)
+    int32_t tokitai_kernel(void* const* tensors, const int64_t* sizes, const void* scalars, void* workspace,
+                           int32_t threads)
 
 ``tensors`` are the inputs, then the results; ``sizes`` are rows, columns, then the row stride in elements of every
 rows x cols tensor in the same order; ``scalars`` is the table of rounded host scalars.

@@ -1,8 +1,8 @@
 """C++ for the CPU: the text of an element-wise kernel over a list of tensors, from its plan.
 
-The ABI is that of ``emit.cpp``, repeated for each tensor of the list: ``sizes`` are the number of tensors, then for each
-one rows, columns and row strides; ``tensors`` are the inputs and results of the first, then of the second ...; whole
-host scalars follow ``sizes``.
+The ABI is that of ``emit.cpp``, repeated for each tensor of the list: ``sizes`` are the number of tensors, then for
+each one rows, columns and row strides; ``tensors`` are the inputs and results of the first, then of the second ...;
+whole host scalars follow ``sizes``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class FlatEmitter(Printer):
         self.line(f"const int64_t* const integers = sizes + 1 + count * {n};")
         self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
         self.line("(void)integers, (void)scalars;")
-        self.line("int64_t* const first_tile = static_cast<int64_t*>(workspace);  // of each tensor, and one past the last")
+        self.line(
+            "int64_t* const first_tile = static_cast<int64_t*>(workspace);  // of each tensor, and one past the last"
+        )
         self.line("int64_t* const filled = first_tile + count + 1;                // tensors that are not empty")
         self.line("int64_t fill = 0;")
         self.line("first_tile[0] = 0;")
@@ -76,7 +78,9 @@ class FlatEmitter(Printer):
         self.line("const int64_t tensor = tensor_of(first_tile, count, tile);")
         self.line(f"const int64_t* const shape = sizes + 1 + tensor * {n};")
         self.line("const int64_t across = tiles_of(shape[1]), within = tile - first_tile[tensor];")
-        self.line("const int64_t r = within / across, begin = within % across * TILE, size = least(TILE, shape[1] - begin);")
+        self.line(
+            "const int64_t r = within / across, begin = within % across * TILE, size = least(TILE, shape[1] - begin);"
+        )
         self.line("const int64_t place = r * shape[1] + begin;")
         self.line("(void)place;")
         stride = 2
@@ -123,9 +127,13 @@ class FlatEmitter(Printer):
         if t.op == "total_sum":
             self.open(f"const S {name} = tree_over(fill, S{{}}, [&](int64_t i)")
             self.line("const int64_t begin = first_tile[filled[i]], end = first_tile[filled[i] + 1];")
-            self.line(f"return tree_over(end - begin, S{{}}, [&](int64_t k) {{ return load1(tile_{name} + begin + k); }});")
+            self.line(
+                f"return tree_over(end - begin, S{{}}, [&](int64_t k) {{ return load1(tile_{name} + begin + k); }});"
+            )
             self.close("});")
         else:
             self.line(f"S most_{name} = NEUTRAL_MAX;")
-            self.line(f"for (int64_t i = 0; i < tiles; ++i) most_{name} = join_max(most_{name}, load1(tile_{name} + i));")
+            self.line(
+                f"for (int64_t i = 0; i < tiles; ++i) most_{name} = join_max(most_{name}, load1(tile_{name} + i));"
+            )
             self.line(f"const S {name} = done_max(most_{name});")

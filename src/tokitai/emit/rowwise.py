@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..lang import Node
 from ..lower.rowwise import Pass, RowPlan
-from .text import POINTER, SCALAR, Printer
+from .text import POINTER, Printer
 
 
 class RowEmitter(Printer):
@@ -66,7 +66,7 @@ class RowEmitter(Printer):
                 self.line(f"{POINTER[o.format]}* const out_{o.name}_row = out_{o.name} + {row} * out_{o.name}_stride;")
 
     def early_sums(self) -> None:
-        """Column sums that the rows need: over blocks of rows, then (behind the loop's barrier) the tree over blocks."""
+        """Column sums that the rows need: over blocks of rows, then, behind a barrier, the tree over blocks."""
         if not self.plan.early:
             return
         self.line("#pragma omp for schedule(static)")
@@ -259,5 +259,3 @@ class RowEmitter(Printer):
             self.line(f"store(out_{o.name} + c, {self.vector(o.node)}, lanes);")
         self.close("});")
         self.close()
-
-

@@ -1,6 +1,17 @@
 """Write a definition: symbolic values, primitives, tracing, graph."""
 
-from .graph import COL_SUM_BLOCK, PRIMITIVES, ROW_REDUCTIONS, TOTALS, Function, Graph, Node, Output, TensorSpec, topological
+from .graph import (
+    COL_SUM_BLOCK,
+    PRIMITIVES,
+    ROW_REDUCTIONS,
+    TOTALS,
+    Function,
+    Graph,
+    Node,
+    Output,
+    TensorSpec,
+    topological,
+)
 from .operator import Contract, HardInput, Index, Operator, Outputs, operator, outputs, stored
 from .primitives import (
     bit_and,
@@ -33,11 +44,12 @@ from .primitives import (
     total_sum,
     where,
 )
-from .values import Cols, Matrix, Rows, Value, bf16, f16, f32, f64, i32, i64, storage, u32
+from .values import Cols, Matrix, Number, Rows, Value, bf16, f16, f32, f64, i32, i64, storage, u32
 
 __all__ = [
     "COL_SUM_BLOCK", "PRIMITIVES", "ROW_REDUCTIONS", "TOTALS", "Cols", "Contract", "Function", "Graph", "HardInput",
-    "Index", "Matrix", "Node", "Operator", "Output", "Outputs", "Rows", "TensorSpec", "Value", "bf16", "bit_and",
+    "Index", "Matrix", "Node", "Number", "Operator", "Output", "Outputs", "Rows", "TensorSpec", "Value", "bf16",
+    "bit_and",
     "bit_xor", "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "f16", "f32", "f64",
     "fma", "function", "i32", "i64", "maximum", "minimum", "multiply_high", "operator", "outputs", "power_of_two",
     "round_even", "round_stochastic", "round_to", "row_index", "row_max", "row_sum", "rows", "shift_right",

@@ -82,7 +82,7 @@ def where(condition: Value, a: Number, b: Number) -> Value:
     return Value(make("where", condition.node, x, y, type=x.type))
 
 
-def convert(x: Value, to: Any) -> Value:
+def convert(x: Number, to: Any) -> Value:
     """x in another type (f32, f64, i32, i64, u32), rounded once to nearest even where it does not fit exactly.
 
     Floating-point to integer is not part of the language: results would differ between targets outside the range.
@@ -280,9 +280,8 @@ def _across(name: str, x: Value, *spaces: str) -> Node:
 
 
 __all__ = [
-    "binary", "bit_and", "bit_xor", "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "fma",
-    "function",
-    "maximum", "minimum", "multiply_high", "power_of_two", "round_even", "round_stochastic", "round_to", "row_index", "row_max", "row_sum",
-    "rows", "shift_right", "significand", "sqrt", "take_column", "tensor_index",
-    "total_max", "total_sum", "where",
+    "binary", "bit_and", "bit_xor", "col_sum", "column_index", "columns", "convert", "element_word", "exponent",
+    "fma", "function", "maximum", "minimum", "multiply_high", "power_of_two", "round_even", "round_stochastic",
+    "round_to", "row_index", "row_max", "row_sum", "rows", "shift_right", "significand", "sqrt", "take_column",
+    "tensor_index", "total_max", "total_sum", "where",
 ]  # fmt: skip

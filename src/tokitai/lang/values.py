@@ -29,35 +29,35 @@ class FormatTag:
 
 
 class storage(FormatTag):  # noqa: N801
-    pass
+    """The format that ``dtype=`` selects."""
 
 
 class f16(FormatTag):  # noqa: N801
-    pass
+    """IEEE 754 binary16."""
 
 
 class bf16(FormatTag):  # noqa: N801
-    pass
+    """bfloat16: the upper half of an f32."""
 
 
 class f32(FormatTag):  # noqa: N801
-    pass
+    """IEEE 754 binary32."""
 
 
 class f64(FormatTag):  # noqa: N801
-    pass
+    """IEEE 754 binary64."""
 
 
 class i32(FormatTag):  # noqa: N801
-    pass
+    """Signed integers of 32 bits."""
 
 
 class i64(FormatTag):  # noqa: N801
-    pass
+    """Signed integers of 64 bits."""
 
 
 class u32(FormatTag):  # noqa: N801
-    pass
+    """Unsigned integers of 32 bits."""
 
 
 def where_from() -> str:
@@ -316,6 +316,7 @@ def floating(x: Number, name: str) -> Node:
 
 
 def binary(name: str, a: Number, b: Number) -> Value:
+    """An operation of two operands, on the host, on integers or on numbers."""
     left, right = unify(name, a, b)
     if left.type == "host":
         return Value(make(f"host_{name}", left, right, type="host"))
@@ -329,6 +330,7 @@ def binary(name: str, a: Number, b: Number) -> Value:
 
 
 def compare(name: str, a: Number, b: Number) -> Value:
+    """A comparison of two operands."""
     left, right = unify(name, a, b)
     if left.type == "host":
         left, right = (make("round", n, type="f32") for n in (left, right))
@@ -338,6 +340,7 @@ def compare(name: str, a: Number, b: Number) -> Value:
 
 
 def logical(name: str, *values: Value) -> Value:
+    """An operation on conditions."""
     nodes = [lift(v) for v in values]
     for n in nodes:
         if n.type != "bool":

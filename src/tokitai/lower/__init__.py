@@ -16,7 +16,9 @@ def make_plan(graph: Graph) -> Plan:
         return plan_flat(graph)
     for n in graph.nodes:
         if n.op in TOTALS or n.op == "tensor_index":
-            raise DefinitionError(f"{n.origin}: {n.op} beside sums or indices of rows; accepted: in element-wise definitions")
+            raise DefinitionError(
+                f"{n.origin}: {n.op} beside sums or indices of rows; accepted: in element-wise definitions"
+            )
     return plan_rows(graph)
 
 

@@ -1,7 +1,7 @@
 """The plan of an element-wise kernel, over one tensor or a list of any number of them.
 
-Tensors are cut into tiles of neighbouring elements; tiles of all tensors are one range of work. Totals over all elements
-come first: one value a tile, then the tree over a tensor's tiles, then over the tensors.
+Tensors are cut into tiles of neighbouring elements; tiles of all tensors are one range of work. Totals over all
+elements come first: one value a tile, then the tree over a tensor's tiles, then over the tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ class FlatPlan:
 
     def describe(self) -> dict[str, object]:
         """The plan in words, for people and certificates."""
-        return {"passes": 1 + bool(self.totals), "elements in a tile": self.tile, "totals": len(self.totals), "flat": True}
+        return {
+            "passes": 1 + bool(self.totals),
+            "elements in a tile": self.tile,
+            "totals": len(self.totals),
+            "flat": True,
+        }
 
 
 def is_flat(graph: Graph) -> bool:
@@ -61,7 +66,9 @@ def plan_flat(graph: Graph) -> FlatPlan:
             of_tensor.add(n)
     for total in totals:
         if any(n in made_of_totals for n in topological([total.args[0]])):
-            raise DefinitionError(f"{total.origin}: {total.op} of a value made of a total; accepted: totals of elements alone")
+            raise DefinitionError(
+                f"{total.origin}: {total.op} of a value made of a total; accepted: totals of elements alone"
+            )
     scalars = [n for n in graph.nodes if n.space == "s" and n.type != "host"]
     return FlatPlan(
         graph=graph,

@@ -40,8 +40,8 @@ class Pass:
 class RowPlan:
     """How the rows of a matrix are worked through.
 
-    ``block`` rows are one unit of parallel work: 32 where a column sum runs down them as a chain, else 1. Column sums that
-    rows need (a count of rows that are kept) are *early*: they run first, over values that need no pass.
+    ``block`` rows are one unit of parallel work: 32 where a column sum runs down them as a chain, else 1. Column sums
+    that rows need (a count of rows that are kept) are *early*: they run first, over values that need no pass.
     """
 
     graph: Graph

@@ -1,0 +1,1 @@
+"""What a graph means: bits, structure, real numbers, error bounds, derivatives."""

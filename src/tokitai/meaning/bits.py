@@ -250,7 +250,8 @@ class Bits:
             case "round_to":
                 return widen(round_to(args[0], str(node.data[0])))
             case "round_stochastic":
-                return round_stochastic(*np.broadcast_arrays(*args), str(node.data[0]))
+                value, random = np.broadcast_arrays(*args)
+                return round_stochastic(value, random, str(node.data[0]))
             case "row_sum":
                 return tree(args[0], np.add)
             case "row_max":

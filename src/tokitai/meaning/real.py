@@ -116,7 +116,8 @@ class Real:
 
     def total(self, node: Node, parts: Sequence[Array]) -> Array:
         every = np.concatenate(parts, axis=1) if parts else np.zeros((1, 0), self.dtype)
-        return every.sum(keepdims=True) if node.op == "total_sum" else every.max(keepdims=True, initial=-np.inf)
+        total = every.sum(keepdims=True) if node.op == "total_sum" else every.max(keepdims=True, initial=-np.inf)
+        return np.asarray(total)
 
     def apply(self, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
         with np.errstate(all="ignore"):

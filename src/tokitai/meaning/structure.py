@@ -48,6 +48,7 @@ def _tag(name: str) -> np.uint64:
 
 
 def unary(name: str, a: Array) -> Array:
+    """The hash of an operation of one operand."""
     return mix(a + _tag(name))
 
 
@@ -57,10 +58,12 @@ def symmetric(name: str, a: Array, b: Array) -> Array:
 
 
 def ordered(name: str, a: Array, b: Array) -> Array:
+    """A hash that tells (a, b) from (b, a)."""
     return mix(mix(a + _tag(name)) + mix(b ^ _tag(name)) * U64(3))
 
 
 def add(a: Array, b: Array) -> Array:
+    """The hash of an addition."""
     return symmetric("add", a, b)
 
 

@@ -16,8 +16,23 @@ from typing import Any, Literal
 import numpy as np
 
 from ..lang import (
-    Contract, HardInput, Matrix, Outputs, convert, element_word, f32, fma, operator, outputs, round_stochastic, sqrt,
-    storage, tensor_index, total_max, u32, where,
+    Contract,
+    HardInput,
+    Matrix,
+    Outputs,
+    convert,
+    element_word,
+    f32,
+    fma,
+    operator,
+    outputs,
+    round_stochastic,
+    sqrt,
+    storage,
+    tensor_index,
+    total_max,
+    u32,
+    where,
 )  # fmt: skip
 from .dropouts import philox, philox_reference
 
@@ -28,8 +43,14 @@ CONTRACT = Contract(
     defaults={"step": 3, "lr": 1e-3, "weight_decay": 0.1, "loss_scale": 8.0, "seed": 7},
     draw={"exp_avg_sq": "positive"},
     ranges={
-        "step": (1, 2**32 - 1), "lr": (0, math.inf), "beta1": (0, 1), "beta2": (0, 1), "eps": (0, math.inf),
-        "weight_decay": (0, math.inf), "loss_scale": (5e-324, math.inf), "seed": (0, 2**32 - 1),
+        "step": (1, 2**32 - 1),
+        "lr": (0, math.inf),
+        "beta1": (0, 1),
+        "beta2": (0, 1),
+        "eps": (0, math.inf),
+        "weight_decay": (0, math.inf),
+        "loss_scale": (5e-324, math.inf),
+        "seed": (0, 2**32 - 1),
     },
 )
 
@@ -83,10 +104,18 @@ def hard_inputs() -> Iterator[HardInput]:
     """Inputs that tell the places of eps apart, decay from L2, a step that is skipped from one that is not."""
     zero = dict(exp_avg=[[0.0]], exp_avg_sq=[[0.0]])
     plain = dict(step=1, lr=1e-3, weight_decay=0.0, loss_scale=1.0)
-    yield HardInput("zero gradient", dict(param=[[1.0, -2.0, 0.5]], grad=[[0.0] * 3], exp_avg=[[0.0] * 3], exp_avg_sq=[[0.0] * 3]), plain)
+    yield HardInput(
+        "zero gradient",
+        dict(param=[[1.0, -2.0, 0.5]], grad=[[0.0] * 3], exp_avg=[[0.0] * 3], exp_avg_sq=[[0.0] * 3]),
+        plain,
+    )
     yield HardInput("gradient of the size of eps", dict(param=[[1.0]], grad=[[1e-8]], **zero), plain)
     yield HardInput("decay alone", dict(param=[[2.0]], grad=[[0.0]], **zero), {**plain, "lr": 0.1, "weight_decay": 0.1})
-    yield HardInput("a late step", dict(param=[[1.0]], grad=[[0.125]], exp_avg=[[0.125]], exp_avg_sq=[[0.015625]]), {**plain, "step": 100000})
+    yield HardInput(
+        "a late step",
+        dict(param=[[1.0]], grad=[[0.125]], exp_avg=[[0.125]], exp_avg_sq=[[0.015625]]),
+        {**plain, "step": 100000},
+    )
     for bad in (math.inf, -math.inf, math.nan):
         yield HardInput(f"gradient {bad}", dict(param=[[1.0, 2.0, 3.0]], grad=[[1.0, bad, 1.0]]), in_domain=False)
     yield HardInput("loss scale", dict(param=[[1.0, -1.0]], grad=[[1024.0, -2048.0]]), dict(loss_scale=1024.0))

@@ -1,8 +1,9 @@
 """Cross-entropy of logits against target columns, with ignored rows, label smoothing and z-loss.
 
-Per row: loss = lse - z_t - smoothing (mean(z) - z_t) + z_loss (max + lse)**2, where z = x - max(x), lse the logarithm of
-the sum of exp(z), and z_t the target's. Ignored rows contribute nothing: not to the loss, the gradient, the smoothing
-or the count. A mean over no rows is 0 with zero gradient. With no smoothing its term is left out, not multiplied by 0.
+Per row: loss = lse - z_t - smoothing (mean(z) - z_t) + z_loss (max + lse)**2, where z = x - max(x), lse is the
+logarithm of the sum of exp(z), and z_t the target's. Ignored rows contribute nothing: not to the loss, the gradient,
+the smoothing or the count. A mean over no rows is 0 with zero gradient. With no smoothing its term is left out, not
+multiplied by 0.
 """
 
 from __future__ import annotations
@@ -14,8 +15,29 @@ from typing import Any, Literal
 import numpy as np
 
 from ..lang import (
-    Contract, HardInput, Index, Matrix, Outputs, Rows, Value, col_sum, column_index, columns, convert, f32, i32, i64, maximum,
-    operator, outputs, row_max, row_sum, storage, take_column, where,
+    Contract,
+    HardInput,
+    Index,
+    Matrix,
+    Number,
+    Outputs,
+    Rows,
+    Value,
+    col_sum,
+    column_index,
+    columns,
+    convert,
+    f32,
+    i32,
+    i64,
+    maximum,
+    operator,
+    outputs,
+    row_max,
+    row_sum,
+    storage,
+    take_column,
+    where,
 )  # fmt: skip
 from .softmaxes import log_sum_exp
 
@@ -29,14 +51,16 @@ CONTRACT = Contract(
 )
 
 
-def _row(logits: Value, target: Value, ignore_index: Value) -> tuple[Value, Value, Value, Value]:
+def _row(logits: Value, target: Value, ignore_index: Number) -> tuple[Value, Value, Value, Value]:
     """(z, maximum, kept, column): what forward and backward share."""
     kept = target != convert(ignore_index, i64)
     top = row_max(logits)
     return logits - top, top, kept, where(kept, target, 0)
 
 
-def _loss(z: Value, top: Value, lse: Value, t: Value, label_smoothing: Value, z_loss: Value, smooth: bool, penalty: bool) -> Value:
+def _loss(
+    z: Value, top: Value, lse: Value, t: Value, label_smoothing: Number, z_loss: Number, smooth: bool, penalty: bool
+) -> Value:
     z_t = take_column(z, t)
     loss = lse - z_t
     if smooth:
@@ -47,7 +71,9 @@ def _loss(z: Value, top: Value, lse: Value, t: Value, label_smoothing: Value, z_
     return loss
 
 
-def _slope(z: Value, t: Value, top: Value, label_smoothing: Value, z_loss: Value, smooth: bool, penalty: bool) -> Value:
+def _slope(
+    z: Value, t: Value, top: Value, label_smoothing: Number, z_loss: Number, smooth: bool, penalty: bool
+) -> Value:
     """The derivative of a row's loss in its logits, p - q.
 
     At the target p - 1 is wanted. Where the target is the largest element, p may be almost 1, so the difference is
@@ -68,7 +94,8 @@ def _slope(z: Value, t: Value, top: Value, label_smoothing: Value, z_loss: Value
 @operator(contract=CONTRACT)
 def cross_entropy(
     logits: Matrix[storage], target: Rows[i64], *, ignore_index: int = -100, label_smoothing: float = 0.0,
-    z_loss: float = 0.0, reduction: Literal["none", "sum", "mean"] = "none", smooth: bool = False, penalty: bool = False,
+    z_loss: float = 0.0, reduction: Literal["none", "sum", "mean"] = "none",
+    smooth: bool = False, penalty: bool = False,
 ) -> Outputs:  # fmt: skip
     """The loss of each row, their sum or their mean over rows that are kept; and log(sum(exp(logits))) of each row."""
     z, top, kept, t = _row(logits, target, ignore_index)
@@ -98,7 +125,8 @@ def cross_entropy_backward(
 @operator(contract=CONTRACT)
 def cross_entropy_with_grad(
     logits: Matrix[storage], target: Rows[i64], *, ignore_index: int = -100, label_smoothing: float = 0.0,
-    z_loss: float = 0.0, reduction: Literal["mean", "sum", "none"] = "mean", smooth: bool = False, penalty: bool = False,
+    z_loss: float = 0.0, reduction: Literal["mean", "sum", "none"] = "mean",
+    smooth: bool = False, penalty: bool = False,
 ) -> Outputs:  # fmt: skip
     """The loss and its gradient in one call, the logits read from memory once."""
     z, top, kept, t = _row(logits, target, ignore_index)

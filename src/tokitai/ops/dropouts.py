@@ -1,7 +1,8 @@
 """Dropout from counter-based bits: an element is kept or dropped by its place and the seed alone.
 
 The bits are word 0 of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the
-counter (place, place >> 32, 0, 0), the place being row * cols + column, and the key (seed, stream). The backward pass makes the same bits again; no mask is stored.
+counter (place, place >> 32, 0, 0), the place being row * cols + column, and the key (seed, stream). The backward pass
+makes the same bits again; no mask is stored.
 """
 
 from __future__ import annotations
@@ -12,8 +13,21 @@ from typing import Any
 import numpy as np
 
 from ..lang import (
-    Contract, HardInput, Matrix, Outputs, Value, bit_xor, convert, element_word, multiply_high, operator, outputs, storage,
-    u32, where,
+    Contract,
+    HardInput,
+    Matrix,
+    Number,
+    Outputs,
+    Value,
+    bit_xor,
+    convert,
+    element_word,
+    multiply_high,
+    operator,
+    outputs,
+    storage,
+    u32,
+    where,
 )  # fmt: skip
 
 CONTRACT = Contract(
@@ -40,7 +54,7 @@ def philox(c0: Value, c1: Value, k0: Value, k1: Value, third: Value | None = Non
     return c[0]
 
 
-def _kept(p: Value, seed: Value, stream: Value) -> Value:
+def _kept(p: Number, seed: Number, stream: Number) -> Value:
     """Whether an element is kept: its bits are at least p 2**32."""
     counter = (element_word(0), element_word(1))
     return convert(p * 2.0**32, u32) <= philox(*counter, convert(seed, u32), convert(stream, u32))

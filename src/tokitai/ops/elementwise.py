@@ -63,7 +63,9 @@ def textbook_clip_backward(dy: Any, x: Any, *, low: float, high: float) -> dict[
 
 
 def _hard(*names: str) -> Iterator[HardInput]:
-    yield HardInput("zeros, limits, infinity, NaN", {n: [[0.0, -0.0, -1.5, 1.25, np.inf, -np.inf, np.nan]] for n in names})
+    yield HardInput(
+        "zeros, limits, infinity, NaN", {n: [[0.0, -0.0, -1.5, 1.25, np.inf, -np.inf, np.nan]] for n in names}
+    )
     yield HardInput("subnormal", {n: [[2.0**-24, -(2.0**-24), 2.0**-133]] for n in names})
 
 

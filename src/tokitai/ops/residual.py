@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..lang import Cols, Contract, HardInput, Matrix, Outputs, Rows, f32, operator, outputs, round_to, storage
+from ..lang import Cols, HardInput, Matrix, Outputs, Rows, f32, operator, outputs, round_to, storage
 from . import layernorm, rmsnorm
 
 LAYER, RMS = layernorm.CONTRACT, rmsnorm.CONTRACT
@@ -58,7 +58,9 @@ def add_rms_norm_backward(
 
 
 @add_layer_norm.set_textbook
-def textbook_layer(x: Any, residual: Any, gamma: Any = 1.0, beta: Any = 0.0, *, eps: float, rounded: Any) -> dict[str, Any]:
+def textbook_layer(
+    x: Any, residual: Any, gamma: Any = 1.0, beta: Any = 0.0, *, eps: float, rounded: Any
+) -> dict[str, Any]:
     """The norm of the stored sum."""
     h = rounded(x + residual)
     return dict(h=x + residual, **layernorm.textbook(h, gamma, beta, eps=eps))

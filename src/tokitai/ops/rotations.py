@@ -12,7 +12,22 @@ from typing import Any
 import numpy as np
 
 from ..elementary import cos, sin
-from ..lang import Cols, Contract, HardInput, Matrix, Outputs, Rows, Value, convert, f32, fma, i32, operator, outputs, storage
+from ..lang import (
+    Cols,
+    Contract,
+    HardInput,
+    Matrix,
+    Outputs,
+    Rows,
+    Value,
+    convert,
+    f32,
+    fma,
+    i32,
+    operator,
+    outputs,
+    storage,
+)
 
 CONTRACT = Contract(
     domain="angles up to 2**20 in magnitude; beyond, NaN",

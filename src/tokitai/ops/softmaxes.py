@@ -10,8 +10,21 @@ import numpy as np
 
 from ..elementary import exp, log1p
 from ..lang import (
-    Contract, HardInput, Index, Matrix, Outputs, Rows, Value, column_index, i32, operator, outputs, row_max, row_sum,
-    storage, where,
+    Contract,
+    HardInput,
+    Index,
+    Matrix,
+    Outputs,
+    Rows,
+    Value,
+    column_index,
+    i32,
+    operator,
+    outputs,
+    row_max,
+    row_sum,
+    storage,
+    where,
 )  # fmt: skip
 
 CONTRACT = Contract(
@@ -42,7 +55,7 @@ MASKED = Contract(
 @operator(contract=MASKED)
 def masked_softmax(x: Matrix[storage], limit: Rows[i32]) -> Outputs:
     """The softmax of the first limit[r] columns of row r, zero elsewhere: limit = length of a padded sequence, query's
-    position + 1 for a causal mask, or the smaller of both. What is masked is not looked at, so NaN there does no harm."""
+    position + 1 for a causal mask, or the smaller of both. What is masked is not looked at: NaN there does no harm."""
     seen = column_index() < limit
     e = where(seen, exp(x - row_max(where(seen, x, -np.inf))), 0)
     return outputs(y=where(seen, e * (1 / row_sum(e)), 0))

@@ -23,8 +23,8 @@ BOUNDED = 1 << 18  # elements: beyond, the bounds are not computed
 def measure_error(
     graph: Graph, case: Case, want: Mapping[str, Array], textbook: Callable[..., Any] | None, result: CaseResult
 ) -> None:
-    """Fill in the largest distance from the real result, in ulp of the result itself and in ulp of the largest result in
-    its row (for results with one element a row or column: in the tensor). The first is dominated by elements that
+    """Fill in the largest distance from the real result, in ulp of the result itself and in ulp of the largest result
+    in its row (for results with one element a row or column: in the tensor). The first is dominated by elements that
     cancel almost to zero; the second is what a user of the tensor notices.
 
     The real result is the textbook's, in extended precision; without a textbook, the definition's own. Where a textbook
@@ -42,7 +42,9 @@ def measure_error(
         finite = np.where(np.isfinite(value), np.abs(value), 0)
         scale = finite.max(axis=1, keepdims=True) if o.space == "rc" else finite.max(keepdims=True)
         with np.errstate(all="ignore"):
-            of_row = np.where(np.isfinite(errors), errors * (spacing(finite, fmt) / spacing(np.maximum(finite, scale), fmt)), errors)
+            of_row = np.where(
+                np.isfinite(errors), errors * (spacing(finite, fmt) / spacing(np.maximum(finite, scale), fmt)), errors
+            )
         top = float(errors.max())
         if result.max_ulp is None or top > result.max_ulp:
             at = tuple(int(i) for i in np.unravel_index(int(errors.argmax()), errors.shape))
@@ -58,7 +60,9 @@ def _exact(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Map
     full = {"rc": case.shape, "r": (case.shape[0], 1), "c": (1, case.shape[1]), "s": (1, 1)}
     with np.errstate(all="ignore"):
         wide = {
-            t.name: case.tensors[t.name].astype(REAL if FORMATS[str(t.format)].is_float else np.int64).reshape(full[t.space])
+            t.name: case.tensors[t.name]
+            .astype(REAL if FORMATS[str(t.format)].is_float else np.int64)
+            .reshape(full[t.space])
             for t in graph.inputs
         }
         scalars: dict[str, Any] = {p: case.params[p] for p in graph.params}
@@ -77,9 +81,7 @@ def _limits(graph: Graph, case: Case) -> dict[str, Array]:
         return {}  # a function of the user's own, whose error nobody proved
 
 
-def _hold(
-    name: str, exact: Array, got: Array, limit: Array, fmt: Format, judged: bool, result: CaseResult
-) -> None:
+def _hold(name: str, exact: Array, got: Array, limit: Array, fmt: Format, judged: bool, result: CaseResult) -> None:
     """Keep the largest bound, and fail the case where an element is further away than its bound."""
     with np.errstate(all="ignore"):
         value = got.astype(np.float64).astype(REAL)
@@ -90,6 +92,7 @@ def _hold(
     if judged and beyond.any():
         at = tuple(int(i) for i in np.argwhere(beyond)[0])
         result.failure = (
-            f"{name}[{at[0]},{at[1]}]: the definition gives {float(value[at]):.9g}, the textbook {float(exact[at]):.9g}; "
+            f"{name}[{at[0]},{at[1]}]: the definition gives {float(value[at]):.9g}, "
+            f"the textbook {float(exact[at]):.9g}; "
             f"rounding explains a distance of {float(limit[at]):.3g}"
         )

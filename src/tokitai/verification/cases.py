@@ -153,9 +153,7 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
                 tensors[t.name] = draw(operator, t, "normal", shape, 0)
         params = settled(operator, graph, {**defaults(operator), **h.scalars})
         finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in tensors.items() if _is_float(graph, n))
-        yield Case(
-            "hard", h.name, shape, 0, tensors, params, in_domain=h.in_domain and finite
-        )
+        yield Case("hard", h.name, shape, 0, tensors, params, in_domain=h.in_domain and finite)
 
 
 def _is_float(graph: Graph, name: str) -> bool:
@@ -167,7 +165,9 @@ def _shape_of(h: HardInput, graph: Graph) -> tuple[int, int]:
         if t.space == "rc" and t.name in h.tensors:
             rows, cols = np.asarray(h.tensors[t.name]).shape
             return int(rows), int(cols)
-    raise DefinitionError(f"{graph.name}: the hard input {h.name!r} names no tensor of rows x cols; accepted: at least one")
+    raise DefinitionError(
+        f"{graph.name}: the hard input {h.name!r} names no tensor of rows x cols; accepted: at least one"
+    )
 
 
 def exhaustive(operator: Operator, graph: Graph) -> Case | None:

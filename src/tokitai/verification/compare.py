@@ -55,7 +55,7 @@ def spacing(size: Array, fmt: Format) -> Array:
     """The unit in the last place of `fmt` at values of this size (at least 0, finite)."""
     _, e = np.frexp(np.where(size > 0, size, 1).astype(REAL))
     power = np.maximum(np.where(size == 0, fmt.emin, e - 1), fmt.emin) - (fmt.precision - 1)
-    return np.ldexp(REAL(1), power)
+    return np.asarray(np.ldexp(REAL(1), power))
 
 
 def ulp_errors(got: Array, exact: Array, fmt: Format, scale: Array | None = None) -> Array:

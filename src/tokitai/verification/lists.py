@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,16 +38,16 @@ def run_lists(operator: Operator, numbers: Kernel, hashed: Kernel, seed: int, th
         want = bits.evaluate_tensors(graph, tensors, shapes, params)
         scalars = numbers.scalar_table(1, 1, params)
         results.append(_run("list", name, numbers, tensors, shapes, scalars, want, seed, threads))
-        drawn, hashes = zip(*(structure.hashes(graph, s, seed + i) for i, s in enumerate(shapes)), strict=True) if shapes else ((), ())
-        first = hashes[0] if hashes else {}  # host scalars are the call's: the same for every tensor
+        hashes = [structure.hashes(graph, s, seed + i) for i, s in enumerate(shapes)]
+        drawn, first = [tensors for tensors, _ in hashes], hashes[0][1]  # host scalars are the call's: the same for all
         wanted = structure.evaluate_tensors(graph, drawn, shapes, first, params)
-        table = hashed.hash_table(first, 1, 1, params) if hashes else scalars
+        table = hashed.hash_table(first, 1, 1, params)
         results.append(_run("structure", f"list, {name}", hashed, drawn, shapes, table, wanted, seed, threads))
     return results
 
 
 def _run(
-    kind: str, name: str, kernel: Kernel, tensors: list[Mapping[str, Array]] | tuple[Mapping[str, Array], ...],
+    kind: str, name: str, kernel: Kernel, tensors: Sequence[Mapping[str, Array]],
     shapes: list[tuple[int, int]], scalars: Scalars, want: list[dict[str, Array]], seed: int, threads: int,
 ) -> CaseResult:  # fmt: skip
     elements = sum(n for _, n in shapes)

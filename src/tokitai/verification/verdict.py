@@ -240,7 +240,15 @@ def _run_variant(
             for t in numbers.graph.inputs
             if not format_of(t.format).is_float
         }
-        _add(verdict, operator, v, run.run_structure(hashed, shape, integers, cases.settled(operator, numbers.graph, cases.defaults(operator)), seed, threads), progress)
+        _add(
+            verdict,
+            operator,
+            v,
+            run.run_structure(
+                hashed, shape, integers, cases.settled(operator, numbers.graph, cases.defaults(operator)), seed, threads
+            ),
+            progress,
+        )
         if verdict.failure:
             return
     if plan.flat and only is None:
