@@ -45,16 +45,15 @@ def call(
     if operator.contract.max_rows == 1 and not isinstance(next(iter(given.values())), (list, tuple)):
         if out is not None:
             raise ArgumentError(f"{operator.name}: out; accepted: results in place or new ones")
-        made = prepare_lists(operator, {n: [x] for n, x in given.items()}, options)(
-            params, threads or cpu.default_threads()
-        )
+        single_lists = {n: [x] for n, x in given.items()}
+        made = prepare_lists(operator, single_lists, options, copy)(params, threads or cpu.default_threads())
         several = made if isinstance(made, tuple) else (made,)
         single = tuple(m[0] if isinstance(m, list) else m for m in several)
         return single if isinstance(made, tuple) else single[0]
     if given and isinstance(next(iter(given.values())), (list, tuple)):
         if out is not None:
             raise ArgumentError(f"{operator.name}: out beside lists; accepted: results in place or new ones")
-        return prepare_lists(operator, given, options)(params, threads or cpu.default_threads())
+        return prepare_lists(operator, given, options, copy)(params, threads or cpu.default_threads())
     arrays = {name: as_numpy(name, value) for name, value in given.items()}
     dtype = storage_format(operator, arrays)
     kernel = _kernel(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
@@ -73,14 +72,16 @@ def call(
     return returned[0] if len(returned) == 1 else tuple(returned)
 
 
-def prepare_lists(operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]) -> Prepared:
+def prepare_lists(
+    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object], copy: bool = True
+) -> Prepared:
     """Lists of tensors, checked and ready to be launched again and again. Raises ArgumentError."""
 
     def build(firsts: Mapping[str, Array]) -> Kernel:
         dtype = storage_format(operator, firsts)
         return _kernel(operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
 
-    return prepare(operator, given, build)
+    return prepare(operator, given, build, copy)
 
 
 def check_threads(threads: object) -> None:
@@ -156,8 +157,8 @@ def check_params(operator: Operator, params: Mapping[str, float]) -> None:
         if p.whole and not (abs(value) <= 2**53 and int(value) == value):
             raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number of at most 2**53")
         low, high = operator.contract.ranges.get(p.name, (-math.inf, math.inf))
-        if value < low or value > high:
-            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: {low:g} to {high:g}")
+        if p.name in operator.contract.ranges and not low <= value <= high:  # NaN lies in no range
+            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: {low!r} to {high!r}")
 
 
 def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:

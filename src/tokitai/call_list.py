@@ -25,15 +25,20 @@ Array = np.ndarray[Any, Any]
 class Prepared:
     """Lists of tensors that have been checked, and the kernel for them. They must not be resized or freed meanwhile."""
 
-    def __init__(self, operator: Operator, kernel: Kernel, lists: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(
+        self, operator: Operator, kernel: Kernel, lists: Mapping[str, Sequence[Any]], copy: bool = True
+    ) -> None:
         self.operator, self.kernel, self.lists = operator, kernel, lists
         count = len(next(iter(lists.values())))
-        arrays = {name: _flat_arrays(name, values) for name, values in lists.items()}
-        sizes = [a.size for a in next(iter(arrays.values()))]
-        for name, made in arrays.items():
-            for i, a in enumerate(made):
-                if a.size != sizes[i]:
-                    raise ArgumentError(f"{name}[{i}]: {a.size} elements; accepted beside the other lists: {sizes[i]}")
+        given = {name: [as_numpy(name, v) for v in values] for name, values in lists.items()}
+        first, examples = next(iter(given.items()))
+        for name, values in given.items():
+            for i, (a, example) in enumerate(zip(values, examples, strict=True)):
+                if a.shape != example.shape:
+                    found = f"{name}[{i}]: shape {a.shape}"
+                    raise ArgumentError(f"{found}; accepted beside {first}[{i}]: {example.shape}")
+        arrays = {n: [_flat(f"{n}[{i}]", a, copy) for i, a in enumerate(values)] for n, values in given.items()}
+        sizes = [a.size for a in examples]
         self.shapes = [(1, n) for n in sizes]
         self.results: dict[str, list[Array]] = {}
         addresses = {name: [_address(a) for a in made] for name, made in arrays.items()}
@@ -41,12 +46,9 @@ class Prepared:
         for o in kernel.graph.outputs:
             if o.inplace:
                 for i, a in enumerate(arrays[o.name]):
-                    if not a.flags.writeable or (
-                        a.size and not np.may_share_memory(a, as_numpy(o.name, lists[o.name][i]))
-                    ):
-                        raise ArgumentError(
-                            f"{o.name}[{i}]: read-only or not contiguous; accepted: a contiguous array to write"
-                        )
+                    if not a.flags.writeable or (a.size and not np.may_share_memory(a, given[o.name][i])):
+                        found = f"{o.name}[{i}]: read-only, not contiguous or not aligned"
+                        raise ArgumentError(f"{found}; accepted: a contiguous array to write")
                 out.append(addresses[o.name])
             elif o.space == "s":
                 self.results[o.name] = [cpu.aligned_empty((1,), FORMATS[o.format].dtype)]
@@ -64,7 +66,8 @@ class Prepared:
         self._alive = arrays  # copies and views that the addresses point into
 
     def __call__(self, params: Mapping[str, float], threads: int) -> Any:
-        """Run with these host scalars. Returns the lists that were replaced and the lists and values that are new."""
+        """Run with these host scalars. Returns the lists that were replaced, and the lists and values that are new; new
+        lists lie in memory that the next call writes again."""
         scalars = self.kernel.scalar_table(1, 1, params)
         if self.shapes:
             self.kernel.launch_raw(self.addresses, [*self.sizes, *scalars.whole], self.shapes, scalars.table, threads)
@@ -86,11 +89,16 @@ class Prepared:
         return returned[0] if len(returned) == 1 else tuple(returned)
 
 
-def prepare(operator: Operator, given: Mapping[str, Any], build: Callable[[Mapping[str, Array]], Kernel]) -> Prepared:
+def prepare(
+    operator: Operator,
+    given: Mapping[str, Any],
+    build: Callable[[Mapping[str, Array]], Kernel],
+    copy: bool = True,
+) -> Prepared:
     """Check lists of tensors. ``build`` gives the kernel for the formats of the first tensors.
 
-    Raises ArgumentError for lists of different lengths, mixed formats, sizes that do not agree, and for an operator
-    that works on rows.
+    Raises ArgumentError for lists of different lengths, mixed formats, shapes that do not agree, an operator that works
+    on rows, and with ``copy=False`` for tensors that are not contiguous.
     """
     lengths = {}
     for name, values in given.items():
@@ -109,7 +117,7 @@ def prepare(operator: Operator, given: Mapping[str, Any], build: Callable[[Mappi
             dtype = as_numpy(name, value).dtype
             if dtype != firsts[name].dtype:
                 raise ArgumentError(f"{name}[{i}]: format {dtype}; accepted beside {name}[0]: {firsts[name].dtype}")
-    return Prepared(operator, kernel, given)
+    return Prepared(operator, kernel, given, copy)
 
 
 def _default(operator: Operator, name: str) -> Any:
@@ -117,9 +125,12 @@ def _default(operator: Operator, name: str) -> Any:
     return FORMATS[operator.contract.formats[0] if spec.format == "storage" else str(spec.format)].dtype
 
 
-def _flat_arrays(name: str, values: Sequence[Any]) -> list[Array]:
-    """Contiguous, flattened: a view where that is possible, else a copy."""
-    return [np.ascontiguousarray(as_numpy(name, v)).reshape(-1) for v in values]
+def _flat(name: str, array: Array, copy: bool) -> Array:
+    """Contiguous, aligned and flattened: a view where that is possible, else a copy or ArgumentError."""
+    if not copy and not (array.flags.c_contiguous and array.flags.aligned):
+        found = f"{name}: strides {array.strides} of shape {array.shape} need a copy"
+        raise ArgumentError(f"{found}; accepted with copy=False: contiguous, aligned arrays")
+    return np.require(array, requirements=["C", "A"]).reshape(-1)
 
 
 def _address(array: Array) -> int:

@@ -185,6 +185,7 @@ def test_host_power_is_square_and_multiply_from_the_lowest_bit(base: float, n: i
 def test_host_power_ends_and_is_near_the_power() -> None:
     """Each squaring doubles the error before it: (1 + 2^-53) to the power n - 1 bounds what they come to."""
     assert host("host_power", 0.0, 0.0) == 1.0
+    assert math.isnan(host("host_power", 2.0, -1.0)), "a negative exponent has no product"
     for n in (2, 3, 1000, 12345):
         error = Fraction(host("host_power", 0.999, float(n))) / Fraction(0.999) ** n - 1
         assert abs(float(error)) <= n * 2.0**-53

@@ -132,8 +132,8 @@ def test_a_maximum_does_not_depend_on_the_order_of_columns_but_a_sum_does() -> N
 
     graph = operator(both).trace("f32")
     x = np.random.default_rng(1).integers(1, 2**64, (3, 7), dtype=U64)
-    straight = structure.evaluate(graph, dict(x=x), (3, 7), {})
-    turned = structure.evaluate(graph, dict(x=x[:, ::-1]), (3, 7), {})
+    straight = structure.evaluate(graph, dict(x=x), (3, 7), {}, {})
+    turned = structure.evaluate(graph, dict(x=x[:, ::-1]), (3, 7), {}, {})
     assert (straight["m"] == turned["m"]).all()
     assert (straight["s"] != turned["s"]).all()
 
@@ -156,7 +156,7 @@ def test_a_column_sum_is_a_chain_of_32_rows() -> None:
         return outputs(c=col_sum(x))
 
     x = np.random.default_rng(3).integers(1, 2**64, SHAPE, dtype=U64)
-    got = structure.evaluate(operator(down).trace("f32"), dict(x=x), SHAPE, {})["c"]
+    got = structure.evaluate(operator(down).trace("f32"), dict(x=x), SHAPE, {}, {})["c"]
     with np.errstate(over="ignore"):
         first, second = x[0], x[32]
         for row in x[1:32]:

@@ -63,7 +63,7 @@ def test_hard_inputs_keep_their_values() -> None:
         for dtype in op.contract.formats:
             graph = op.trace(dtype)
             found = list(cases.hard(op, graph))
-            assert len({c.id for c in found}) == len(found) >= 3, f"{op.name}: hard inputs with names of their own"
+            assert len({c.id for c in found}) == len(found) >= 2, f"{op.name}: hard inputs with names of their own"
             for case in found:
                 assert set(case.tensors) == {t.name for t in graph.inputs}
                 finite = all(np.isfinite(a.astype(float)).all() for a in case.tensors.values() if a.dtype.kind != "i")

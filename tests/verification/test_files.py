@@ -116,7 +116,5 @@ def test_tensors_for_a_variant_of_their_own_are_run_not_skipped(tmp_path: Path) 
     path = npz(tmp_path, x=X, w=GAMMA)
     verdict = verify(affine, dtype="f32", inputs=path, case="yours/mine.npz@3x4#0")
     assert [r.kind for r in verdict.results] == ["yours"] and verdict.verdict == "verified"
-    with pytest.raises(
-        ArgumentError, match=r"mine\.npz: holds w; accepted beside this variant: no optional tensor"
-    ):
+    with pytest.raises(ArgumentError, match=r"mine\.npz: holds w; accepted beside this variant: no optional tensor"):
         verify(affine, dtype="f32", inputs=path, variant=Variant(frozenset()))

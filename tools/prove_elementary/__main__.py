@@ -1,7 +1,8 @@
 """``python -m tools.prove_elementary [names...]``: try functions at all 2^32 f32 inputs and record what was found.
 
 Writes tests/elementary/recorded.json, src/tokitai/elementary/proved.json and docs/reference/elementary.md; exits 1 if
-a special value was wrong. With ``--stride N`` every N-th input is tried and nothing is written. Needs g++ and glibc's double functions.
+a special value was wrong. With ``--stride N`` every N-th input is tried and
+nothing is written. Needs g++ and glibc's double functions.
 """
 
 from __future__ import annotations

@@ -167,7 +167,9 @@ class Bounds:
             blocks = -(-n // COL_SUM_BLOCK)
             height = COL_SUM_BLOCK - 1 + int(np.ceil(np.log2(max(blocks, 1))))
         total = np.abs(x).sum(axis=axis, keepdims=True) + e.sum(axis=axis, keepdims=True)
-        return Bounded(value, WIDEN * (e.sum(axis=axis, keepdims=True) + np.expm1(height * np.log1p(U)) * total))
+        counted = ((x == np.rint(x)) & (e == 0)).all(axis=axis, keepdims=True) & (total <= 1 / U)  # exact: a count
+        rounding = np.where(counted, 0, np.expm1(height * np.log1p(U)) * total)
+        return Bounded(value, WIDEN * (e.sum(axis=axis, keepdims=True) + rounding))
 
 
 def _rounded(a: Bounded, precision: int, emin: int) -> Bounded:

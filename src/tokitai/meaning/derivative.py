@@ -131,9 +131,9 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
             give(a[0], g)
         case "row_sum" | "col_sum" | "total_sum":
             give(a[0], g)
-        case "row_max":
+        case "row_max" | "total_max":
             hit = x[0] == y
-            give(a[0], np.where(hit, g / hit.sum(axis=1, keepdims=True), 0))
+            give(a[0], np.where(hit, g / hit.sum(axis=1 if node.op == "row_max" else None, keepdims=True), 0))
         case "take_column":
             columns = np.arange(x[0].shape[1])[None, :] if x[0].shape[1] > 1 else np.arange(1)[None, :]
             give(a[0], np.where(columns == x[1], g, 0))
@@ -142,8 +142,12 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
             if name not in SLOPES or name not in FUNCTIONS:
                 raise AssertionError(f"no derivative of {name} is known")
             give(a[0], g * SLOPES[name](x[0], y))
+        case "round_even" | "exponent":
+            pass  # constant between steps
+        case _ if node.type in ("f32", "f64") and any(n.type in ("f32", "f64") for n in a):
+            raise AssertionError(f"no derivative of {node} is known")
         case _:
-            pass  # integers, conditions and constants carry no derivative
+            pass  # integers, conditions, constants and host scalars carry no derivative to a tensor
 
 
 def check_backward(

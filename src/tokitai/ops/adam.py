@@ -36,6 +36,7 @@ from ..lang import (
 )  # fmt: skip
 from .dropouts import philox, philox_reference
 
+BELOW_ONE = math.nextafter(1, 0)
 CONTRACT = Contract(
     domain="finite weights and moments; second moments of at least 0",
     max_rows=1,
@@ -45,8 +46,8 @@ CONTRACT = Contract(
     ranges={
         "step": (1, 2**32 - 1),
         "lr": (0, math.inf),
-        "beta1": (0, 1),
-        "beta2": (0, 1),
+        "beta1": (0, BELOW_ONE),  # at 1 the bias correction divides by zero
+        "beta2": (0, BELOW_ONE),
         "eps": (0, math.inf),
         "weight_decay": (0, math.inf),
         "loss_scale": (5e-324, math.inf),

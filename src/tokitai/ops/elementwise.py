@@ -40,26 +40,26 @@ def clip_backward(dy: Matrix[storage], x: Matrix[storage], *, low: float, high: 
 
 @scale.set_textbook
 def textbook(x: Any, *, factor: float) -> dict[str, Any]:
-    """A product with the f32 nearest to the factor."""
-    return dict(y=x * np.float32(factor).astype(x.dtype))
+    """A product."""
+    return dict(y=x * factor)
 
 
 @scale_backward.set_textbook
 def textbook_backward(dy: Any, *, factor: float) -> dict[str, Any]:
     """The derivative of a product."""
-    return dict(dx=dy * np.float32(factor).astype(dy.dtype))
+    return dict(dx=dy * factor)
 
 
 @clip.set_textbook
 def textbook_clip(x: Any, *, low: float, high: float) -> dict[str, Any]:
-    """Limits are rounded once to f32."""
-    return dict(y=np.clip(x, np.float32(low).astype(x.dtype), np.float32(high).astype(x.dtype)))
+    """The nearest value between the limits."""
+    return dict(y=np.clip(x, low, high))
 
 
 @clip_backward.set_textbook
 def textbook_clip_backward(dy: Any, x: Any, *, low: float, high: float) -> dict[str, Any]:
     """One inside the limits, zero outside."""
-    return dict(dx=np.where((x >= np.float32(low)) & (x <= np.float32(high)), dy, 0))
+    return dict(dx=np.where((x >= low) & (x <= high), dy, 0))
 
 
 def _hard(*names: str) -> Iterator[HardInput]:

@@ -89,8 +89,9 @@ class Launch:
             else:
                 self.results[o.name] = self._buffer(o.name, o.space, o.format)
                 self.results[o.name].poison()
-        need = -(-kernel.workspace_bytes([shape], layout.threads) // 8)
-        self.workspace = Buffer("workspace", (need,), np.uint64)
+        word = kernel.element("f32")  # poison is NaN where numbers are summed there
+        need = -(-kernel.workspace_bytes([shape], layout.threads) // word.itemsize)
+        self.workspace = Buffer("workspace", (need,), word)
         self.workspace.poison()
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
         self.before = {n: digest(b.array) for n, b in self.inputs.items() if n not in replaced}

@@ -99,7 +99,6 @@ template <class P> INLINE void stream(P* p, V x) { store1(p, x); }
 INLINE V larger(V a, V b) { return a > b ? a : b; }
 template <int D, int SIDE> INLINE V half(V a, V b) { return SIDE ? b : a; }
 INLINE S first(V a) { return a; }
-INLINE I splat(int32_t x) { return x; }
 #else
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef M B;
