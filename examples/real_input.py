@@ -20,20 +20,22 @@ from tokitai.errors import TokitaiError
 from tokitai.ops import registry
 from tokitai.verification import Verdict
 from tokitai.verification.batch import Job, overall, verify_many
+from tokitai.verification.verdict import variants
 
 from .sentence_encoder.capture import capture
 
 OUT = Path("out/certificates")
-KINDS = ("structure", "exhaustive", "hard", "seeded", "yours")
+KINDS = ("structure", "exhaustive", "hard", "seeded", "list", "yours")
 HEADER = (
     f"{'operator':<26}{'format':<7}{'verdict':<11}"
-    f"{'struct.':>8}{'all':>5}{'hard':>6}{'drawn':>7}{'real':>6}{'gradient':>10}{'ulp':>11}{'of row':>11}"
+    f"{'struct.':>8}{'all':>5}{'hard':>6}{'drawn':>7}{'lists':>6}{'real':>6}{'gradient':>10}{'ulp':>11}{'of row':>11}"
 )
 LEGEND = """\
 struct.   shapes at which the kernel was shown to evaluate exactly the defined expression, whatever the inputs
 all       cases that try all 65,536 values of the format
 hard      inputs that have broken kernels before
 drawn     inputs drawn from a seed
+lists     lists of tensors in one call, empty ones among them
 real      tensors of the sentence encoder
 gradient  a backward definition was held against the derivative of its forward definition
 ulp       the largest distance from the real result, in units in the last place of that result
@@ -47,6 +49,7 @@ Why one may believe this:
 - Results are poisoned before each run and lie between guard zones; runs are repeated with other thread counts,
   alignments, row gaps and batch splits, and every one must have the same bits.
 - The definition itself is held against a textbook formula in extended precision: the last two columns.
+Every optional tensor was given and options were at their defaults; `tokitai verify --all` tries the others as well.
 What it does not show: see "Not claimed" in each certificate."""
 
 
@@ -61,10 +64,10 @@ def by_operator(files: Iterable[Path]) -> dict[str, tuple[Path, ...]]:
 def row(v: Verdict) -> str:
     """A verdict as a row below HEADER; what failed, or is missing, on a line of its own."""
     count = Counter(r.kind for r in v.results)
-    structure, every, hard, drawn, real = (count[kind] or "" for kind in KINDS)
+    structure, every, hard, drawn, lists, real = (count[kind] or "" for kind in KINDS)
     of_result, of_row = ("" if e is None else f"{e:.4g}" for e in (v.max_ulp_error, v.max_ulp_error_of_row))
     text = (
-        f"{v.operator:<26}{v.dtype:<7}{v.verdict:<11}{structure:>8}{every:>5}{hard:>6}{drawn:>7}{real:>6}"
+        f"{v.operator:<26}{v.dtype:<7}{v.verdict:<11}{structure:>8}{every:>5}{hard:>6}{drawn:>7}{lists:>6}{real:>6}"
         f"{'checked' if v.derivative else '':>10}{of_result:>11}{of_row:>11}"
     )
     return text if v.failure is None else f"{text}\n  {v.failure}"
@@ -88,7 +91,11 @@ def main() -> int:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         files = by_operator(capture(Path(folder)))
-        jobs = [Job(o, fmt, files.get(o.name, ())) for o in registry().values() for fmt in o.contract.formats]
+        jobs = [
+            Job(o, fmt, files.get(o.name, ()), variants(o)[0])
+            for o in registry().values()
+            for fmt in o.contract.formats
+        ]
         print(f"{HEADER}\n{'-' * len(HEADER)}", flush=True)
         with Bar(len(jobs), sys.stdout) as bar:
             verdicts = verify_many(

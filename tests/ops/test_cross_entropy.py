@@ -166,7 +166,8 @@ def test_an_almost_certain_row_keeps_its_digits(gap: float) -> None:
     for have, want in ((got["loss"], math.log1p(rest)), (got["dlogits"][0, 0], -rest / (1 + rest))):
         assert abs(float(have) - want) <= 16 * 2.0**-24 * abs(want)
     for allowed, size in zip(limits(ops.cross_entropy_with_grad, given).values(), (rest, rest), strict=True):
-        assert allowed.ravel()[0] <= 64 * 2.0**-24 * size, "the bound sees it too"
+        # The bound sees it too: x - max is rounded to 2**-24 of itself, which exp makes a relative error.
+        assert allowed.ravel()[0] <= (gap + 64) * 2.0**-24 * size
 
 
 @settings(max_examples=40, deadline=None)

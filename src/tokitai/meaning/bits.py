@@ -159,7 +159,6 @@ def column_sum(x: Array, add: Callable[[Array, Array], Array]) -> Array:
 def integer(node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
     """Operations on integers and on conditions, exact in every meaning."""
     kind = FORMATS[node.type].dtype
-    wide = [a.astype(object) if node.op == "int_mulhi" else a for a in args]
     match node.op:
         case "column_index":
             return np.arange(shape[1], dtype=np.int32)[None, :]
@@ -181,7 +180,7 @@ def integer(node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
         case "int_mul":
             return np.multiply(*args, dtype=kind)
         case "int_mulhi":
-            return np.asarray((wide[0] * wide[1]) >> 32, kind)
+            return ((args[0].astype(np.uint64) * args[1].astype(np.uint64)) >> np.uint64(32)).astype(kind)
         case "int_xor":
             return args[0] ^ args[1]
         case "int_and":

@@ -130,9 +130,12 @@ class Bounds:
                 return np.where(doubt, np.maximum(e[1], e[2]) + np.abs(x[1] - x[2]), chosen)
             case "convert":
                 return own
-            case "round_to":
-                fmt = FORMATS[str(node.data[0])]
-                return _rounded(Bounded(x[0], e[0]), fmt.precision, fmt.emin).error
+            case "round_to":  # part of what is defined, and monotone: a value near a tie may go to the other side
+                low, high = (
+                    bits.round_to(np.nextafter(x[0] + side * e[0], side * np.inf), str(node.data[0])).astype(np.float64)
+                    for side in (-1, 1)
+                )
+                return np.where(e[0] == 0, 0, np.maximum(high - v, v - low))
             case "round_stochastic":
                 fmt = FORMATS[str(node.data[0])]
                 return e[0] + 2 * (_rounded(Bounded(x[0], e[0]), fmt.precision, fmt.emin).error - e[0])

@@ -72,20 +72,23 @@ def dropout_backward(dy: Matrix[storage], *, p: float, seed: int, stream: int = 
     return outputs(dx=where(_kept(p, seed, stream), dy * (1 / (1 - p)), 0))
 
 
-def philox_reference(c: tuple[int, int, int, int], k: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 on Python integers, as in the paper: the textbook's own."""
+def philox_reference(c: Any, k: tuple[int, int]) -> Any:
+    """Philox4x32-10 as in the paper, on Python's integers or on u64 arrays."""
     m = 0xFFFFFFFF
     for i in range(10):
-        p0, p1 = MULTIPLIERS[0] * c[0], MULTIPLIERS[1] * c[2]
+        p0, p1 = c[0] * MULTIPLIERS[0], c[2] * MULTIPLIERS[1]
         k0, k1 = (k[0] + WEYL[0] * i) & m, (k[1] + WEYL[1] * i) & m
         c = ((p1 >> 32) ^ c[1] ^ k0, p1 & m, (p0 >> 32) ^ c[3] ^ k1, p0 & m)
     return c
 
 
 def _mask(shape: tuple[int, int], p: float, seed: float, stream: float) -> Any:
-    limit, key = round(p * 2**32), (int(seed), int(stream))
-    places = range(shape[0] * shape[1])
-    return np.array([philox_reference((i, i >> 32, 0, 0), key)[0] >= limit for i in places], bool).reshape(shape)
+    """Which elements are kept. Counter words are below 2**32, so their products fit into 64 bits."""
+    place = np.arange(shape[0] * shape[1], dtype=np.uint64).reshape(shape)
+    zero = np.uint64(0)
+    counter = (place & np.uint64(0xFFFFFFFF), place >> np.uint64(32), zero, zero)
+    word = philox_reference(counter, (int(seed), int(stream)))
+    return word[0] >= round(p * 2**32)
 
 
 @dropout.set_textbook

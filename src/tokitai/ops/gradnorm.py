@@ -19,6 +19,7 @@ CONTRACT = Contract(
     max_rows=1,
     max_cols=2**40,
     defaults={"max_norm": 1.5},
+    ranges={"max_norm": (2.0**-126, math.inf)},  # at 0, gradients that are all zero would be scaled by 0/0
 )
 
 

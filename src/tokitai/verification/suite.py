@@ -19,7 +19,7 @@ EMPTY = ((0, 5), (3, 0), (0, 0))
 def branch_shapes(plan: Plan, lanes: int, max_rows: int = 1 << 31) -> list[tuple[int, int]]:
     """Shapes that together take every branch of a plan with vectors of so many lanes, of at most `max_rows` rows where
     an operator takes no more."""
-    block = 8 * lanes  # vectors that the tree takes at a time
+    block = lanes * max(lanes, 8)  # columns that the tree takes at a time
     cols = sorted({*BRANCH_COLS, lanes - 1 or 1, lanes, lanes + 1, block - 1, block, block + 1, 3 * block + lanes + 1})
     shapes = [(min(3, max_rows), c) for c in cols]
     if isinstance(plan, FlatPlan):
@@ -39,24 +39,20 @@ def number_cases(
     every = cases.exhaustive(operator, graph)
     if every is not None:
         yield every
-    for how in cases.DRAWS:
-        for small in ((1, 1), (3, 2 * lanes + 1), (5, 257), (67, 130)):
-            shape_here = (min(small[0], operator.contract.max_rows), small[1])
-            if allowed(operator, shape_here):
-                yield cases.seeded(operator, graph, how, shape_here, seed)
-    for small in branch_shapes(plan, lanes, operator.contract.max_rows):
-        if allowed(operator, small):
-            yield cases.seeded(operator, graph, "normal", small, seed)
-    for empty in EMPTY:
-        if allowed(operator, empty):
-            yield cases.seeded(operator, graph, "normal", empty, seed)
-    for asked in [shape] if shape is not None else default_shapes(operator):
-        yield cases.seeded(operator, graph, "normal", asked, seed)
+    most = operator.contract.max_rows
+    small = [(how, shape) for how in cases.DRAWS for shape in ((1, 1), (3, 2 * lanes + 1), (5, 257))]
+    # Structure runs take every branch for all inputs; numbers take one in three again, and shapes of ordinary use.
+    small += [("normal", shape) for shape in [(67, 130), *branch_shapes(plan, lanes, most)[::3], *EMPTY]]
+    drawn = [(how, (min(rows, most), cols)) for how, (rows, cols) in small]
+    drawn += [("normal", asked) for asked in ([shape] if shape is not None else default_shapes(operator))]
+    for how, chosen in dict.fromkeys(drawn):
+        if allowed(operator, chosen):
+            yield cases.seeded(operator, graph, how, chosen, seed)
 
 
 def default_shapes(operator: Operator) -> Sequence[tuple[int, int]]:
     """Shapes of ordinary use, where none is asked for."""
-    return [(256, 1024), (33, 4096)] if operator.contract.max_rows > 1 else [(1, 262144), (1, 135168)]
+    return [(96, 1024), (17, 4096)] if operator.contract.max_rows > 1 else [(1, 98304), (1, 69632)]
 
 
 def allowed(operator: Operator, shape: tuple[int, int]) -> bool:
