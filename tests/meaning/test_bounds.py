@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,23 @@ from tokitai import ops, verify
 from tokitai.errors import TokitaiError
 from tokitai.formats import FORMATS
 from tokitai.lang import (
-    Matrix, Operator, Outputs, col_sum, columns, f32, fma, maximum, minimum, operator, outputs, round_to, row_max, row_sum,
-    sqrt, storage, where,
+    Matrix,
+    Operator,
+    Outputs,
+    col_sum,
+    columns,
+    f32,
+    fma,
+    maximum,
+    minimum,
+    operator,
+    outputs,
+    round_to,
+    row_max,
+    row_sum,
+    sqrt,
+    storage,
+    where,
 )  # fmt: skip
 from tokitai.lang import f16 as half
 from tokitai.meaning import bits, bounds, real
@@ -71,11 +87,16 @@ def test_no_result_is_further_from_the_textbook_than_its_bound(op: Operator, dty
             sized = np.abs(value) > 2.0 ** FORMATS[str(next(o.format for o in graph.outputs if o.name == name))].emin
             parts.setdefault(name, []).extend((limit[sized] / np.abs(value[sized])).astype(float).ravel())
     for o in graph.outputs:
-        if o.name in parts and parts[o.name]:
-            # Half an ulp of a stored result is at most 2**-precision of it. In f32 before: a few roundings for each of
-            # the definition's operations and levels of its sums, and one more power of ten where results cancel.
-            stored = 2.0 ** -FORMATS[o.format].precision if FORMATS[o.format].precision < 24 else 0
-            assert np.median(parts[o.name]) <= stored + 10 * 4 * len(graph.nodes) * bounds.U, f"{o.name} is vacuous"
+        if parts.get(o.name):
+            # Half an ulp of a stored result is at most 2**-precision of it; a whole one where it is rounded at random,
+            # and where the definition rounds half-way and an element may lie on either side of a tie. In f32 before: a
+            # few roundings for each of the definition's operations and levels of its sums, ten times that where
+            # results cancel. An angle of up to 32768 is rounded to f32.
+            used = {n.op for n in graph.nodes}
+            ulps = {n: 2.0 ** -FORMATS[n].precision if FORMATS[n].precision < 24 else 0 for n in (o.format, dtype)}
+            stored = ulps[o.format] * (1 + ("round_stochastic" in used)) + ulps[dtype] * 4 * ("round_to" in used)
+            before = 10 * 4 * len(graph.nodes) * bounds.U + ("rotary" in op.name) * 32768 * bounds.U
+            assert np.median(parts[o.name]) <= stored + before, f"{o.name} is vacuous"
 
 
 def test_what_has_no_bound_says_so() -> None:
@@ -145,12 +166,17 @@ def test_one_operation_on_inexact_operands(name: str, seed: int, size: float) ->
     assert (away <= got.error * (1 + 2.0**-40)).all(), f"{float((away / np.maximum(got.error, 1e-300)).max())}"
 
 
+@operator
+def summed(x: Matrix[f32]) -> Outputs:
+    return outputs(y=row_sum(x))
+
+
 def test_sums_of_whole_numbers_are_exact() -> None:
-    graph = OPERATORS["row_sum"].trace("f32")
-    ones, halves = np.ones((1, 1000), np.float32), np.full((1, 1000), 0.1, np.float32)
-    for a, is_exact in ((ones, True), (halves, False), (ones * 2**20, False)):
-        _, limit = bounds.evaluate(graph, dict(a=a, b=ones * 0, c=ones), (1, 1000), {})["y"]
-        assert (limit[0, 0] <= 2 * bounds.U * a.sum()) and ((limit[0, 0] <= 2.0**-23 * a.sum() / 2 + 1e-30) or not is_exact)
+    graph = summed.trace("f32")
+    for value, exact_sum in ((1.0, True), (2.0**14, True), (2.0**15, False), (0.5, False), (0.1, False)):
+        x = np.full((1, 1000), value, np.float32)
+        _, limit = bounds.evaluate(graph, dict(x=x), x.shape, {})["y"]
+        assert (limit[0, 0] == 0) == exact_sum, value
 
 
 # ------------------------------------------------------------------ the table of Lipschitz constants
@@ -170,7 +196,8 @@ def test_lipschitz_constants_hold_and_are_nearly_reached(name: str) -> None:
             for t in (-e, -e / 2, e / 2, e):
                 change = np.abs(f(x + t) - f(x))[inside]
                 slack = 2.0**-50 / e  # f itself is computed
-                assert (change <= allowed[inside] * (1 + slack)).all(), f"{name}: {x[inside][(change > allowed[inside]).argmax()]}"
+                beyond = ~(change <= allowed[inside] * (1 + slack))
+                assert not beyond.any(), f"{name}: at {x[inside][beyond.argmax()]}"
                 reached = max(reached, (change / allowed[inside]).max())
     assert reached > 0.9, f"{name}: the constant is {float(1 / reached):.3g} times too large"
 
@@ -195,6 +222,4 @@ def test_a_wrong_textbook_is_refuted() -> None:
     verdict = verify(scaled_rms, dtype="f32")
     assert verdict.verdict == "refuted" and verdict.failure is not None
     line = r"y\[\d+,\d+\]: the definition gives \S+, the textbook \S+; rounding explains a distance of \S+$"
-    import re
-
     assert re.search(line, verdict.failure), verdict.failure

@@ -41,7 +41,7 @@ def assert_refuted(verdict: Any, op: Any = centred) -> tuple[str, str]:
 def test_the_right_kernel_is_verified() -> None:
     verdict = verify(centred, dtype="f16")
     assert (verdict.verdict, verdict.exit_code, verdict.failure) == ("verified", 0, None)
-    assert verdict.evidence == ["structure", "seeded"] and verdict.cases > 80
+    assert verdict.evidence == ["structure", "seeded"] and verdict.cases > 60
 
 
 @pytest.mark.parametrize("name", some_slow(EXPRESSION))
