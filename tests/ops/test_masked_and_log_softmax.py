@@ -1,4 +1,4 @@
-"""Softmax behind a mask, and log-softmax: against torch in f64 within derived bounds, and cases that have gone wrong."""
+"""Softmax behind a mask, and log-softmax: against torch in f64 within derived bounds, and cases of public reports."""
 
 from __future__ import annotations
 

@@ -12,6 +12,9 @@ Plan = RowPlan | FlatPlan
 
 def make_plan(graph: Graph) -> Plan:
     """The plan for a graph. Raises DefinitionError for one that cannot be laid out."""
+    for n in graph.nodes:
+        if n.type == "f64":
+            raise DefinitionError(f"{n.origin}: {n.op} in f64; accepted by the cpu target: f32 and integers")
     if is_flat(graph):
         return plan_flat(graph)
     for n in graph.nodes:
