@@ -124,4 +124,4 @@ def hard_inputs() -> Iterator[HardInput]:
 
 def stochastic_bits(tensor: int, element: int, seed: int, step: int) -> int:
     """The 32 random bits of an element, on Python integers: what the definition must draw."""
-    return philox_reference((element & 0xFFFFFFFF, element >> 32, tensor, 0), (seed, step))[0]
+    return int(philox_reference((element & 0xFFFFFFFF, element >> 32, tensor, 0), (seed, step))[0])

@@ -48,7 +48,9 @@ def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
                 for r in verdict.results
             ],
             proofs=_proofs(verdict),
-            error=ev.LargestError(verdict.max_ulp_error, _worst(verdict), None if verdict.failure else verdict.max_bound),
+            error=ev.LargestError(
+                verdict.max_ulp_error, _worst(verdict), None if verdict.failure else verdict.max_bound
+            ),
             verdict=verdict.verdict,
             failure=verdict.failure,
             claims=_claims(verdict),
