@@ -24,10 +24,10 @@ test: .venv/stamp-dev .venv/stamp-verify
 	bash scripts/system-packages.sh
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/pytest
+	OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --durations 15
 
 check: .venv/stamp-dev
-	$(BIN)/pytest -m "not slow" -n 2
+	OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -m "not slow" -n 2
 
 lint: .venv/stamp-dev
 	$(BIN)/ruff check

@@ -7,7 +7,6 @@ an optimizer's do; the returned object is called with the scalars alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -145,6 +144,10 @@ def _apart(arrays: Mapping[str, Sequence[Array]], written: Sequence[str]) -> Non
         for i, a in enumerate(made)
         if a.nbytes
     )
-    for (_, end, writes, one), (begin, _, other_writes, other) in pairwise(ranges):
-        if begin < end and (writes or other_writes):
-            raise ArgumentError(f"{other}: overlaps {one}; accepted: memory of its own for what is written")
+    furthest = {True: (0, ""), False: (0, "")}  # where the ranges so far end: those that are written, those that are read
+    for begin, end, writes, one in ranges:
+        for against in {True, not writes}:
+            reached, other = furthest[against]
+            if begin < reached:
+                raise ArgumentError(f"{one}: overlaps {other}; accepted: memory of its own for what is written")
+        furthest[writes] = max(furthest[writes], (end, one))
