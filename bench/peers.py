@@ -78,6 +78,19 @@ def peer(operator: str, dtype: str, rows: int, cols: int) -> Peer:
             how = "none" if operator == "gelu_erf_backward" else "tanh"
             slope = torch.ops.aten.gelu_backward
             return Peer(_arrays(dy, x), {}, lambda: slope(dy, x, approximate=how), ("dx",))
+        case "silu":
+            return Peer(_arrays(x), {}, lambda: F.silu(x), ("y",))
+        case "swiglu":
+            return Peer(_arrays(x, dy), {}, lambda: F.silu(x) * dy, ("y",))
+        case "cross_entropy_with_grad":
+            target = torch.randint(cols, (rows,), generator=generator)
+            leaf = x.clone().requires_grad_()
+
+            def loss_and_gradient() -> Any:
+                loss = F.cross_entropy(leaf, target)
+                return loss.detach(), *torch.autograd.grad(loss, leaf)
+
+            return Peer((as_array(x), target.numpy()), {}, loss_and_gradient, ("loss", "dlogits"))
     raise ValueError(f"no counterpart for {operator!r}")
 
 

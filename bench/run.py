@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     records = []
     for operator in options.operators or shapes.OPERATORS:
         for dtype in options.dtype:
-            for rows, cols in options.shape:
+            for rows, cols in shapes.OWN_SHAPES.get(operator, options.shape):
                 record = measure(operator, dtype, rows, cols, options.threads, options.blocks, options.against)
                 records.append(record)
                 times = {name: t["median_ms"] for name, t in record["times"].items()}

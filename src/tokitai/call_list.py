@@ -144,9 +144,9 @@ def _apart(arrays: Mapping[str, Sequence[Array]], written: Sequence[str]) -> Non
         for i, a in enumerate(made)
         if a.nbytes
     )
-    furthest = {True: (0, ""), False: (0, "")}  # where the ranges so far end: those that are written, those that are read
+    furthest = {True: (0, ""), False: (0, "")}  # the end of the ranges so far that are written, and that are only read
     for begin, end, writes, one in ranges:
-        for against in {True, not writes}:
+        for against in (True, False) if writes else (True,):
             reached, other = furthest[against]
             if begin < reached:
                 raise ArgumentError(f"{one}: overlaps {other}; accepted: memory of its own for what is written")

@@ -189,7 +189,7 @@ def misaligned(count: int) -> Any:
         (changed("grad", 0, noise((5, 3), 1)), r"grad\[0\]: shape \(5, 3\); accepted beside param\[0\]: \(3, 5\)"),
         (changed("grad", 1, np.ones(8, np.float32)), r"grad\[1\]: shape \(8,\); accepted beside param\[1\]: \(7,\)"),
         (changed("grad", 1, np.ones(0, np.float32)), r"grad\[1\]: shape \(0,\)"),
-        (changed("param", 0, read_only((3, 5))), r"param\[0\]: read-only, not contiguous or not aligned; accepted"),
+        (changed("param", 0, read_only((3, 5))), r"param\[0\]: read-only, not contiguous or not aligned;"),
         (changed("param", 0, np.ones((5, 3), np.float32).T), r"param\[0\]: read-only, not contiguous or not aligned"),
         (changed("exp_avg", 1, np.ones(14, np.float32)[::2]), r"exp_avg\[1\]: read-only, not contiguous or not aligned"),
         (changed("param", 1, misaligned(7)), r"param\[1\]: read-only, not contiguous or not aligned"),
@@ -260,9 +260,9 @@ def test_out_is_refused_beside_lists() -> None:
 def test_copies_are_made_only_where_they_are_allowed() -> None:
     x = noise((6, 10), 1)
     for view in (x[:, ::2], x.T, misaligned(7)):
-        assert same(ops.gelu_erf([view])[0], ops.gelu_erf(np.array(view, order="C")))
-        assert ops.global_norm([view]) == ops.global_norm([np.array(view, order="C")])
-        with pytest.raises(ArgumentError, match=r"^x\[0\]: strides .* need a copy; accepted with copy=False: contiguous"):
+        plain = np.array(view, order="C")
+        assert same(ops.gelu_erf([view])[0], ops.gelu_erf(plain)) and ops.global_norm([view]) == ops.global_norm(plain)
+        with pytest.raises(ArgumentError, match=r"^x\[0\]: strides .* need a copy; accepted with copy=False: contig"):
             ops.gelu_erf([view], copy=False)
         with pytest.raises(ArgumentError, match=r"^grad\[0\]: strides .* need a copy"):
             ops.global_norm(view, copy=False)

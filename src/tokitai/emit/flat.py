@@ -20,6 +20,7 @@ class FlatEmitter(Printer):
         self.plan = plan
         self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in plan.graph.inputs]
         self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in plan.graph.outputs]
+        self.streamed = {f"out_{o.name}" for o in plan.graph.outputs if o.space == "rc" and not o.inplace}
         self.per_tensor = 2 + sum(space == "rc" for _, space, _, _ in self.tensors)  # entries of sizes
 
     def body(self) -> None:
@@ -54,14 +55,16 @@ class FlatEmitter(Printer):
         for s in self.plan.after:
             self.declare(s, self.expression(s, False, self.name), vector=False)
         if self.plan.compute:
-            self.tiles()
+            self.tiles(storing=True)
             self.open("each(0, size, [&](int64_t c, auto lanes) INLINE_LAMBDA")
             self.elements(list(self.plan.compute))
             for o in self.graph.outputs:
                 if o.space == "rc":
-                    self.line(f"store(out_{o.name} + c, {self.vector(o.node)}, lanes);")
+                    how = f", out_{o.name}_streams" if f"out_{o.name}" in self.streamed else ""
+                    self.line(f"store(out_{o.name} + c, {self.vector(o.node)}, lanes{how});")
             self.close("});")
             self.close()
+        self.line("finish_stores();")
         for i, o in enumerate(self.graph.outputs):
             if o.space == "s":
                 self.line("#pragma omp single nowait")
@@ -70,7 +73,7 @@ class FlatEmitter(Printer):
                 self.line(f"store1(static_cast<{kind}*>(tensors[{slot}]), {self.name[o.node]});")
         self.close()
 
-    def tiles(self) -> None:
+    def tiles(self, storing: bool = False) -> None:
         """Open the loop over tiles: pointers are to the tile's first element."""
         n, width = self.per_tensor, len(self.tensors)
         self.line("#pragma omp for schedule(static)")
@@ -89,6 +92,8 @@ class FlatEmitter(Printer):
                 cast = f"static_cast<{const}{kind}*>(tensors[tensor * {width} + {i}])"
                 self.line(f"{const}{kind}* const {name} = {cast} + r * shape[{stride}] + begin;")
                 self.line(f"(void){name};")
+                if name in self.streamed and storing:
+                    self.line(f"const bool {name}_streams = streams({name}, shape[{stride}], shape[0], shape[1]);")
                 stride += 1
         for s in self.plan.of_tensor:
             value = "uint32_t(tensor)" if s.op == "tensor_index" else self.expression(s, False, self.name)
