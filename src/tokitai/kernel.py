@@ -59,8 +59,8 @@ class Kernel:
 
     def scalar_table(self, rows: int, cols: int, params: Mapping[str, float]) -> Scalars:
         """The host scalars of a call, each computed in f64 and rounded once: to f32, or to a whole number."""
-        values = host_values(self.graph, rounded_scalars(self.graph), rows, cols, params)
-        with np.errstate(over="ignore"):
+        with cpu.default_float_mode(), np.errstate(over="ignore"):
+            values = host_values(self.graph, rounded_scalars(self.graph), rows, cols, params)
             return Scalars(np.array(values, np.float64).astype(np.float32), self._whole(rows, cols, params))
 
     def hash_table(self, hashes: Mapping[Node, int], rows: int, cols: int, params: Mapping[str, float]) -> Scalars:

@@ -64,6 +64,17 @@ def test_the_oracle_is_the_literal_definition(lists: list[list[float]]) -> None:
     assert same(total, found[0]["total"]) and same(largest, found[0]["most"])
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_of_tensors_and_elements_counts(seed: int) -> None:
+    """Terms of about one size, whose sums round at every node."""
+    rng = np.random.default_rng(seed)
+    tensors = [rng.standard_normal(n).astype(F32) for n in rng.integers(0, 40, rng.integers(3, 12))]
+    want = literal_tree([literal_tree(list(t)) for t in tensors if t.size])
+    shapes = [(1, t.size) for t in tensors]
+    found = bits.evaluate_tensors(totals.trace("f32"), [dict(x=t) for t in tensors], shapes, {})[0]
+    assert same(found["total"][0, 0], want) and same(totals(tensors)[0], want)
+
+
 def test_a_tensors_sum_is_one_node() -> None:
     """[a, b, c] and [d]: (a + b + c) + d, not the tree over four."""
     lists = [np.array([1, 2**-24, 2**-24], F32), np.array([2**-24], F32)]

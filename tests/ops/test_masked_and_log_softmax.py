@@ -122,6 +122,17 @@ def test_log_softmax_is_torchs(shape: tuple[int, int], dtype: Any) -> None:
     hold(ops.log_softmax_backward, dict(dy=dy, y=stored), dict(dx=slope))
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 150), st.integers(0, 999), st.sampled_from([-4096.0, -8.0, 1024.0, 2.0**19]))
+def test_an_exact_shift_is_not_seen(rows: int, cols: int, seed: int, shift: float) -> None:
+    """Law: bit for bit, as the maximum is taken away first, and exactly."""
+    rng = np.random.default_rng(seed)
+    x = array(rng.integers(-64, 65, (rows, cols)) / 8)
+    assert same_bits(ops.log_softmax(x), ops.log_softmax(x + np.float32(shift)))
+    limit = rng.integers(0, cols + 1, rows).astype(np.int32)
+    assert same_bits(ops.masked_softmax(x, limit), ops.masked_softmax(x + np.float32(shift), limit))
+
+
 @pytest.mark.parametrize(("dtype", "far"), [(F16, -20.0), (F32, -20.0), (F32, -200.0), (BF16, -200.0), (F16, -60000.0)])
 def test_far_below_the_maximum(dtype: Any, far: float) -> None:
     """log(softmax) would be -inf there: e**-20 is 0 in f16, e**-200 in f32."""

@@ -113,7 +113,6 @@ def test_another_rounding_is_kept_out_of_results_and_kept_for_the_caller(mode: c
     hold(mode, name, ROUNDING)
 
 
-@pytest.mark.xfail(reason="host scalars are computed and rounded in the caller's mode")
 @pytest.mark.parametrize("name", ["scale", "adamw over a list"])
 def test_another_rounding_is_kept_out_of_host_scalars(mode: ctypes.CDLL, name: str) -> None:
     hold(mode, name, ROUNDING)

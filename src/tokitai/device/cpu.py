@@ -17,7 +17,9 @@ import platform
 import re
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +193,19 @@ def check_float_mode() -> str | None:
         mode = "up" if up else "down" if down else "toward zero"
         found.append(f"rounding is {mode} instead of to nearest")
     return "; ".join(found) or None
+
+
+@contextmanager
+def default_float_mode() -> Iterator[None]:
+    """IEEE 754's default mode in this thread while host scalars are computed, then the caller's again."""
+    if check_float_mode() is None:
+        yield
+        return
+    libm = ctypes.CDLL(find_library("m"))
+    saved = ctypes.create_string_buffer(64)  # fenv_t: 32 bytes on x86-64, 8 on aarch64
+    libm.fegetenv(saved)
+    libm.fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV
+    try:
+        yield
+    finally:
+        libm.fesetenv(saved)

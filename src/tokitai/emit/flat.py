@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..lang import Node
 from ..lower.flat import FlatPlan
-from .text import POINTER, Printer
+from .text import POINTER, Printer, streamed
 
 
 class FlatEmitter(Printer):
@@ -20,7 +20,7 @@ class FlatEmitter(Printer):
         self.plan = plan
         self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in plan.graph.inputs]
         self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in plan.graph.outputs]
-        self.streamed = {f"out_{o.name}" for o in plan.graph.outputs if o.space == "rc" and not o.inplace}
+        self.streamed = {f"out_{o.name}" for o in streamed(plan.graph)}
         self.per_tensor = 2 + sum(space == "rc" for _, space, _, _ in self.tensors)  # entries of sizes
 
     def body(self) -> None:

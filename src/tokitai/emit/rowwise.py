@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..lang import Node
 from ..lower.rowwise import Pass, RowPlan
-from .text import POINTER, Printer
+from .text import POINTER, Printer, streamed
 
 
 class RowEmitter(Printer):
@@ -15,7 +15,7 @@ class RowEmitter(Printer):
         self.plan = plan
         self.private = [f"{len(plan.kept)} * cols"] * bool(plan.kept)  # workspace of each thread
         self.private += [f"{plan.most_sums} * partial_room(cols)"] * bool(plan.most_sums)
-        self.streamed = [o for o in plan.graph.outputs if o.space == "rc" and not o.inplace]
+        self.streamed = streamed(plan.graph)
 
     def body(self) -> None:
         """What stands between the braces of the kernel."""

@@ -7,12 +7,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..lang import Function, Graph, Node
+from ..lang import Function, Graph, Node, Output
 from ..lower.scalars import rounded_scalars, whole_scalars
 
 POINTER = {"f16": "f16", "bf16": "bf16", "f32": "f32", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
 VECTOR = {"f32": "V", "i32": "I", "u32": "U"}
 SCALAR = {"f32": "S", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
+
+
+def streamed(graph: Graph) -> list[Output]:
+    """Results that may be written round the caches: whole matrices of numbers that are not read again."""
+    return [o for o in graph.outputs if o.space == "rc" and not o.inplace and o.node.type == "f32"]
 
 
 class Printer:
