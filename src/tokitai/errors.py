@@ -10,6 +10,10 @@
     │   ├── CompilerMissingError   no compiler; the message names the package to install
     │   ├── CompileError           a compiler that failed, with its last words
     │   ├── DeviceMissingError     no such device here
+    │   ├── DeviceError            a call of the device's driver that failed
+    │   │   ├── DeviceOutOfMemoryError   less memory than was asked for; all else is as it was
+    │   │   └── DeviceLostError          this process cannot use the device any more
+    │   │       └── IllegalAddressError  because a kernel did what it may not: the kernel is wrong
     │   └── FloatModeError         the process is in a state in which bits cannot be trusted
     ├── CacheError                 a cache folder that can be neither read nor written
     └── EvidenceError              a certificate that is malformed, or does not say what it should
@@ -77,6 +81,26 @@ class CompileError(UnavailableError):
 
 class DeviceMissingError(UnavailableError):
     """A device that this machine does not have."""
+
+
+class DeviceError(UnavailableError):
+    """A call of the device's driver that failed. ``can_go_on``: whether this process can use the device further."""
+
+    can_go_on = True
+
+
+class DeviceOutOfMemoryError(DeviceError):
+    """The device has less memory than was asked for. Nothing else has changed, and the process can go on."""
+
+
+class DeviceLostError(DeviceError):
+    """The device's context is lost, and with it whatever this process keeps there: only a new process can go on."""
+
+    can_go_on = False
+
+
+class IllegalAddressError(DeviceLostError):
+    """A kernel accessed memory that it may not, or failed in another way, and took the device's context with it."""
 
 
 class FloatModeError(UnavailableError):
