@@ -5,7 +5,6 @@ The bindings are imported by the first call, never by importing this module.
 
 from __future__ import annotations
 
-import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -118,6 +117,7 @@ def attribute(device: Any, name: str) -> int:
     return int(call("cuDeviceGetAttribute", key, device))
 
 
-def visible() -> str | None:
-    """The setting that hides devices from this process, or None."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
+def attribute_of_pointer(address: int, name: str, about: str) -> int:
+    """A property of memory by the end of its name: ``"DEVICE_ORDINAL"``."""
+    key = getattr(bindings().CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
+    return int(call("cuPointerGetAttribute", key, address, about=about))

@@ -26,7 +26,9 @@ class _DataType(ctypes.Structure):
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
-class _Tensor(ctypes.Structure):
+class DLTensor(ctypes.Structure):
+    """The struct of the same name in dlpack.h."""
+
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device", _Device),
@@ -64,7 +66,7 @@ def _view(name: str, x: Any) -> Array:
     capsule = x.__dlpack__()
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    t = _Tensor.from_address(pointer(capsule, b"dltensor"))
+    t = DLTensor.from_address(pointer(capsule, b"dltensor"))
     if t.dtype.lanes != 1 or (t.dtype.code not in _KINDS and (t.dtype.code, t.dtype.bits) != (4, 16)):
         raise ArgumentError(
             f"{name}: DLPack type code {t.dtype.code} with {t.dtype.bits} bits is not a format of this package"

@@ -1,0 +1,245 @@
+"""Arrays on an NVIDIA card, as torch, CuPy and JAX have them: read in place, and results in the caller's own library.
+
+None of these libraries is imported: a tensor of one means that it is there already.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ArgumentError
+from ..formats import FORMATS, Format, format_of
+from .capsule import CUDA, export, opened
+from .cuda import Device, open_device
+from .cuda_driver import attribute_of_pointer, call
+
+_MANAGED = 13  # DLPack's kDLCUDAManaged: memory that a card can read, wherever it lies now
+_LIBRARIES = {"torch", "cupy"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """Where an array lies: strides count elements, `format` is a name of formats.py, `owner` keeps the memory."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    format: str
+    device: int
+    read_only: bool
+    owner: Any
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie one after another, the last dimension fastest."""
+        return 0 in self.shape or all(
+            n == 1 or s == want for n, s, want in zip(self.shape, self.strides, dense(self.shape), strict=True)
+        )
+
+
+def dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in elements, of a C-contiguous array."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+class DeviceArray:
+    """A C-contiguous array on a card, for callers whose library is neither torch nor CuPy.
+
+    It speaks DLPack and (but for bf16, which that has no name for) ``__cuda_array_interface__``. `stream` is the one
+    whose work fills it; whoever takes the array over waits for it.
+    """
+
+    def __init__(self, shape: Sequence[int], fmt: Format | str, device: Device, stream: int = 0) -> None:
+        self.shape, self.format, self.device, self.stream = tuple(shape), format_of(fmt), device, stream
+        if any(n < 0 for n in self.shape):
+            raise ArgumentError(f"shape={self.shape}: a size must be at least 0")
+        self.nbytes = math.prod(self.shape) * self.format.bytes
+        self._memory = device.allocate(self.nbytes)
+
+    @classmethod
+    def of(cls, values: NDArray[Any], device: Device) -> DeviceArray:
+        """A copy of a NumPy array."""
+        made = cls(values.shape, format_of(values.dtype), device)
+        device.upload(np.ascontiguousarray(values), made.address)
+        return made
+
+    @property
+    def address(self) -> int:
+        return self._memory.address
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray {self.format} {list(self.shape)} on cuda:{self.device.index}>"
+
+    def numpy(self) -> NDArray[Any]:
+        """A copy in host memory."""
+        values: NDArray[Any] = np.empty(self.shape, self.format.dtype)
+        self.device.download(self.address, values)
+        return values
+
+    def _ready(self) -> None:
+        with self.device.entered():
+            call("cuStreamSynchronize", self.stream, about=f"device cuda:{self.device.index}")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self.device.index
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError(f"{self!r} is handed out where it lies, without a copy")
+        if stream != -1:  # -1: the caller takes care of the order itself
+            self._ready()
+        return export(self.address, self.shape, self.format, self.device.index, self._memory)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.format.name == "bf16":
+            raise AttributeError("__cuda_array_interface__ has no bf16; accepted: DLPack")
+        self._ready()
+        return {
+            "shape": self.shape, "typestr": self.format.dtype.str, "data": (self.address, False), "strides": None,
+            "version": 3, "stream": None,
+        }  # fmt: skip
+
+
+def as_device(name: str, x: Any) -> DeviceView:
+    """Where `x` lies: a tensor of torch, CuPy or JAX, or whatever speaks DLPack or ``__cuda_array_interface__``.
+
+    Raises ArgumentError for host memory, for a format that this package does not have, and for a tensor that requires a
+    gradient.
+    """
+    library = _library(x)
+    if library == "torch":
+        return _of_torch(name, x)
+    if isinstance(x, DeviceArray):
+        return DeviceView(x.address, x.shape, dense(x.shape), x.format.name, x.device.index, False, x)
+    if library == "cupy" or not hasattr(x, "__dlpack__"):
+        interface = getattr(x, "__cuda_array_interface__", None)
+        if interface is not None:
+            return _of_interface(name, x, interface)
+        raise ArgumentError(
+            f"{name}: {type(x).__name__}; accepted on the cuda target: an array in device memory that speaks DLPack or "
+            f"__cuda_array_interface__"
+        )
+    return _of_dlpack(name, x)
+
+
+def _library(x: Any) -> str:
+    """The library that a type comes from, also where a class of the user's (torch.nn.Parameter) derives from it."""
+    return _library_of(type(x))
+
+
+@lru_cache(maxsize=256)
+def _library_of(kind: Hashable) -> str:
+    names = [base.__module__.partition(".")[0] for base in getattr(kind, "__mro__", ())]
+    return next((name for name in names if name in _LIBRARIES), names[0])
+
+
+@lru_cache(maxsize=64)
+def _torch_format(dtype: Any) -> str | None:
+    name = str(dtype).removeprefix("torch.")
+    known = {f.dtype.name: f.name for f in FORMATS.values()}
+    return known.get(name)
+
+
+def _of_torch(name: str, x: Any) -> DeviceView:
+    if x.device.type != "cuda":
+        raise _elsewhere(name, str(x.device))
+    if x.requires_grad:
+        raise ArgumentError(f"{name}: requires a gradient, which this call would lose; accepted: x.detach()")
+    fmt = _torch_format(x.dtype)
+    if fmt is None:
+        raise ArgumentError(f"{name}: {x.dtype} is not a format of this package (accepted: {', '.join(FORMATS)})")
+    if str(x.layout) != "torch.strided" or x.is_neg():
+        raise ArgumentError(f"{name}: layout {x.layout}, negated {x.is_neg()}; accepted: a plain tensor (x.clone())")
+    shape = tuple(x.shape)
+    address = x.data_ptr()
+    if not address and 0 not in shape:
+        raise ArgumentError(f"{name}: a {type(x).__name__} without memory; accepted: a tensor that holds values")
+    return DeviceView(address, shape, x.stride(), fmt, x.device.index, False, x)
+
+
+def _of_interface(name: str, x: Any, interface: dict[str, Any]) -> DeviceView:
+    address, read_only = interface["data"]
+    shape = tuple(interface["shape"])
+    if interface.get("mask") is not None:
+        raise ArgumentError(f"{name}: has a mask; accepted: an array without")
+    fmt = next((f for f in FORMATS.values() if f.dtype.str == interface["typestr"] and f.dtype.kind != "V"), None)
+    if fmt is None:
+        raise ArgumentError(
+            f"{name}: type {interface['typestr']!r} is not a format of this package (accepted: {', '.join(FORMATS)})"
+        )
+    strides = interface.get("strides")
+    if strides is not None and any(s % fmt.bytes for s in strides):
+        raise ArgumentError(f"{name}: strides of {strides} bytes (accepted: multiples of {fmt.bytes})")
+    stream = interface.get("stream")
+    if stream is not None and _library(x) != "cupy":  # work of CuPy lies in its current stream, which the call uses
+        index = _device_of(name, address)
+        with open_device(index).entered():
+            call("cuStreamSynchronize", int(stream), about=name)
+    counted = dense(shape) if strides is None else tuple(s // fmt.bytes for s in strides)
+    index = _device_of(name, address) if address else 0
+    return DeviceView(address, shape, counted, fmt.name, index, bool(read_only), x)
+
+
+def _device_of(name: str, address: int) -> int:
+    open_device(0)  # the driver answers only once there is a context
+    with open_device(0).entered():
+        return attribute_of_pointer(address, "DEVICE_ORDINAL", name)
+
+
+def _of_dlpack(name: str, x: Any) -> DeviceView:
+    kind, index = x.__dlpack_device__()
+    if kind not in (CUDA, _MANAGED):
+        raise _elsewhere(name, f"a device of DLPack type {int(kind)}")
+    if getattr(x, "requires_grad", False):
+        raise ArgumentError(f"{name}: requires a gradient, which this call would lose; accepted: x.detach()")
+    wait = getattr(x, "block_until_ready", None)  # JAX computes in streams of its own
+    if wait is not None:
+        wait()
+    found = opened(name, x)
+    immutable = _library(x) in ("jax", "jaxlib")
+    return DeviceView(
+        found.address, found.shape, found.strides or dense(found.shape), found.format, index,
+        found.read_only or immutable, (x, found.capsule),
+    )  # fmt: skip
+
+
+def _elsewhere(name: str, where: str) -> ArgumentError:
+    return ArgumentError(f"{name}: lies on {where}; accepted on the cuda target: memory of a CUDA device")
+
+
+def empty_like(example: Any, shape: Sequence[int], fmt: Format | str, stream: int = 0) -> Any:
+    """A new array on `example`'s device, in its library where that makes arrays to be written (torch, CuPy), else a
+    DeviceArray; `handed_out` makes that one of the caller's library once it is filled."""
+    kind, library = format_of(fmt), _library(example)
+    module = sys.modules.get(library)
+    if library == "torch" and module is not None:
+        return module.empty(tuple(shape), dtype=getattr(module, kind.dtype.name), device=example.device)
+    if library == "cupy" and module is not None and kind.name != "bf16":
+        with example.device:
+            return module.empty(tuple(shape), dtype=kind.dtype)
+    return DeviceArray(shape, kind, open_device(as_device("example", example).device), stream)
+
+
+def handed_out(array: Any, example: Any) -> Any:
+    """A filled result of `empty_like` as an array of `example`'s library: JAX takes a DeviceArray over, uncopied."""
+    if isinstance(array, DeviceArray) and _library(example) in ("jax", "jaxlib"):
+        jax = sys.modules.get("jax.dlpack")
+        if jax is not None:
+            return jax.from_dlpack(array)
+    return array
