@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -138,15 +138,16 @@ def as_device(name: str, x: Any) -> DeviceView:
     return _of_dlpack(name, x)
 
 
+_known: dict[type, str] = {}
+
+
 def _library(x: Any) -> str:
     """The library that a type comes from, also where a class of the user's (torch.nn.Parameter) derives from it."""
-    return _library_of(type(x))
-
-
-@lru_cache(maxsize=256)
-def _library_of(kind: Hashable) -> str:
-    names = [base.__module__.partition(".")[0] for base in getattr(kind, "__mro__", ())]
-    return next((name for name in names if name in _LIBRARIES), names[0])
+    kind = type(x)
+    if kind not in _known:
+        names = [base.__module__.partition(".")[0] for base in kind.__mro__]
+        _known[kind] = next((name for name in names if name in _LIBRARIES), names[0])
+    return _known[kind]
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,122 @@
+"""Look through PTX for arithmetic that the definition did not ask for.
+
+Compilers of CUDA C++ may multiply and add in one rounding, flush subnormal numbers or approximate, all at the word of
+an option. The PTX shows it: there every instruction says what it does, and ptxas fuses only a ``mul`` and an ``add``
+that name no rounding. What this scan accepts is a list; an instruction on floats that is not on it is a finding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_FLOAT = re.compile(r"b?f\d+(x\d+)?|tf32|[eu]\d+m\d+(x\d+)?")
+_INT = r"[su](8|16|32|64)"
+_COMPARE = r"(eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)"
+_ARITHMETIC = r"(add|sub|mul|div|sqrt)\.rn"
+_OTHER = (
+    rf"(neg|abs|copysign|mov|selp|min|max|min\.NaN|max\.NaN|testp\.\w+|setp\.{_COMPARE}(\.(and|or|xor))?"
+    rf"|set\.{_COMPARE}(\.(and|or|xor))?\.(u32|s32))"
+)
+_MEMORY = r"(ld|st|ldu)(\.[\w:]+)*?(\.v[248])?"
+
+# Every instruction on floats that does what its text says: exact, or rounded once, to nearest even.
+ALLOWED = re.compile(
+    rf"{_ARITHMETIC}\.f32|{_OTHER}\.f32|{_MEMORY}\.f(16|32|64)"
+    rf"|cvt\.rn\.f32\.{_INT}|cvt\.r[nzmp]i\.{_INT}\.f32|cvt\.r[nzmp]i\.f32\.f32"
+    r"|cvt\.rn\.b?f16(x2)?\.f32|cvt\.f32\.b?f16"
+)
+F64 = re.compile(
+    rf"({_ARITHMETIC}|{_OTHER})\.f64|cvt\.rn\.f64\.{_INT}|cvt\.r[nzmp]i\.{_INT}\.f64|cvt\.r[nzmp]i\.f64\.f64"
+    r"|cvt\.f64\.(f32|b?f16)|cvt\.rn\.(f32|b?f16)\.f64"
+)
+FMA = re.compile(r"fma\.rn\.(f32|f64)")
+
+_BAD = {
+    "ftz": "flushes subnormal numbers to zero",
+    "approx": "is an approximation",
+    "full": "is an approximation",
+    "sat": "clamps its result to [0, 1]",
+    "relu": "clamps its result to 0",
+}
+_UNNAMED = re.compile(r"(add|sub|mul)\.(f32|f64|f32x2)")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An instruction that may compute something else than was defined: its line in the PTX, and why."""
+
+    line: int
+    kernel: str
+    instruction: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel or 'PTX'}:{self.line}: {self.instruction}: {self.reason}"
+
+
+def scan(ptx: str, fma_allowed: bool = False, f64_allowed: bool = False) -> list[Finding]:
+    """Everything in `ptx` that is not on the list: ``fma_allowed`` where the definition holds fused multiply-adds,
+    ``f64_allowed`` where it computes in f64."""
+    found = []
+    for line, kernel, opcode, text in instructions(ptx):
+        reason = _reason(opcode, fma_allowed, f64_allowed)
+        if reason:
+            found.append(Finding(line, kernel, text, reason))
+    for place in re.finditer(r"^\s*\.extern\s+\.func\b.*$", _plain(ptx), flags=re.MULTILINE):
+        line = ptx.count("\n", 0, place.start(0)) + 1
+        found.append(Finding(line, "", place[0].strip(), "is a function that is defined elsewhere"))
+    return found
+
+
+def opcodes(ptx: str) -> Counter[str]:
+    """How often each instruction stands in the text."""
+    return Counter(opcode for _, _, opcode, _ in instructions(ptx))
+
+
+def _reason(opcode: str, fma_allowed: bool, f64_allowed: bool) -> str | None:
+    name, *parts = opcode.split(".")
+    for part in parts:
+        if part in _BAD:
+            return _BAD[part]
+    if not any(_FLOAT.fullmatch(part) for part in parts):
+        return None
+    if name in ("atom", "red", "multimem"):
+        return "adds or compares floats in no fixed order"
+    if _UNNAMED.fullmatch(opcode):
+        return "names no rounding, so that ptxas may fuse it with its neighbour"
+    if not f64_allowed and "f64" in parts and name not in ("ld", "ldu", "st", "mov", "selp"):
+        return "computes in f64"
+    if FMA.fullmatch(opcode):
+        return None if fma_allowed else "is a fused multiply-add that the definition does not hold"
+    if ALLOWED.fullmatch(opcode) or F64.fullmatch(opcode):
+        return None
+    return "is not on the list of instructions with the defined bits"
+
+
+_INSTRUCTION = re.compile(r"(?:@!?%?\w+\s+)?([a-z][a-z0-9_]*(?:\.[\w:]+)*)(?=\s|$)")
+
+
+def instructions(ptx: str) -> Iterator[tuple[int, str, str, str]]:
+    """Every instruction, as its line, the function that it stands in, its opcode and its whole text."""
+    kernel, line = "", 1
+    for piece in re.split(r"([;{}\n]|^[ \t]*[\w$]+:(?!:))", _plain(ptx), flags=re.MULTILINE):
+        text = piece.strip()
+        head = re.search(r"\.(?:entry|func)\b(?:\s*\([^)]*\))?\s*([\w$]+)", text)
+        if head:
+            kernel = head[1]
+        found = _INSTRUCTION.match(text)
+        if found and not text.endswith(":"):
+            yield line, kernel, found[1], " ".join(text.split())
+        line += piece.count("\n")
+
+
+def _plain(ptx: str) -> str:
+    """`ptx` with its comments and strings replaced by blanks, every line where it was."""
+
+    def blank(found: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", found[0])
+
+    return re.sub(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', blank, ptx, flags=re.DOTALL)
