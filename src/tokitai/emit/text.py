@@ -47,14 +47,18 @@ class Printer:
         for f in g.functions:
             self.function(f)
         self.line()
+        self.kernels()
+        self.line("}  // namespace tokitai")
+        return "\n".join(self.lines) + "\n"
+
+    def kernels(self) -> None:
+        """The kernels of the text: on the CPU there is one."""
         self.line('extern "C" __attribute__((visibility("default"))) int32_t tokitai_kernel(')
         self.line("    void* const* tensors, const int64_t* sizes, const void* scalar_table, void* workspace,")
         self.open("    int32_t threads)")
         self.body()
         self.line("return 0;")
         self.close()
-        self.line("}  // namespace tokitai")
-        return "\n".join(self.lines) + "\n"
 
     # ------------------------------------------------------------------ printing
     def line(self, text: str = "") -> None:
@@ -137,5 +141,5 @@ def _literal(x: float) -> str:
     with np.errstate(over="ignore"):
         rounded = float(np.float32(x))
     if math.isinf(rounded):
-        return "-__builtin_inff()" if rounded < 0 else "__builtin_inff()"
+        return "-INFINITE" if rounded < 0 else "INFINITE"
     return f"{rounded.hex()}f"

@@ -18,7 +18,7 @@ enum Tag : uint64_t {
   STOCHASTIC_BF16
 };
 constexpr uint64_t ODD = 0x9E3779B97F4A7C15ull;
-static const S NEUTRAL_SUM = {0}, NEUTRAL_MAX = {0};
+constexpr S NEUTRAL_SUM = {0}, NEUTRAL_MAX = {0};
 
 INLINE uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -31,9 +31,7 @@ INLINE S ordered(Tag t, S a, S b) { return {mix(mix(a.h + t * ODD) + mix(b.h ^ (
 INLINE S third(Tag t, S pair, S c) { return {mix(pair.h + mix(c.h ^ (t * ODD)) * 5)}; }
 
 INLINE S constant(float x, S) {
-  uint32_t u;
-  __builtin_memcpy(&u, &x, 4);
-  return unary(CONST, S{u});
+  return unary(CONST, S{bits_of(x)});
 }
 INLINE S to_value(int32_t a, S) { return unary(CONVERT, S{uint64_t(int64_t(a))}); }
 INLINE S to_value(int64_t a, S) { return unary(CONVERT, S{uint64_t(a)}); }

@@ -1,0 +1,8 @@
+// A GPU thread works on one value at a time: the words shared by numbers and hashes for that.
+#pragma once
+#include "threads.h"
+#include "integers.h"
+
+#define LANES 1
+
+#define INFINITE float_of(0x7F800000u)

@@ -1,0 +1,200 @@
+// What kernels are made of, for numbers and hashes alike: chunks of neighbouring elements, the balanced tree along a row
+// and over blocks of rows.
+#pragma once
+#if TOKITAI_STRUCTURE
+#include "hashes.h"
+#else
+#include "numbers.h"
+#endif
+
+namespace tokitai {
+
+constexpr int CHUNK = 8;  // neighbouring elements that one thread takes: 16 bytes of a 16-bit format
+constexpr int MOST_THREADS = 1024;
+
+template <class T> INLINE constexpr T least(T a, T b) { return a < b ? a : b; }
+
+// ------------------------------------------------------------------ chunks
+template <class P> struct alignas(16) Chunk {
+  P e[CHUNK];
+};
+
+// What stands in for elements behind the end of a row. A hash of 0 would be neutral, and hide that a tail was not padded.
+template <class P> INLINE P padding() { return P{}; }
+#if TOKITAI_STRUCTURE
+template <> INLINE f16 padding<f16>() { return {0x5A5A5A5A5A5A5A5Aull}; }
+template <> INLINE bf16 padding<bf16>() { return {0x5A5A5A5A5A5A5A5Aull}; }
+template <> INLINE f32 padding<f32>() { return {0x5A5A5A5A5A5A5A5Aull}; }
+#endif
+
+template <int BYTES> INLINE void copy_in(void* to, const void* from) {
+  if constexpr (BYTES == 16) *static_cast<Words16*>(to) = load16(from);
+  else if constexpr (BYTES == 8) *static_cast<Words8*>(to) = load8(from);
+  else if constexpr (BYTES == 4) *static_cast<uint32_t*>(to) = load4(from);
+  else *static_cast<uint16_t*>(to) = load2(from);
+}
+template <int BYTES> INLINE void copy_out(void* to, const void* from) {
+  if constexpr (BYTES == 16) store16(to, *static_cast<const Words16*>(from));
+  else if constexpr (BYTES == 8) store8(to, *static_cast<const Words8*>(from));
+  else if constexpr (BYTES == 4) store4(to, *static_cast<const uint32_t*>(from));
+  else store2(to, *static_cast<const uint16_t*>(from));
+}
+
+// The elements p[0 ... count), of a whole chunk at most, in accesses of WIDTH elements: p is aligned for those.
+template <int WIDTH, class P> INLINE void load_chunk(Chunk<P>& q, const P* p, int count) {
+  constexpr int BYTES = least<int>(16, WIDTH * int(sizeof(P)));
+  if (count >= CHUNK) {
+    UNROLL for (int i = 0; i < CHUNK * int(sizeof(P)); i += BYTES)
+      copy_in<BYTES>(reinterpret_cast<char*>(&q) + i, reinterpret_cast<const char*>(p) + i);
+  } else {
+    UNROLL for (int e = 0; e < CHUNK; ++e) q.e[e] = e < count ? p[e] : padding<P>();
+  }
+}
+template <int WIDTH, class P> INLINE void store_chunk(P* p, const Chunk<P>& q, int count) {
+  constexpr int BYTES = least<int>(16, WIDTH * int(sizeof(P)));
+  if (count >= CHUNK) {
+    UNROLL for (int i = 0; i < CHUNK * int(sizeof(P)); i += BYTES)
+      copy_out<BYTES>(reinterpret_cast<char*>(p) + i, reinterpret_cast<const char*>(&q) + i);
+  } else {
+    UNROLL for (int e = 0; e < CHUNK; ++e)
+      if (e < count) p[e] = q.e[e];
+  }
+}
+
+// ------------------------------------------------------------------ trees
+struct Add {
+  static INLINE S of(S a, S b) { return add(a, b); }
+  static INLINE S neutral() { return NEUTRAL_SUM; }
+};
+struct Most {
+  static INLINE S of(S a, S b) { return join_max(a, b); }
+  static INLINE S neutral() { return NEUTRAL_MAX; }
+};
+
+#if TOKITAI_STRUCTURE
+INLINE S exchange(S x, int mask) { return {exchange(x.h, mask)}; }
+#endif
+
+// The tree over N values, a power of two.
+template <class Op, int N> INLINE S fold(const S* x) {
+  if constexpr (N == 1) return x[0];
+  else return Op::of(fold<Op, N / 2>(x), fold<Op, N / 2>(x + N / 2));
+}
+
+// The tree over N neighbouring lanes, a power of two; each of them gets it.
+template <class Op, int N> INLINE S across(S x) {
+  UNROLL for (int d = 1; d < N; d *= 2) x = Op::of(x, exchange(x, d));
+  return x;
+}
+
+constexpr int power_of_two_from(int n) { return n <= 1 ? 1 : 2 * power_of_two_from((n + 1) / 2); }
+
+// How T threads share a row: GROUP lanes of a warp, or WARPS whole ones. Thread t has V chunks, a warp those of neighbouring columns.
+template <int T> struct Share {
+  static constexpr int GROUP = T < WARP ? T : WARP, WARPS = T / GROUP;
+};
+
+// Shared memory through which warps meet. Two halves take turns, so that one barrier an exchange is enough.
+struct Cells {
+  S* memory;
+  int half, phase;
+  INLINE S* next() {
+    phase ^= 1;
+    return memory + phase * half;
+  }
+};
+
+// The K trees along a row that T threads share, each of which has V chunks' trees of every one; all threads get them.
+// Half of the cells has K * WARP at least.
+template <class Op, int T, int V, int K> INLINE void along_row(const S (&part)[K][V], S (&total)[K], Cells& cells) {
+  constexpr int L = Share<T>::GROUP, W = Share<T>::WARPS, WARPS = power_of_two_from(W);
+  UNROLL for (int k = 0; k < K; ++k) {
+    S x[V];
+    UNROLL for (int v = 0; v < V; ++v) x[v] = across<Op, L>(part[k][v]);
+    total[k] = fold<Op, V>(x);
+  }
+  if constexpr (W > 1) {
+    const int warp = thread_index() / WARP, lane = thread_index() % WARP, other = lane % WARPS;
+    S* const mine = cells.next();
+    if (lane == 0)
+      UNROLL for (int k = 0; k < K; ++k) mine[k * WARP + warp] = total[k];
+    barrier();
+    UNROLL for (int k = 0; k < K; ++k)
+      total[k] = across<Op, WARPS>(other < W ? mine[k * WARP + other] : Op::neutral());
+  }
+}
+
+// The tree over values that come one after another, each a whole node of one level: as a binary counter.
+template <class Op> struct Tower {
+  S level[40];
+  int64_t count = 0;
+  INLINE void push(S x) {
+    int i = 0;
+    for (int64_t k = count; k & 1; k >>= 1, ++i) x = Op::of(level[i], x);
+    level[i] = x;
+    ++count;
+  }
+  INLINE S result(S none) const {
+    if (count == 0) return none;
+    int i = 0;
+    while (!(count >> i & 1)) ++i;
+    S x = level[i];
+    for (++i; count >> i; ++i)
+      if (count >> i & 1) x = Op::of(level[i], x);
+    return x;
+  }
+};
+
+// The tree over count values at(i), by MOST_THREADS threads; all get it. Each takes a run of neighbours, a whole node.
+template <class Op, class F> INLINE S by_all_threads(int64_t count, const F& at, Cells& cells) {
+  int64_t run = 1;
+  while (run * MOST_THREADS < count) run *= 2;
+  const int64_t begin = thread_index() * run, end = least(count, begin + run);
+  Tower<Op> tower;
+  for (int64_t i = begin; i < end; i += CHUNK) {  // several loads at a time; run is less than CHUNK, or a multiple
+    S x[CHUNK];
+    UNROLL for (int k = 0; k < CHUNK; ++k) x[k] = i + k < end ? at(i + k) : Op::neutral();
+    tower.push(fold<Op, CHUNK>(x));
+  }
+  const S part[1][1] = {{tower.result(Op::neutral())}};
+  S total[1];
+  along_row<Op, MOST_THREADS, 1, 1>(part, total, cells);
+  return total[0];
+}
+
+// A sum down rows of values with one element a row: a chain inside blocks of BLOCK rows, then the tree over the blocks.
+template <int BLOCK, class F> INLINE S down_rows(int64_t rows, const F& at, Cells& cells) {
+  const S sum = by_all_threads<Add>((rows + BLOCK - 1) / BLOCK, [&](int64_t block) {
+    S x = NEUTRAL_SUM;
+    for (int64_t r = block * BLOCK; r < least(rows, (block + 1) * BLOCK); ++r) x = add(x, at(r));
+    return x;
+  }, cells);
+  return rows ? sum : S{};
+}
+
+// The tree over blocks of rows for 32 columns, by MOST_THREADS threads: 32 slices of neighbouring blocks. Threads of the
+// first slice get their column's. `cells` has MOST_THREADS.
+constexpr int COLUMNS = 32, SLICES = MOST_THREADS / COLUMNS;
+template <class F> INLINE S over_blocks(int64_t blocks, const F& at, S* cells) {
+  const int slice = thread_index() / COLUMNS;
+  int64_t run = 1;
+  while (run * SLICES < blocks) run *= 2;
+  const int64_t begin = slice * run, end = least(blocks, begin + run);
+  Tower<Add> tower;
+  for (int64_t i = begin; i < end; i += CHUNK) {
+    S x[CHUNK];
+    UNROLL for (int k = 0; k < CHUNK; ++k) x[k] = i + k < end ? at(i + k) : NEUTRAL_SUM;
+    tower.push(fold<Add, CHUNK>(x));
+  }
+  barrier();
+  cells[thread_index()] = tower.result(NEUTRAL_SUM);
+  barrier();
+  if (slice) return S{};
+  S x[SLICES];
+  UNROLL for (int k = 0; k < SLICES; ++k) x[k] = cells[k * COLUMNS + thread_index()];
+  return blocks ? fold<Add, SLICES>(x) : S{};
+}
+
+template <int word> INLINE uint32_t element_word(int64_t place) { return uint32_t(uint64_t(place) >> (32 * word)); }
+
+}  // namespace tokitai

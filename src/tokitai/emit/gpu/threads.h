@@ -1,0 +1,70 @@
+// The threads of a GPU kernel, under one set of names on every target: CUDA here, HIP and the CPU's fibers in files of
+// their own.
+#pragma once
+
+#if TOKITAI_SIM
+#include "sim.h"
+#elif TOKITAI_HIP
+#include "hip.h"
+#else
+
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+
+#if TOKITAI_STRUCTURE  // speed matters little there, and calls and loops compile much faster
+#define INLINE __device__ inline
+#define UNROLL _Pragma("unroll 1")
+#else
+#define INLINE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#endif
+#define ROLLED _Pragma("unroll 1")
+#define SHARED(type, name, count) __shared__ type name[count]
+#define KERNEL(name, threads, blocks) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Call call)
+
+namespace tokitai {
+
+constexpr int WARP = 32;
+
+INLINE int thread_index() { return int(threadIdx.x); }
+INLINE int block_size() { return int(blockDim.x); }
+INLINE int64_t block_index() { return blockIdx.x; }
+INLINE int64_t grid_size() { return gridDim.x; }
+INLINE void barrier() { __syncthreads(); }
+
+INLINE uint32_t exchange(uint32_t x, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
+INLINE uint64_t exchange(uint64_t x, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
+INLINE float exchange(float x, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
+
+INLINE uint32_t bits_of(float a) { return __float_as_uint(a); }
+INLINE float float_of(uint32_t u) { return __uint_as_float(u); }
+
+// Streaming accesses: what a kernel reads and writes is used once, and need not displace what others keep in L2.
+struct alignas(16) Words16 { uint32_t w[4]; };
+struct alignas(8) Words8 { uint32_t w[2]; };
+INLINE Words16 load16(const void* p) {
+  const uint4 v = __ldcs(static_cast<const uint4*>(p));
+  return {{v.x, v.y, v.z, v.w}};
+}
+INLINE void store16(void* p, Words16 x) {
+  __stcs(static_cast<uint4*>(p), make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]));
+}
+INLINE Words8 load8(const void* p) {
+  const uint2 v = __ldcs(static_cast<const uint2*>(p));
+  return {{v.x, v.y}};
+}
+INLINE void store8(void* p, Words8 x) { __stcs(static_cast<uint2*>(p), make_uint2(x.w[0], x.w[1])); }
+INLINE uint32_t load4(const void* p) { return __ldcs(static_cast<const uint32_t*>(p)); }
+INLINE void store4(void* p, uint32_t x) { __stcs(static_cast<uint32_t*>(p), x); }
+INLINE uint16_t load2(const void* p) { return __ldcs(static_cast<const uint16_t*>(p)); }
+INLINE void store2(void* p, uint16_t x) { __stcs(static_cast<uint16_t*>(p), x); }
+
+}  // namespace tokitai
+#endif

@@ -1,0 +1,406 @@
+"""CUDA C++ (and HIP, and the CPU's fibers) of a row-wise kernel, from its plan and a schedule.
+
+A text has up to three kernels, launched one after another: ``early`` (sums that rows need before they begin), ``work``
+(the rows), ``finish`` (column sums over blocks of rows, and what is made of them). All take one ``Call`` by value:
+``tensors`` are the inputs, then the results; ``sizes`` are rows, columns, the row stride in elements of every
+rows x cols tensor in the same order, then whole host scalars; ``scalars`` the rounded host scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..lang import Node, TensorSpec
+from ..lower.gpu import MOST_THREADS, Schedule, blocked, column_results, finishes
+from ..lower.rowwise import Pass, RowPlan
+from .text import POINTER, Printer
+
+
+class GpuRowEmitter(Printer):
+    """Prints the kernels of one row-wise operator."""
+
+    def __init__(self, plan: RowPlan, schedule: Schedule) -> None:
+        super().__init__(plan.graph)
+        self.plan, self.schedule = plan, schedule
+        g = plan.graph
+        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
+        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
+        self.matrices = [t for t in g.inputs if t.space == "rc"]
+        self.columns = [t for t in g.inputs if t.space == "c"]
+        self.rows_fetched = [t for t in g.inputs if t.space == "r"]
+        self.sums = [n for n in plan.running if n.space == "c"]
+        self.row_sums = [n for n in plan.running if n.space == "s"]
+        self.most = max((max(len(p.sums), len(p.maxima)) for p in plan.passes), default=0)
+
+    def kernels(self) -> None:
+        """Constants of the schedule, the call, the kernels."""
+        s = self.schedule
+        self.line(f"// {s}")
+        self.line(f"constexpr int THREADS = {s.threads}, CHUNKS = {s.chunks}, ROWS = {s.rows}, WIDTH = {s.width};")
+        self.line(f"constexpr int BLOCK = {self.plan.block}, GROUP = Share<THREADS>::GROUP, SPAN = THREADS * CHUNKS * CHUNK;")
+        self.line()
+        sizes = 2 + sum(space == "rc" for _, space, _, _ in self.tensors) + len(self.whole_slot)
+        self.open("struct Call")
+        self.line(f"void* tensors[{len(self.tensors)}];")
+        self.line(f"int64_t sizes[{sizes}];")
+        self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
+        self.line("void* workspace;")
+        self.close("};")
+        if self.plan.early:
+            self.kernel("early", MOST_THREADS, self.early)
+        self.kernel("work", s.block_threads, self.work)
+        if finishes(self.plan):
+            self.kernel("finish", MOST_THREADS, self.finish)
+
+    def kernel(self, name: str, threads: int, body: object) -> None:
+        self.line()
+        self.open(f"KERNEL({name}, {threads}, 1)")
+        self.arguments()
+        assert callable(body)
+        body()
+        self.close()
+
+    # ------------------------------------------------------------------ what all kernels begin with
+    def arguments(self) -> None:
+        self.line("const int64_t rows = call.sizes[0];")
+        self.line("const int cols = int(call.sizes[1]);")
+        stride = 2
+        for i, (name, space, kind, const) in enumerate(self.tensors):
+            self.line(f"{const}{kind}* const {name} = static_cast<{const}{kind}*>(call.tensors[{i}]);")
+            if space == "rc":
+                self.line(f"const int64_t {name}_stride = call.sizes[{stride}];")
+                stride += 1
+        self.line(f"const int64_t* const integers = call.sizes + {stride};")
+        self.line("const Stored* const scalars = call.scalars;")
+        self.line("const int64_t blocks = (rows + BLOCK - 1) / BLOCK;")
+        self.line("(void)integers, (void)scalars, (void)blocks, (void)SPAN;")
+        used = "static_cast<Stored*>(call.workspace)"
+        for n in self.plan.early:
+            self.line(f"Stored* const early_{self.name[n]} = {used};")
+            used = f"early_{self.name[n]} + 1"
+        for n in self.plan.running:
+            self.line(f"Stored* const sum_{self.name[n]} = {used};")
+            used = f"sum_{self.name[n]} + {'blocks * cols' if n.space == 'c' else 'rows'}"
+        for n in self.plan.uniform:
+            self.declare(n, self.expression(n, False, self.name), vector=False)
+
+    def cells(self, count: str) -> None:
+        """Shared memory for so many values."""
+        self.line(f"SHARED(S, memory, {count});")
+        self.line(f"Cells cells{{memory, ({count}) / 2, 0}};")
+
+    def after_early(self) -> None:
+        for n in self.plan.early:
+            self.declare(n, f"load1(early_{self.name[n]})", vector=False)
+        for n in self.plan.after_early:
+            self.declare(n, self.expression(n, False, self.name), vector=False)
+
+    # ------------------------------------------------------------------ early
+    def early(self) -> None:
+        """Sums down the rows that the rows themselves need."""
+        self.cells("2 * WARP")
+        for n in self.plan.early:
+            self.open(f"const S sum_{self.name[n]} = down_rows<BLOCK>(rows, [&](int64_t r)")
+            for m in self.plan.under_early:
+                self.row_value(m)
+            self.line(f"return {self.name[n.args[0]]};")
+            self.close("}, cells);")
+            self.line(f"if (thread_index() == 0) store1(early_{self.name[n]}, sum_{self.name[n]});")
+
+    # ------------------------------------------------------------------ the rows
+    def work(self) -> None:
+        s = self.schedule
+        self.after_early()
+        if self.most:
+            self.cells(f"THREADS > WARP ? {2 * self.most} * WARP : 2")
+        self.line("const int t = thread_index() % THREADS, first = (t / GROUP * CHUNKS * GROUP + t % GROUP) * CHUNK;")
+        if s.kept:
+            for t in self.columns:
+                kind = POINTER[str(t.format)]
+                self.line(f"Chunk<{kind}> col_{t.name}[CHUNKS];")
+                self.chunk_loop(lambda t=t: self.line(  # type: ignore[misc]
+                    f"load_chunk<WIDTH>(col_{t.name}[v], in_{t.name} + c0, cols - c0);"
+                ))  # fmt: skip
+        if blocked(self.plan):
+            self.blocks_of_rows()
+        else:
+            self.open("for (int64_t first_row = block_index() * ROWS; first_row < rows; first_row += grid_size() * ROWS)")
+            self.line("const int64_t r = least(first_row + thread_index() / THREADS, rows - 1);")
+            self.line("const bool live = first_row + thread_index() / THREADS < rows;")
+            if s.kept:
+                self.fetch("row", "r")
+            self.row()
+            self.close()
+
+    def fetch(self, place: str, row: str, declared: bool = True) -> None:
+        """The chunks of a row into registers."""
+        for t in self.matrices:
+            kind = POINTER[str(t.format)]
+            if declared:
+                self.line(f"Chunk<{kind}> {place}_{t.name}[CHUNKS];")
+            source = f"in_{t.name} + {row} * in_{t.name}_stride + c0"
+            self.chunk_loop(lambda t=t, source=source: self.line(  # type: ignore[misc]
+                f"load_chunk<WIDTH>({place}_{t.name}[v], {source}, cols - c0);"
+            ))  # fmt: skip
+
+    def blocks_of_rows(self) -> None:
+        """Rows one after another inside blocks: chains of column sums, with the next rows on their way."""
+        ahead = self.schedule.ahead
+        self.open("for (int64_t block0 = block_index() * ROWS; block0 < blocks; block0 += grid_size() * ROWS)")
+        self.line("const int64_t block = least(block0 + thread_index() / THREADS, blocks - 1);")
+        self.line("const bool mine = block0 + thread_index() / THREADS < blocks;")
+        if self.schedule.kept:
+            for n in self.sums:
+                self.line(f"S acc_{self.name[n]}[CHUNKS * CHUNK];")
+                self.line(f"UNROLL for (int i = 0; i < CHUNKS * CHUNK; ++i) acc_{self.name[n]}[i] = NEUTRAL_SUM;")
+            for t in self.matrices:
+                self.line(f"Chunk<{POINTER[str(t.format)]}> ahead_{t.name}[{ahead}][CHUNKS];")
+            for t in self.rows_fetched:
+                self.line(f"{POINTER[str(t.format)]} ahead_{t.name}[{ahead}];")
+            self.open(f"UNROLL for (int d = 0; d < {ahead}; ++d)")
+            self.fetch_ahead("least(block * BLOCK + d, rows - 1)")
+            self.close()
+        self.open(f"ROLLED for (int64_t i = 0; i < BLOCK; i += {ahead})")
+        self.open(f"UNROLL for (int d = 0; d < {ahead}; ++d)")
+        self.line("if (block0 * BLOCK + i + d >= rows) break;  // the same in all threads")
+        self.line("const int64_t row = block * BLOCK + i + d, r = least(row, rows - 1);")
+        self.line("const bool live = mine && row < rows;")
+        if self.schedule.kept:
+            for t in self.matrices:
+                self.line(f"Chunk<{POINTER[str(t.format)]}> row_{t.name}[CHUNKS];")
+                self.line(f"UNROLL for (int v = 0; v < CHUNKS; ++v) row_{t.name}[v] = ahead_{t.name}[d][v];")
+            for t in self.rows_fetched:
+                self.line(f"const {POINTER[str(t.format)]} row_{t.name} = ahead_{t.name}[d];")
+            self.open(f"if (i + d + {ahead} < BLOCK)")
+            self.fetch_ahead(f"least(row + {ahead}, rows - 1)")
+            self.close()
+        self.row()
+        self.close()
+        self.close()
+        if self.schedule.kept:
+            self.open("if (mine)")
+            for n in self.sums:
+                self.chunk_loop(lambda n=n: self.line(  # type: ignore[misc]
+                    f"UNROLL for (int e = 0; e < CHUNK; ++e) if (c0 + e < cols) "
+                    f"store1(sum_{self.name[n]} + block * cols + c0 + e, acc_{self.name[n]}[v * CHUNK + e]);"
+                ))  # fmt: skip
+            self.close()
+        self.close()
+
+    def fetch_ahead(self, row: str) -> None:
+        for t in self.matrices:
+            source = f"in_{t.name} + {row} * in_{t.name}_stride + c0"
+            self.chunk_loop(lambda t=t, source=source: self.line(  # type: ignore[misc]
+                f"load_chunk<WIDTH>(ahead_{t.name}[d][v], {source}, cols - c0);"
+            ))  # fmt: skip
+        for t in self.rows_fetched:
+            self.line(f"ahead_{t.name}[d] = in_{t.name}[{row}];")
+
+    def chunk_loop(self, body: object) -> None:
+        self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
+        self.line("const int c0 = first + v * GROUP * CHUNK;")
+        assert callable(body)
+        body()
+        self.close()
+
+    def row(self) -> None:
+        """All that is computed from one row on its own."""
+        for t in self.matrices:
+            kind = POINTER[str(t.format)]
+            self.line(f"const {kind}* const in_{t.name}_row = in_{t.name} + r * in_{t.name}_stride;")
+            self.line(f"(void)in_{t.name}_row;")
+        for o in self.graph.outputs:
+            if o.space == "rc":
+                self.line(f"{POINTER[o.format]}* const out_{o.name}_row = out_{o.name} + r * out_{o.name}_stride;")
+        if self.schedule.kept:
+            for n in self.plan.kept:
+                self.line(f"S kept_{self.name[n]}[CHUNKS * CHUNK];")
+        for n in self.plan.before:
+            self.row_value(n)
+        loaded: set[Node] = set()
+        for p in self.plan.passes:
+            self.one_pass(p, loaded)
+            loaded |= set(p.keep)
+            for n in p.after:
+                self.row_value(n)
+        lines = [f"store1(out_{o.name} + r, {self.name[o.node]});" for o in self.graph.outputs if o.space == "r"]
+        lines += [f"store1(sum_{self.name[n]} + r, {self.name[n.args[0]]});" for n in self.row_sums]
+        if lines:
+            self.open("if (t == 0 && live)")
+            for line in lines:
+                self.line(line)
+            self.close()
+
+    def row_value(self, n: Node) -> None:
+        if n.op == "input":
+            ahead = blocked(self.plan) and self.schedule.kept
+            place = f"&row_{n.data[0]}" if ahead and n not in self.plan.under_early else f"in_{n.data[0]} + r"
+            self.declare(n, f"load1({place})", vector=False)
+        elif n.op == "row_index":
+            self.declare(n, "r", vector=False)
+        elif n.op == "take_column":
+            self.take_column(n)
+        else:
+            self.declare(n, self.expression(n, False, self.name), vector=False)
+
+    def take_column(self, n: Node) -> None:
+        """The expression under take_column, at one column only; all threads of the row compute it."""
+        source, index = n.args
+        self.line(f"S {self.name[n]};")
+        self.open("")
+        self.line(f"const int64_t c = {self.name[index]};")
+        for m in self.cone(source):
+            if m.op == "input":
+                place = f"in_{m.data[0]}_row + c" if m.space == "rc" else f"in_{m.data[0]} + c"
+                self.declare(m, f"load1({place})", vector=False)
+            else:
+                self.column_value(m, "int32_t(c)")
+        self.line(f"{self.name[n]} = {self.name[source]};")
+        self.close()
+
+    def column_value(self, n: Node, column: str = "c") -> None:
+        """A value of one column that is not an input."""
+        if n.op == "column_index":
+            self.declare(n, column, vector=False)
+        elif n.op == "element_word":
+            self.declare(n, f"element_word<{n.data[0]}>(r * cols + {column})", vector=False)
+        else:
+            self.declare(n, self.expression(n, False, self.name), vector=False)
+
+    # ------------------------------------------------------------------ one sweep over a row
+    def one_pass(self, p: Pass, loaded: set[Node]) -> None:
+        kept, number = self.schedule.kept, self.plan.passes.index(p) + 1
+        reduced = [("Add", "sum", p.sums), ("Most", "max", p.maxima)]
+        for op, word, nodes in reduced:
+            if nodes:
+                self.line(f"S {word}_{number}[{len(nodes)}];")
+                if not kept:
+                    self.line(f"Tower<{op}> {word}_tower_{number}[{len(nodes)}];")
+        if not kept:
+            self.open("for (int base = 0; base < cols; base += SPAN)")
+        for _, word, nodes in reduced:
+            if nodes:
+                self.line(f"S {word}_part_{number}[{len(nodes)}][CHUNKS];")
+        self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
+        self.line(f"const int c0 = {'' if kept else 'base + '}first + v * GROUP * CHUNK;")
+        self.chunk(p, loaded, number)
+        self.close()
+        for op, word, nodes in reduced:
+            if nodes:
+                k = len(nodes)
+                total = f"{word}_{number}"
+                self.line(f"along_row<{op}, THREADS, CHUNKS, {k}>({word}_part_{number}, {total}, cells);")
+                if not kept:
+                    self.line(f"for (int k = 0; k < {k}; ++k) {word}_tower_{number}[k].push({total}[k]);")
+        if not kept:
+            self.close()
+            for op, word, nodes in reduced:
+                if nodes:
+                    each = f"for (int k = 0; k < {len(nodes)}; ++k)"
+                    self.line(f"{each} {word}_{number}[k] = {word}_tower_{number}[k].result({op}::neutral());")
+        for i, n in enumerate(p.sums):
+            self.line(f"const S {self.name[n]} = cols ? sum_{number}[{i}] : S{{}};")
+        for i, n in enumerate(p.maxima):
+            self.line(f"const S {self.name[n]} = done_max(max_{number}[{i}]);")
+
+    def chunk(self, p: Pass, loaded: set[Node], number: int) -> None:
+        """The elements of one chunk."""
+        if not self.schedule.kept:
+            self.load_for(n for n in p.compute if n.op == "input")
+        for word, nodes in (("sum", p.sums), ("max", p.maxima)):
+            for i, _ in enumerate(nodes):
+                self.line(f"S {word}_at_{i}[CHUNK];")
+        for o in p.stores:
+            self.line(f"Chunk<{POINTER[o.format]}> new_{o.name};")
+        self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
+        self.line("const int c = c0 + e;")
+        self.line("(void)c;")
+        where = "[v].e[e]" if self.schedule.kept else ".e[e]"
+        for n in p.compute:
+            if n in loaded:
+                self.declare(n, f"kept_{self.name[n]}[v * CHUNK + e]", vector=False)
+            elif n.op == "input":
+                self.declare(n, f"load1(&{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{where})", vector=False)
+            else:
+                self.column_value(n)
+            if n in p.keep:
+                self.line(f"kept_{self.name[n]}[v * CHUNK + e] = {self.name[n]};")
+        for word, neutral, nodes in (("sum", "NEUTRAL_SUM", p.sums), ("max", "NEUTRAL_MAX", p.maxima)):
+            for i, n in enumerate(nodes):
+                value = self.name[n.args[0]] if word == "sum" else f"leaf_max({self.name[n.args[0]]})"
+                padded = value if self.schedule.exact else f"c < cols ? {value} : {neutral}"
+                self.line(f"{word}_at_{i}[e] = {padded};")
+        for o in p.stores:
+            self.line(f"store1(&new_{o.name}.e[e], {self.name[o.node]});")
+        for n in p.col_sums:
+            self.column_sum(n)
+        self.close()
+        for word, op, nodes in (("sum", "Add", p.sums), ("max", "Most", p.maxima)):
+            for i, _ in enumerate(nodes):
+                tree = f"fold<{op}, CHUNK>({word}_at_{i})"
+                self.line(f"{word}_part_{number}[{i}][v] = c0 < cols ? {tree} : {op}::neutral();")
+        for o in p.stores:
+            self.line(f"if (live) store_chunk<WIDTH>(out_{o.name}_row + c0, new_{o.name}, cols - c0);")
+
+    def column_sum(self, n: Node) -> None:
+        value = self.name[n.args[0]]
+        if self.schedule.kept:
+            acc = f"acc_{self.name[n]}[v * CHUNK + e]"
+            self.line(f"if (live) {acc} = add({acc}, {value});")
+        else:
+            place = f"sum_{self.name[n]} + block * cols + c"
+            self.open("if (live && c < cols)")
+            self.line(f"store1({place}, add(i + d == 0 ? NEUTRAL_SUM : load1({place}), {value}));")
+            self.close()
+
+    def load_for(self, inputs: Iterable[Node]) -> None:
+        """Chunks that a pass over a long row reads."""
+        by_name: dict[str, TensorSpec] = {t.name: t for t in self.graph.inputs}
+        for n in inputs:
+            t = by_name[str(n.data[0])]
+            kind = POINTER[str(t.format)]
+            place = "row" if t.space == "rc" else "col"
+            source = f"in_{t.name}_row" if t.space == "rc" else f"in_{t.name}"
+            self.line(f"Chunk<{kind}> {place}_{t.name};")
+            self.line(f"load_chunk<WIDTH>({place}_{t.name}, {source} + c0, cols - c0);")
+
+    # ------------------------------------------------------------------ after the last row
+    def finish(self) -> None:
+        """The tree over blocks of rows, and what is made of complete column sums."""
+        self.cells("MOST_THREADS")
+        self.after_early()
+        for n in (n for n in self.plan.finish if n.space == "s"):
+            if n.op == "col_sum":
+                at = f"[&](int64_t r) {{ return load1(sum_{self.name[n]} + r); }}"
+                self.declare(n, f"down_rows<BLOCK>(rows, {at}, cells)", vector=False)
+            else:
+                self.declare(n, self.expression(n, False, self.name), vector=False)
+        scalars = [o for o in self.graph.outputs if o.space == "s"]
+        if scalars:
+            self.open("if (block_index() == 0 && thread_index() == 0)")
+            for o in scalars:
+                self.line(f"store1(out_{o.name}, {self.name[o.node]});")
+            self.close()
+        if not column_results(self.plan):
+            return
+        self.line("if (cols == 0) return;")
+        self.line("const int column = int(block_index()) * COLUMNS + thread_index() % COLUMNS;")
+        self.line("const int c = least(column, cols - 1);")
+        columns = [o for o in self.graph.outputs if o.space == "c"]
+        done: list[Node] = []
+        for o in columns:
+            for n in self.cone(o.node):
+                if n in done:
+                    continue
+                done.append(n)
+                if n.op == "col_sum":
+                    at = f"[&](int64_t i) {{ return load1(sum_{self.name[n]} + i * cols + c); }}"
+                    self.declare(n, f"over_blocks(blocks, {at}, memory)", vector=False)
+                elif n.op == "input":
+                    self.declare(n, f"load1(in_{n.data[0]} + c)", vector=False)
+                else:
+                    self.column_value(n)
+        self.open("if (thread_index() < COLUMNS && column < cols)")
+        for o in columns:
+            self.line(f"store1(out_{o.name} + c, {self.name[o.node]});")
+        self.close()

@@ -1,0 +1,35 @@
+"""The text of a kernel for GPUs, and for the CPU's fibers that stand in for one.
+
+One text serves CUDA, HIP and the simulated device, numbers as well as hashes: the headers decide.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from ..lower.flat import FlatPlan
+from ..lower.gpu import Schedule
+from ..lower.rowwise import RowPlan
+from .cpp import KernelText
+from .gpu_flat import GpuFlatEmitter
+from .gpu_rows import GpuRowEmitter
+
+OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "sim.h")
+SHARED = ("integers.h", "hashes.h")  # with the cpu target
+
+
+def headers() -> dict[str, str]:
+    """The headers of GPU kernels, by the name under which a kernel includes them."""
+    package = resources.files(__package__)
+    own = {name: (package / "gpu" / name).read_text() for name in OWN}
+    return own | {name: (package / "cpu" / name).read_text() for name in SHARED}
+
+
+def emit_rows(plan: RowPlan, schedule: Schedule) -> KernelText:
+    """The text of a row-wise operator's kernels for one schedule."""
+    return KernelText(GpuRowEmitter(plan, schedule).text(), headers())
+
+
+def emit_flat(plan: FlatPlan, width: int) -> KernelText:
+    """The text of an element-wise operator's kernels, with accesses of at most `width` elements."""
+    return KernelText(GpuFlatEmitter(plan, width).text(), headers())

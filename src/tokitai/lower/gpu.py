@@ -1,0 +1,154 @@
+"""How a row-wise plan is laid over the threads of a GPU: threads to a row, chunks to a thread, rows to a block.
+
+A schedule decides speed, never a bit. It follows from the number of columns and from how tensors are aligned; the
+number of rows decides only how many blocks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .flat import FlatPlan
+from .rowwise import RowPlan
+
+CHUNK = 8  # neighbouring elements that a thread takes at a time
+MOST_THREADS = 1024
+LONGEST_KEPT = 32768  # columns of a row that threads keep in registers; longer ones are read again in each pass
+COLUMNS, SLICES = 32, 32  # of a block that adds up partial column sums
+TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One way to lay out a row-wise kernel."""
+
+    threads: int  # to a row: a power of two up to a warp, then whole warps
+    chunks: int  # to a thread: a power of two
+    rows: int  # that a block of threads works on at a time
+    width: int  # elements to an access at most: 8, 4, 2 or 1
+    exact: bool  # rows are whole chunks
+    ahead: int  # rows that are fetched ahead, where a block of threads works through a block of rows
+    kept: bool  # rows stay in registers; else they are read again in each pass
+
+    @property
+    def block_threads(self) -> int:
+        """Threads of a block."""
+        return self.threads * self.rows
+
+    @property
+    def span(self) -> int:
+        """Columns that the threads of a row take at a time."""
+        return self.threads * self.chunks * CHUNK
+
+    def __str__(self) -> str:
+        how = "in registers" if self.kept else "read in each pass"
+        return (
+            f"{self.threads} threads a row, {self.chunks} chunks a thread, {self.rows} rows a block, "
+            f"{self.width} elements an access, {how}"
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch of a kernel of the text."""
+
+    name: str
+    grid: int
+    block: int
+
+
+def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Schedule:
+    """The schedule for rows of so many columns whose tensors allow accesses of `width` elements."""
+    chunks_of_row = max(1, -(-cols // CHUNK))
+    exact = cols % CHUNK == 0 and cols > 0
+    running = [n for n in plan.running if n.space == "c"]
+    if cols > LONGEST_KEPT:
+        return Schedule(MOST_THREADS, 1, 1, width, exact, 1, kept=False)
+    if chunks_of_row <= warp and not (running and chunks_of_row > warp // 2):
+        threads = _power_of_two(chunks_of_row)
+        return Schedule(threads, 1, max(1, 128 // threads), width, exact, 2, kept=True)
+    most = 4 if running else 8  # chunks to a thread: accumulators take registers too
+    # Few barriers where rows are many, many threads where each row has to be worked through in turn.
+    wish = 1 if running else 4
+    threads, chunks = _share(chunks_of_row, warp, wish, most)
+    return Schedule(threads, chunks, max(1, 128 // threads) if threads <= warp else 1, width, exact, 2, kept=True)
+
+
+def _share(chunks_of_row: int, warp: int, wish: int, most: int) -> tuple[int, int]:
+    """Threads and chunks a thread: at least `wish` chunks, at most 512 threads where `most` allows it."""
+    chunks = wish
+    while True:
+        warps = -(-chunks_of_row // (warp * chunks))
+        if warps * warp <= 512 or chunks >= most:
+            return warps * warp, chunks
+        chunks *= 2
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length() if n > 1 else 1
+
+
+def row_steps(plan: RowPlan, schedule: Schedule, rows: int, cols: int) -> list[Step]:
+    """The launches of a row-wise kernel, in order."""
+    steps = []
+    if plan.early:
+        steps.append(Step("early", 1, MOST_THREADS))
+    units = -(-rows // plan.block) if blocked(plan) else rows
+    if units and (cols or has_row_results(plan)):
+        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads))
+    if finishes(plan):
+        steps.append(Step("finish", max(1, -(-cols // COLUMNS) if column_results(plan) else 1), MOST_THREADS))
+    return steps
+
+
+def blocked(plan: RowPlan) -> bool:
+    """Whether rows are worked through in blocks, as chains of column sums."""
+    return any(n.space == "c" for n in plan.running)
+
+
+def has_row_results(plan: RowPlan) -> bool:
+    """Whether something is to be done for rows without columns."""
+    return any(o.space == "r" for o in plan.graph.outputs) or any(n.space == "s" for n in plan.running)
+
+
+def column_results(plan: RowPlan) -> bool:
+    return any(o.space == "c" for o in plan.graph.outputs)
+
+
+def finishes(plan: RowPlan) -> bool:
+    """Whether results are known only after the last row."""
+    return any(o.space in ("c", "s") for o in plan.graph.outputs)
+
+
+def workspace_elements(plan: RowPlan, rows: int, cols: int) -> int:
+    """Elements of workspace: a cell for each early sum, partial sums of running ones."""
+    blocks = -(-rows // plan.block)
+    return len(plan.early) + sum(blocks * cols if n.space == "c" else rows for n in plan.running)
+
+
+def tiles_of(rows: int, cols: int) -> int:
+    """Tiles of one tensor."""
+    return rows * -(-cols // TILE)
+
+
+def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
+    """The launches of an element-wise kernel, in order."""
+    tiles = sum(tiles_of(r, c) for r, c in shapes)
+    filled = sum(r * c > 0 for r, c in shapes)
+    steps = []
+    if plan.totals:
+        if tiles:
+            steps.append(Step("tile_totals", tiles, TILE // CHUNK // 2))
+            steps.append(Step("tensor_totals", filled, MOST_THREADS))
+        steps.append(Step("totals", 1, MOST_THREADS))
+    if tiles and plan.compute:
+        steps.append(Step("work", tiles, TILE // CHUNK // 2))
+    return steps
+
+
+def flat_workspace_elements(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> int:
+    """One value a tile and one a tensor for each total, and the total."""
+    tiles = sum(tiles_of(r, c) for r, c in shapes)
+    filled = sum(r * c > 0 for r, c in shapes)
+    return len(plan.totals) * (tiles + filled + 1)
