@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..device import cpu
+from ..device import cpu, cuda
 from ..errors import CompilerMissingError, TokitaiError
 from ..lang import Matrix, Outputs, operator, outputs, row_sum, storage
 from ..numerics import NUMERICS_VERSION
-from ..toolchain import cache
+from ..toolchain import cache, nvrtc
 from ..toolchain.build import ISAS, machine_here
 from ..toolchain.compilers import Compiler, all_compilers, find_compiler
 from ..verification import verify
@@ -37,6 +37,8 @@ def examine() -> dict[str, Any]:
     folder = cache.folder()
     if folder.problem:
         missing.append(folder.problem)
+    card = _cuda()
+    missing += [f"cuda: {problem}" for problem in (card["build"], card["run"]) if problem]
     default = next((c for c in compilers if c["path"] == chosen), None)
     works = default is not None and default["works"] and not device["float_mode"]
     return {
@@ -45,8 +47,8 @@ def examine() -> dict[str, Any]:
         "compilers": compilers,
         "compiler": chosen,
         "cache": {"folder": str(folder.path), "problem": folder.problem},
-        "targets": {"cpu": {"works": works}},
-        "claims": _claims(works, default, device),
+        "targets": {"cpu": {"works": works}, "cuda": card},
+        "claims": [*_claims(works, default, device), *_cuda_claims(card)],
         "missing": missing,
     }
 
@@ -61,6 +63,32 @@ def _compiler(c: Compiler) -> dict[str, Any]:
     except TokitaiError as error:
         return {**known, "works": False, "problem": str(error)}
     return {**known, "works": verdict.verdict == "verified", "problem": verdict.failure}
+
+
+def _cuda() -> dict[str, Any]:
+    """What of the CUDA target is here: ``build`` and ``run`` say what is missing, or are None."""
+    build, run = nvrtc.missing(), cuda.probe()
+    found: dict[str, Any] = {"works": False, "build": build, "run": run, "nvrtc": None, "device": None}
+    if build is None:
+        found["nvrtc"] = nvrtc.find_nvrtc().version
+    if run is None:
+        try:
+            found["device"] = cuda.open_device().describe()
+        except TokitaiError as error:
+            found["run"] = str(error)
+    found["works"] = found["build"] is None and found["run"] is None
+    return found
+
+
+def _cuda_claims(card: dict[str, Any]) -> list[str]:
+    if card["build"]:
+        return []
+    if card["run"]:
+        return [
+            f"cuda: kernels for {', '.join(nvrtc.ARCHITECTURES)} can be built and examined here, "
+            f"but neither run nor verified"
+        ]
+    return [f"cuda: kernels for {card['device']['arch']} can be run and verified here"]
 
 
 def _claims(works: bool, compiler: dict[str, Any] | None, device: dict[str, Any]) -> list[str]:
@@ -82,6 +110,7 @@ def report_text(report: dict[str, Any]) -> str:
         f"float mode  {device['float_mode'] or 'as IEEE 754 has it by default'}",
         f"cache       {folder['folder']}",
         f"devices     cpu: {'works' if report['targets']['cpu']['works'] else 'does not work'}",
+        f"            cuda: {_cuda_text(report['targets']['cuda'])}",
     ]
     for c in report["compilers"]:
         chosen = " (used by default)" if c["path"] == report["compiler"] else ""
@@ -91,3 +120,11 @@ def report_text(report: dict[str, Any]) -> str:
     lines += [f"claim       {text}" for text in report["claims"]]
     lines += [f"missing     {text}" for text in report["missing"]]
     return "\n".join(lines)
+
+
+def _cuda_text(card: dict[str, Any]) -> str:
+    compiler = f"NVRTC {card['nvrtc']}" if card["nvrtc"] else "no NVRTC"
+    if card["device"] is None:
+        return f"{compiler}, no usable card"
+    device = card["device"]
+    return f"{device['name']}, {device['arch']}, driver {device['driver']}, {compiler}"
