@@ -204,6 +204,12 @@ class Module:
                 f"{artifact.path.name}: built for {artifact.arch}, but cuda:{device.index} ({device.name}) runs "
                 f"{device.arch}"
             )
+        runs, built = int(call("cuDriverGetVersion")) // 1000, artifact.nvrtc.version
+        if int(built.partition(".")[0]) > runs:
+            raise DeviceMissingError(
+                f"{artifact.path.name}: built by NVRTC {built}, but the NVIDIA driver here runs CUDA {runs}; install "
+                f"a newer driver (580 or later for CUDA 13)"
+            )
         image = artifact.read_cubin()
         with device.entered():
             self._module = call("cuModuleLoadData", image, about=artifact.path.name)

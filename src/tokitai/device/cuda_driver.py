@@ -21,7 +21,6 @@ OUT_OF_MEMORY = 2
 _IN_VAIN = {
     3: "the driver is not initialised here (a process forked from one that used CUDA cannot use it: start a new one)",
     34: "the driver found is the stub library of the toolkit: install the NVIDIA driver",
-    35: "the NVIDIA driver is older than the CUDA libraries: install driver 580 or later for CUDA 13",
     100: "the driver finds no CUDA device (or CUDA_VISIBLE_DEVICES hides it)",
     803: "the NVIDIA driver's kernel module and its library have different versions: restart the machine",
 }
