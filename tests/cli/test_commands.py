@@ -68,12 +68,16 @@ def test_doctor_says_what_works(tokitai: Command) -> None:
     assert done.code == 0, report
     keys = "numerics_version device compilers compiler cache targets claims missing"
     assert set(report) == set(keys.split())
-    assert report["targets"] == {"cpu": {"works": True}}
+    assert set(report["targets"]) == {"cpu", "cuda"} and report["targets"]["cpu"] == {"works": True}
+    card = report["targets"]["cuda"]
+    told = [text for text in report["missing"] if text.startswith("cuda: ")]
+    assert card["works"] is (not told) is any(text.startswith("cuda: ") for text in report["claims"])
+    assert told == [f"cuda: {card[what]}" for what in ("build", "run") if card[what]]
     assert report["compiler"] in [c["path"] for c in report["compilers"] if c["works"]]
     assert report["cache"]["problem"] is None
     people = tokitai("doctor")
     assert people.code == 0
-    assert "devices     cpu: works\n" in people.out
+    assert "devices     cpu: works\n            cuda: " in people.out
 
 
 def test_doctor_does_not_take_a_wrong_kernel_for_a_working_one(

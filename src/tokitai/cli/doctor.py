@@ -81,13 +81,8 @@ def _cuda() -> dict[str, Any]:
 
 
 def _cuda_claims(card: dict[str, Any]) -> list[str]:
-    if card["build"]:
+    if not card["works"]:
         return []
-    if card["run"]:
-        return [
-            f"cuda: kernels for {', '.join(nvrtc.ARCHITECTURES)} can be built and examined here, "
-            f"but neither run nor verified"
-        ]
     return [f"cuda: kernels for {card['device']['arch']} can be run and verified here"]
 
 
@@ -125,6 +120,6 @@ def report_text(report: dict[str, Any]) -> str:
 def _cuda_text(card: dict[str, Any]) -> str:
     compiler = f"NVRTC {card['nvrtc']}" if card["nvrtc"] else "no NVRTC"
     if card["device"] is None:
-        return f"{compiler}, no usable card"
+        return f"{compiler}, no usable card" + ("; kernels can be built and examined" if card["nvrtc"] else "")
     device = card["device"]
     return f"{device['name']}, {device['arch']}, driver {device['driver']}, {compiler}"
