@@ -122,6 +122,7 @@ def test_everything_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
         key_of(SOURCE, here, options_of("sm_90", structure=True)),
         key_of(SOURCE, here, options_of("sm_90", defines=["A=1"])),
         key_of(SOURCE, other, options_of("sm_90")),
+        key_of(SOURCE, nvrtc.Nvrtc(here.version, here.digest, "0" * 64, here.path), options_of("sm_90")),
         key_of(SOURCE, nvrtc.Nvrtc("13.9", here.digest, here.builtins, here.path), options_of("sm_90")),
     ]
     assert len({base, *keys}) == len(keys) + 1
