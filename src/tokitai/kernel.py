@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,8 +21,9 @@ from .toolchain.build import Artifact, Isa, Source, build, native_isa
 from .toolchain.compilers import find_compiler
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
-TARGETS = ("cpu",)
+TARGETS = ("cpu", "sim", "cuda")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,30 +34,58 @@ class Scalars:
     whole: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Kernel:
-    """A compiled kernel. In a *structure* build every float tensor holds 64-bit hashes instead of numbers."""
+@dataclass(frozen=True)
+class Identity:
+    """A binary, as certificates name it: what it was made of, by what, and what came out."""
 
-    operator: Operator
+    structure: bool
+    fingerprint: str  # SHA-256 over everything that can change the binary
+    digest: str  # SHA-256 of the binary
+    source_digest: str
+    compiler: str
+    compiler_version: str
+    compiler_digest: str
+    isa: str
+    flags: tuple[str, ...]
+
+
+class Placed(Protocol):
+    """A buffer in guard zones: all of its memory, the array inside, and where in it that begins."""
+
+    raw: Array
+    array: Array
+
+    def start(self) -> int:
+        """Bytes from the beginning of the memory to the first element."""
+
+
+class KernelBase:
+    """What kernels of all targets have in common."""
+
     graph: Graph
     plan: Plan
-    source: str
-    artifact: Artifact
     structure: bool
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over everything that can change the binary."""
-        return self.artifact.fingerprint
-
-    @cached_property
-    def _run(self) -> cpu.LoadedKernel:
-        return cpu.load(self.artifact)
 
     def element(self, format_name: str) -> np.dtype[Any]:
         """The dtype in which a tensor of this format is handed to the kernel."""
         fmt = FORMATS[format_name]
         return np.dtype(np.uint64) if self.structure and fmt.is_float else fmt.dtype
+
+    @cached_property
+    def tensor_sizes(self) -> list[tuple[str, int]]:
+        """Space and bytes an element of each tensor, inputs first."""
+        named = [(t.space, str(t.format)) for t in self.graph.inputs] + [(o.space, o.format) for o in self.graph.outputs]
+        return [(space, self.element(fmt).itemsize) for space, fmt in named]
+
+    @cached_property
+    def matrices(self) -> int:
+        """How many tensors are rows x cols."""
+        return sum(space == "rc" for space, _ in self.tensor_sizes)
+
+    @cached_property
+    def whole_count(self) -> int:
+        """How many host scalars are whole numbers."""
+        return len(whole_scalars(self.graph))
 
     def scalar_table(self, rows: int, cols: int, params: Mapping[str, float]) -> Scalars:
         """The host scalars of a call, each computed in f64 and rounded once: to f32, or to a whole number."""
@@ -71,51 +101,101 @@ class Kernel:
     def _whole(self, rows: int, cols: int, params: Mapping[str, float]) -> tuple[int, ...]:
         return tuple(round(v) for v in host_values(self.graph, whole_scalars(self.graph), rows, cols, params))
 
+    def identities(self) -> list[Identity]:
+        """The binaries that were used so far."""
+        raise NotImplementedError
+
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
+        """How much workspace a launch needs."""
+        raise NotImplementedError
+
+    def launch_raw(
+        self, addresses: Sequence[int], sizes: Sequence[int], shapes: Sequence[tuple[int, int]], table: Array,
+        threads: int, workspace: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Run on addresses and sizes as the kernel's text reads them. ``workspace`` is room for `workspace_bytes`,
+        whatever it holds; a new one where none is given."""
+        raise NotImplementedError
+
+    def launch(
+        self, tensors: Mapping[str, Array], results: Mapping[str, Array], shape: tuple[int, int], scalars: Scalars,
+        threads: int, workspace: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Run on arrays that already have the right dtypes: rows x cols ones two-dimensional with unit column stride,
+        all others contiguous. Nothing is checked here: see ``tokitai.call`` for the checks. Releases the GIL."""
+        self.launch_list([tensors], [results], [shape], scalars, threads, workspace)
+
+    def launch_list(
+        self, tensors: Sequence[Mapping[str, Array]], results: Sequence[Mapping[str, Array]],
+        shapes: Sequence[tuple[int, int]], scalars: Scalars, threads: int, workspace: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Run an element-wise kernel on a list of tensors; any other takes a list of one."""
+        addresses = [a.ctypes.data for a in self._in_order(tensors, results)]
+        self._launch_at(addresses, tensors, results, shapes, scalars, threads, workspace)
+
+    def launch_buffers(
+        self, tensors: Sequence[Mapping[str, Placed]], results: Sequence[Mapping[str, Placed]],
+        shapes: Sequence[tuple[int, int]], scalars: Scalars, threads: int, workspace: Placed | None = None,
+    ) -> None:  # fmt: skip
+        """The same on buffers in guard zones, which stay where they lie in their zones on every target."""
+        given, made = ([{n: b.array for n, b in some.items()} for some in many] for many in (tensors, results))
+        self.launch_list(given, made, shapes, scalars, threads, None if workspace is None else workspace.array)
+
+    def _in_order(self, tensors: Sequence[Mapping[str, T]], results: Sequence[Mapping[str, T]]) -> list[T]:
+        """The inputs and results of each tensor of a list, as the kernel takes them."""
+        found = []
+        for some, made in zip(tensors, results, strict=True):
+            found += [some[t.name] for t in self.graph.inputs] + [made[o.name] for o in self.graph.outputs]
+        return found
+
+    def _launch_at(
+        self, addresses: Sequence[int], tensors: Sequence[Mapping[str, Array]],
+        results: Sequence[Mapping[str, Array]], shapes: Sequence[tuple[int, int]], scalars: Scalars, threads: int,
+        workspace: Array | None = None, **where: Any,
+    ) -> None:  # fmt: skip
+        """Run on arrays that lie at other addresses than their own. Nothing is run where there is nothing to write."""
+        if all(array.size == 0 for made in results for array in made.values()):
+            return
+        sizes: list[int] = [len(shapes)] if self.plan.flat else []
+        for some, made, shape in zip(tensors, results, shapes, strict=True):
+            strides = [a.strides[0] // a.itemsize for a in self._in_order([some], [made]) if a.ndim == 2]
+            sizes += [*shape, *strides]
+        self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads, workspace, **where)
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel(KernelBase):
+    """A compiled kernel for the CPU. In a *structure* build every float tensor holds 64-bit hashes instead of numbers."""
+
+    operator: Operator
+    graph: Graph
+    plan: Plan
+    source: str
+    artifact: Artifact
+    structure: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over everything that can change the binary."""
+        return self.artifact.fingerprint
+
+    def identities(self) -> list[Identity]:
+        """The one binary."""
+        a = self.artifact
+        source = hashlib.sha256(self.source.encode()).hexdigest()
+        about = (a.compiler.kind, a.compiler.version, a.compiler.digest, a.isa, a.flags)
+        return [Identity(self.structure, a.fingerprint, a.digest, source, *about)]
+
+    @cached_property
+    def _run(self) -> cpu.LoadedKernel:
+        return cpu.load(self.artifact)
+
     def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
         """How much workspace a launch needs."""
         element = 8 if self.structure else 4
         if isinstance(self.plan, FlatPlan):
             return self.plan.workspace_bytes(shapes, element)
         return self.plan.workspace_bytes(shapes, element, threads)
-
-    def launch(
-        self,
-        tensors: Mapping[str, Array],
-        results: Mapping[str, Array],
-        shape: tuple[int, int],
-        scalars: Scalars,
-        threads: int,
-        workspace: Array | None = None,
-    ) -> None:
-        """Run on arrays that already have the right dtypes: rows x cols ones two-dimensional with unit column stride,
-        all others contiguous. Nothing is checked here: see ``tokitai.call`` for the checks. Releases the GIL."""
-        self.launch_list([tensors], [results], [shape], scalars, threads, workspace)
-
-    def launch_list(
-        self,
-        tensors: Sequence[Mapping[str, Array]],
-        results: Sequence[Mapping[str, Array]],
-        shapes: Sequence[tuple[int, int]],
-        scalars: Scalars,
-        threads: int,
-        workspace: Array | None = None,
-    ) -> None:
-        """Run an element-wise kernel on a list of tensors; any other takes a list of one."""
-        addresses: list[int] = []
-        sizes: list[int] = [len(shapes)] if self.plan.flat else []
-        inputs = [(t.name, t.space == "rc") for t in self.graph.inputs]
-        outputs = [(o.name, o.space == "rc") for o in self.graph.outputs]
-        for some, made, shape in zip(tensors, results, shapes, strict=True):
-            sizes += shape
-            for arrays, names in ((some, inputs), (made, outputs)):
-                for name, matrix in names:
-                    array = arrays[name]
-                    addresses.append(array.ctypes.data)
-                    if matrix:
-                        sizes.append(array.strides[0] // array.itemsize)
-        if all(array.size == 0 for made in results for array in made.values()):
-            return
-        self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads, workspace)
 
     def launch_raw(
         self,
@@ -154,8 +234,8 @@ def compile(
     ``isa`` an instruction set (default: the widest one here).
     Raises UnknownNameError, DefinitionError, CompilerMissingError, CompileError.
     """
-    if target not in TARGETS:
-        raise UnknownNameError("target", target, TARGETS)
+    if target != "cpu":
+        raise UnknownNameError("target", target, ("cpu",))
     graph = operator.trace(dtype, present, options)
     plan = make_plan(graph)
     text = emit_cpu(plan)
@@ -178,4 +258,4 @@ def build_text(
     return Kernel(operator, graph, plan, text, artifact, structure)
 
 
-__all__ = ["TARGETS", "Kernel", "Scalars", "build_text", "compile"]
+__all__ = ["TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile"]

@@ -118,7 +118,7 @@ class GpuRowEmitter(Printer):
             for t in self.columns:
                 kind = POINTER[str(t.format)]
                 self.line(f"Chunk<{kind}> col_{t.name}[CHUNKS];")
-                self.chunk_loop(lambda t=t: self.line(  # type: ignore[misc]
+                self.chunk_loop(lambda t=t: self.line(
                     f"load_chunk<WIDTH>(col_{t.name}[v], in_{t.name} + c0, cols - c0);"
                 ))  # fmt: skip
         if blocked(self.plan):
@@ -139,7 +139,7 @@ class GpuRowEmitter(Printer):
             if declared:
                 self.line(f"Chunk<{kind}> {place}_{t.name}[CHUNKS];")
             source = f"in_{t.name} + {row} * in_{t.name}_stride + c0"
-            self.chunk_loop(lambda t=t, source=source: self.line(  # type: ignore[misc]
+            self.chunk_loop(lambda t=t, source=source: self.line(
                 f"load_chunk<WIDTH>({place}_{t.name}[v], {source}, cols - c0);"
             ))  # fmt: skip
 
@@ -180,7 +180,7 @@ class GpuRowEmitter(Printer):
         if self.schedule.kept:
             self.open("if (mine)")
             for n in self.sums:
-                self.chunk_loop(lambda n=n: self.line(  # type: ignore[misc]
+                self.chunk_loop(lambda n=n: self.line(
                     f"UNROLL for (int e = 0; e < CHUNK; ++e) if (c0 + e < cols) "
                     f"store1(sum_{self.name[n]} + block * cols + c0 + e, acc_{self.name[n]}[v * CHUNK + e]);"
                 ))  # fmt: skip
@@ -190,7 +190,7 @@ class GpuRowEmitter(Printer):
     def fetch_ahead(self, row: str) -> None:
         for t in self.matrices:
             source = f"in_{t.name} + {row} * in_{t.name}_stride + c0"
-            self.chunk_loop(lambda t=t, source=source: self.line(  # type: ignore[misc]
+            self.chunk_loop(lambda t=t, source=source: self.line(
                 f"load_chunk<WIDTH>(ahead_{t.name}[d][v], {source}, cols - c0);"
             ))  # fmt: skip
         for t in self.rows_fetched:

@@ -41,11 +41,12 @@ class Buffer:
         """Fill with a pattern that no kernel stores."""
         if self.dtype.itemsize in POISON and self.array.size:
             word = f"u{self.dtype.itemsize}"
-            np.ndarray(self.array.shape, word, buffer=self.raw.data, offset=self._start(), strides=self.array.strides)[
+            np.ndarray(self.array.shape, word, buffer=self.raw.data, offset=self.start(), strides=self.array.strides)[
                 ...
             ] = POISON[self.dtype.itemsize]
 
-    def _start(self) -> int:
+    def start(self) -> int:
+        """Bytes from the beginning of the memory to the first element."""
         return int(self.array.ctypes.data - self.raw.ctypes.data) if self.array.size else GUARD
 
     def check_guards(self) -> None:
@@ -55,12 +56,12 @@ class Buffer:
             size = self.dtype.itemsize
             strides = (*self.array.strides, 1)
             elements = np.ndarray(
-                (*self.array.shape, size), bool, buffer=intact.data, offset=self._start(), strides=strides
+                (*self.array.shape, size), bool, buffer=intact.data, offset=self.start(), strides=strides
             )
             elements[...] = False
         touched = np.flatnonzero(intact & (self.raw != CANARY))
         if touched.size:
-            where = (int(touched[0]) - self._start()) // self.dtype.itemsize
+            where = (int(touched[0]) - self.start()) // self.dtype.itemsize
             raise GuardError(f"{self.name}: wrote outside its elements, first at element offset {where}")
 
 

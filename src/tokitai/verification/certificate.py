@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from .. import numerics
@@ -16,6 +15,7 @@ from .verdict import Verdict
 def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
     """Write the certificate as JSON, and beside it a rendering in Markdown. Returns the path of the JSON."""
     first = verdict.kernels[0]
+    binary = first.identities()[0]
     c = operator.contract
     made = ev.build_statement(
         ev.Verification(
@@ -27,18 +27,15 @@ def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
             ),
             dtype=verdict.dtype,
             target=verdict.device,
-            device=cpu.describe(),
-            compiler=ev.CompilerIdentity(
-                first.artifact.compiler.kind, first.artifact.compiler.version, first.artifact.compiler.digest
-            ),
-            isa=first.artifact.isa,
-            flags=first.artifact.flags,
+            device=verdict.about or cpu.describe(),
+            compiler=ev.CompilerIdentity(binary.compiler, binary.compiler_version, binary.compiler_digest),
+            isa=binary.isa,
+            flags=binary.flags,
             plan=first.plan.describe(),
             kernels=[
-                ev.KernelIdentity(
-                    k.structure, k.fingerprint, k.artifact.digest, hashlib.sha256(k.source.encode()).hexdigest()
-                )
+                ev.KernelIdentity(i.structure, i.fingerprint, i.digest, i.source_digest)
                 for k in verdict.kernels
+                for i in k.identities()
             ],
             cases=[
                 ev.Case(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..kernel import Kernel, Scalars
+from ..kernel import KernelBase, Scalars
 from ..lang import Operator
 from ..meaning import bits, structure
 from . import cases
@@ -24,7 +24,7 @@ LISTS: dict[str, tuple[int, ...]] = {
 }
 
 
-def run_lists(operator: Operator, numbers: Kernel, hashed: Kernel, seed: int, threads: int) -> list[CaseResult]:
+def run_lists(operator: Operator, numbers: KernelBase, hashed: KernelBase, seed: int, threads: int) -> list[CaseResult]:
     """Every list, as numbers against the oracle and as hashes against the structure."""
     graph = numbers.graph
     params = cases.settled(operator, graph, cases.defaults(operator))
@@ -47,7 +47,7 @@ def run_lists(operator: Operator, numbers: Kernel, hashed: Kernel, seed: int, th
 
 
 def _run(
-    kind: str, name: str, kernel: Kernel, tensors: Sequence[Mapping[str, Array]],
+    kind: str, name: str, kernel: KernelBase, tensors: Sequence[Mapping[str, Array]],
     shapes: list[tuple[int, int]], scalars: Scalars, want: list[dict[str, Array]], seed: int, threads: int,
 ) -> CaseResult:  # fmt: skip
     elements = sum(n for _, n in shapes)
@@ -57,12 +57,12 @@ def _run(
     made.oracle = {f"{n}[{i}]": digest(a) for i, some in enumerate(want) for n, a in some.items()}
     for layout in (Layout("plain", threads), Layout("one element off", 7, offset=1)):
         launches = [Launch(kernel, s, t, layout) for t, s in zip(tensors, shapes, strict=True)]
-        inputs = [{n: b.array for n, b in x.inputs.items()} for x in launches]
-        results = [{n: b.array for n, b in x.results.items()} for x in launches]
-        if results:  # results that a list has one of are those of its first tensor
+        made_by = [x.results for x in launches]
+        if made_by:  # results that a list has one of are those of its first tensor
             single = [o.name for o in kernel.graph.outputs if o.space == "s"]
-            results = [{**r, **{n: results[0][n] for n in single}} for r in results]
-        kernel.launch_list(inputs, results, shapes, scalars, threads)
+            made_by = [{**r, **{n: made_by[0][n] for n in single}} for r in made_by]
+        kernel.launch_buffers([x.inputs for x in launches], made_by, shapes, scalars, layout.threads)
+        results = [{n: b.array for n, b in made.items()} for made in made_by]
         try:
             for x in launches:
                 x.check()

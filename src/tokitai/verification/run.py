@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..device import cpu
-from ..kernel import Kernel, Scalars
+from ..kernel import KernelBase, Scalars
 from ..lang import TOTALS, Graph
 from ..lower import FlatPlan
 from ..meaning import bits, structure
@@ -76,7 +76,7 @@ class CaseResult:
 class Launch:
     """One set of guarded, poisoned buffers for a kernel, filled with a case's tensors."""
 
-    def __init__(self, kernel: Kernel, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout) -> None:
+    def __init__(self, kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout) -> None:
         self.kernel, self.shape, self.layout = kernel, shape, layout
         self.inputs: dict[str, Buffer] = {}
         self.results: dict[str, Buffer] = {}
@@ -103,11 +103,10 @@ class Launch:
 
     def run(self, scalars: Scalars) -> dict[str, Array]:
         """Launch and check what lies round the results. Raises GuardError."""
-        arrays = {n: b.array for n, b in self.inputs.items()}
-        results = {n: b.array for n, b in self.results.items()}
-        self.kernel.launch(arrays, results, self.shape, scalars, self.layout.threads, self.workspace.array)
+        order = self.layout.threads
+        self.kernel.launch_buffers([self.inputs], [self.results], [self.shape], scalars, order, self.workspace)
         self.check()
-        return results
+        return {n: b.array for n, b in self.results.items()}
 
     def check(self) -> None:
         """Look at what lies round the buffers and at inputs that must not change. Raises GuardError."""
@@ -132,7 +131,7 @@ def layouts(case_size: int, threads: int) -> tuple[Layout, ...]:
     )
 
 
-def run_numbers(kernel: Kernel, case: Case, measure: Measure | None, threads: int) -> CaseResult:
+def run_numbers(kernel: KernelBase, case: Case, measure: Measure | None, threads: int) -> CaseResult:
     """Compare a kernel with the oracle on one case, under several layouts, then measure the oracle's distance from the
     real result (the bits are equal, so it is the kernel's as well)."""
     graph = kernel.graph
@@ -157,7 +156,7 @@ def run_numbers(kernel: Kernel, case: Case, measure: Measure | None, threads: in
 
 
 def run_structure(
-    kernel: Kernel,
+    kernel: KernelBase,
     shape: tuple[int, int],
     integers: Mapping[str, Array],
     params: Mapping[str, float],
@@ -197,7 +196,7 @@ def _blank(case: Case, chosen: Iterable[Layout]) -> CaseResult:
 
 
 def _launch(
-    kernel: Kernel, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout, scalars: Scalars,
+    kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout, scalars: Scalars,
     want: Mapping[str, Array], result: CaseResult,
 ) -> dict[str, Array] | None:  # fmt: skip
     try:
@@ -215,7 +214,7 @@ def _launch(
 
 
 def _split(
-    kernel: Kernel, case: Case, want: Mapping[str, Array], scalars: Scalars, threads: int
+    kernel: KernelBase, case: Case, want: Mapping[str, Array], scalars: Scalars, threads: int
 ) -> Mismatch | GuardError | None:
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do: left out.)"""
     rows, cols = case.shape

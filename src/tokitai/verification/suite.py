@@ -16,6 +16,33 @@ BRANCH_ROWS = (1, 2, 3, 4, 5, 31, 32, 33, 63, 65, 97, 130)
 EMPTY = ((0, 5), (3, 0), (0, 0))
 
 
+# Of a schedule's threads and chunks: a lane, part of a warp, whole warps, several chunks, rows beyond the registers; whole
+# and ragged rows, rows of one block more. The simulated device is slow and takes a few of them.
+GPU_COLS = (
+    1, 3, 7, 8, 9, 16, 17, 31, 64, 65, 128, 200, 255, 256, 257, 512, 513, 1000, 1024, 1025, 2048, 2056, 3000, 4096, 4104,
+    8192, 8200, 12288, 16392, 20000, 32768, 32776, 50257, 65536 + 8,
+)  # fmt: skip
+SIM_COLS = (1, 8, 17, 200, 257, 1025)
+SIM_LONG = ((2, 2056),)
+
+
+def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) -> list[tuple[int, int]]:
+    """Shapes at which it is shown that a kernel evaluates its definition for all inputs."""
+    most = operator.contract.max_rows
+    if device == "cpu":
+        return branch_shapes(plan, lanes, most) + list(EMPTY)
+    simulated = device == "sim"
+    shapes = [(min(3, most), c) for c in (SIM_COLS if simulated else GPU_COLS)]
+    if isinstance(plan, FlatPlan):
+        shapes += [(1, 4096), (1, 4097)] + ([] if simulated else [(1, 3 * 4096 - 1), (1, 1 << 20), (1, 5 * 4096 + 3)])
+    elif simulated:
+        shapes += SIM_LONG
+    rows = (33, 70) if simulated else (1, 2, 31, 32, 33, 64, 97, 1000)
+    some = [r for r in (rows if plan.block > 1 else (1, 2, 7)) if r <= most]
+    shapes += [(r, c) for r in some for c in ((9,) if simulated else (9, 300))]
+    return [*dict.fromkeys(shapes), *EMPTY]
+
+
 def branch_shapes(plan: Plan, lanes: int, max_rows: int = 1 << 31) -> list[tuple[int, int]]:
     """Shapes that together take every branch of a plan with vectors of so many lanes, of at most `max_rows` rows where
     an operator takes no more."""
@@ -31,7 +58,7 @@ def branch_shapes(plan: Plan, lanes: int, max_rows: int = 1 << 31) -> list[tuple
 
 
 def number_cases(
-    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int
+    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int, device: str = "cpu"
 ) -> Iterator[Case]:
     """The cases of a verification, cheapest first: hard inputs, all values, seeded noise, the shape asked for."""
     graph = plan.graph
@@ -40,18 +67,21 @@ def number_cases(
     if every is not None:
         yield every
     most = operator.contract.max_rows
+    branches = branch_shapes(plan, lanes, most) if device == "cpu" else structure_shapes(operator, plan, lanes, device)
     small = [(how, shape) for how in cases.DRAWS for shape in ((1, 1), (3, 2 * lanes + 1), (5, 257))]
     # Structure runs take every branch for all inputs; numbers take one in three again, and shapes of ordinary use.
-    small += [("normal", shape) for shape in [(67, 130), *branch_shapes(plan, lanes, most)[::3], *EMPTY]]
+    small += [("normal", shape) for shape in [(67, 130), *(branches[::3] if device == "cpu" else branches), *EMPTY]]
     drawn = [(how, (min(rows, most), cols)) for how, (rows, cols) in small]
-    drawn += [("normal", asked) for asked in ([shape] if shape is not None else default_shapes(operator))]
+    drawn += [("normal", asked) for asked in ([shape] if shape is not None else default_shapes(operator, device))]
     for how, chosen in dict.fromkeys(drawn):
         if allowed(operator, chosen):
             yield cases.seeded(operator, graph, how, chosen, seed)
 
 
-def default_shapes(operator: Operator) -> Sequence[tuple[int, int]]:
+def default_shapes(operator: Operator, device: str = "cpu") -> Sequence[tuple[int, int]]:
     """Shapes of ordinary use, where none is asked for."""
+    if device == "sim":
+        return []
     return [(96, 1024), (17, 4096)] if operator.contract.max_rows > 1 else [(1, 98304), (1, 69632)]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
 from ..formats import format_of
-from ..kernel import TARGETS, Kernel, build_text, compile
+from ..kernel import TARGETS, KernelBase, build_text, compile
 from ..lang import Graph, Operator
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
@@ -52,7 +52,8 @@ class Verdict:
     verdict: Literal["verified", "refuted", "undecided"] = "undecided"
     evidence: list[str] = field(default_factory=list)
     results: list[CaseResult] = field(default_factory=list)
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[KernelBase] = field(default_factory=list)
+    about: dict[str, Any] | None = None  # the device, where it is not this machine's processor
     derivative: list[tuple[str, float, float]] = field(default_factory=list)
     failure: str | None = None
     seconds: float = 0.0
@@ -154,9 +155,13 @@ def verify(
         chosen.append(Variant(present))
     try:
         isa = isa or native_isa()
+        if device != "cpu":
+            from ..gpu_targets import target_named
+
+            verdict.about = target_named(device, compiler).describe()
         for v in chosen:
             mine = [c for present, c in yours if present == v.present]
-            kernels = _kernels(operator, fmt, v, compiler, isa, edit)
+            kernels = _kernels(operator, device, fmt, v, compiler, isa, edit)
             verdict.kernels += kernels
             _run_variant(verdict, operator, v, kernels, asked, seed, case, mine, isa, progress)
             if verdict.failure:
@@ -206,12 +211,18 @@ def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[in
 
 
 def _kernels(
-    operator: Operator, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None
-) -> list[Kernel]:
+    operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None
+) -> list[KernelBase]:
     """The kernel over numbers, and the same text over hashes."""
     from ..emit.cpp import emit_cpu
     from ..lower import make_plan
 
+    if device != "cpu":
+        from ..gpu_targets import gpu_kernel_class, target_named
+
+        target, graph = target_named(device, compiler), operator.trace(dtype, v.present, dict(v.options))
+        made = gpu_kernel_class(device)
+        return [made(operator, graph, make_plan(graph), s, target, edit) for s in (False, True)]
     if edit is None:
         return [compile(operator, "cpu", dtype, v.present, dict(v.options), compiler, isa, s) for s in (False, True)]
     graph = operator.trace(dtype, v.present, dict(v.options))
@@ -222,15 +233,15 @@ def _kernels(
 
 
 def _run_variant(
-    verdict: Verdict, operator: Operator, v: Variant, kernels: list[Kernel], asked: tuple[int, int] | None, seed: int,
+    verdict: Verdict, operator: Operator, v: Variant, kernels: list[KernelBase], asked: tuple[int, int] | None, seed: int,
     only: str | None, mine: list[cases.Case], isa: Isa, progress: Progress | None,
 ) -> None:  # fmt: skip
     numbers, hashed = kernels
     lanes, threads, plan = LANES[isa], run.default_threads(), numbers.plan
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
-    structures = suite.branch_shapes(plan, lanes, operator.contract.max_rows) + list(suite.EMPTY)
-    structures += [asked] if asked is not None else list(suite.default_shapes(operator))
+    structures = suite.structure_shapes(operator, plan, lanes, verdict.device)
+    structures += [asked] if asked is not None else list(suite.default_shapes(operator, verdict.device))
     for shape in dict.fromkeys(structures):
         name = f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}"
         if not suite.allowed(operator, shape) or shape[0] * shape[1] > STRUCTURE_LIMIT or only not in (None, name):
@@ -260,7 +271,7 @@ def _run_variant(
     def measure(graph: Graph, c: cases.Case, want: Mapping[str, Any], result: CaseResult) -> None:
         measure_error(graph, c, want, operator.textbook, result)
 
-    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed)):
+    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, verdict.device)):
         if only in (None, c.id):
             _add(verdict, operator, v, run.run_numbers(numbers, c, measure, threads), progress)
             if verdict.failure:

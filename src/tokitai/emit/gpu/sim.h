@@ -1,0 +1,1 @@
+#error "the simulated device is missing"

@@ -1,0 +1,160 @@
+"""Where the texts of GPU kernels are built and run: an NVIDIA card, or fibers on the CPU that stand in for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .device.cpu import aligned_empty
+from .emit.cpp import KernelText
+from .gpu_kernel import GpuKernel, Program, source_digest
+from .kernel import Array, Identity, Placed, Scalars
+from .toolchain.build import Source
+
+
+class CudaTarget:
+    """Kernels on one NVIDIA card. Raises DeviceMissingError where there is none."""
+
+    name, warp = "cuda", 32
+
+    def __init__(self, index: int = 0) -> None:
+        from .device.cuda import open_device
+
+        self.device = open_device(index)
+        self._arena: Any = None
+
+    def describe(self) -> dict[str, Any]:
+        """The card, as certificates show it."""
+        return self.device.describe()
+
+    def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
+        """Compile a text by NVRTC, or take it from the build cache, and load it."""
+        from .toolchain import nvrtc
+
+        made = nvrtc.build(Source(text.text, text.headers, stem), self.device.arch, structure)
+        about = ("nvrtc", made.nvrtc.version, made.nvrtc.digest, made.arch, made.options)
+        identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
+        return CudaProgram(self.device.load(made)), identity
+
+    def place(self, values: Array) -> tuple[int, object]:
+        """Copy values to the card."""
+        memory = self.device.allocate(values.nbytes)
+        if values.nbytes:
+            self.device.upload(np.ascontiguousarray(values), memory.address)
+        return memory.address, memory
+
+    def zero_workspace(self, nbytes: int) -> tuple[int, object]:
+        """Memory on the card."""
+        memory = self.device.allocate(nbytes)
+        return memory.address, memory
+
+    def arena(self, nbytes: int) -> int:
+        """The address of room that the next call takes again: for buffers that are copied there and back."""
+        if self._arena is None or self._arena.nbytes < nbytes:
+            self._arena = None
+            self._arena = self.device.allocate(max(nbytes, 1 << 26))
+        return int(self._arena.address)
+
+
+class CudaProgram:
+    """The kernels of one text on a card."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def launch(self, name: str, grid: int, block: int, call: bytes, order: int, stream: int) -> None:
+        """Put one kernel into a stream."""
+        self.module.launch(name, grid, block, call, stream)
+
+
+class CudaKernel(GpuKernel):
+    """Kernels whose host buffers are copied to a card for each launch: how they are verified."""
+
+    def launch_buffers(
+        self, tensors: Sequence[Mapping[str, Placed]], results: Sequence[Mapping[str, Placed]],
+        shapes: Sequence[tuple[int, int]], scalars: Scalars, threads: int, workspace: Placed | None = None,
+    ) -> None:  # fmt: skip
+        """Copy every buffer with its guard zones, run, copy back. Alignments within 256 bytes are kept."""
+        target = self.target
+        assert isinstance(target, CudaTarget)
+        ordered = self._in_order(tensors, results)
+        every = {id(b): b for b in (*ordered, *((workspace,) if workspace is not None else ()))}
+        offsets, end = {}, 0
+        for key, b in every.items():
+            offsets[key] = end + b.raw.ctypes.data % 256
+            end = -(-(offsets[key] + b.raw.nbytes) // 256) * 256
+        base = target.arena(end)
+        at = {key: base + offset for key, offset in offsets.items()}
+        for key, b in every.items():
+            target.device.upload(b.raw, at[key])
+        given, made = ([{n: b.array for n, b in some.items()} for some in many] for many in (tensors, results))
+        addresses = [at[id(b)] + b.start() for b in ordered]
+        place = None if workspace is None else at[id(workspace)] + workspace.start()
+        self._launch_at(addresses, given, made, shapes, scalars, threads, place=place)
+        target.device.synchronize()
+        for key, b in every.items():
+            target.device.download(at[key], b.raw)
+
+
+class SimTarget:
+    """Kernels on the simulated device."""
+
+    name = "sim"
+
+    def __init__(self, compiler: str | None = None, warp: int = 32) -> None:
+        from .toolchain.compilers import find_compiler
+
+        self.warp, self.compiler = warp, find_compiler(compiler)
+
+    def describe(self) -> dict[str, Any]:
+        """The processor that stands in."""
+        from .device import cpu
+
+        return {**cpu.describe(), "simulated": True, "warp": self.warp}
+
+    def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
+        """Compile a text as C++, or take it from the build cache, and load it."""
+        from .device import sim
+        from .toolchain.build import build_sim
+
+        source = Source(text.text, text.headers, stem)
+        made = build_sim(source, self.compiler, structure, self.warp)
+        about = (made.compiler.kind, made.compiler.version, made.compiler.digest, f"sim, warps of {self.warp}")
+        identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about, made.flags)
+        return SimProgram(sim.load(made)), identity
+
+    def place(self, values: Array) -> tuple[int, object]:
+        """The values where they are."""
+        return values.ctypes.data, values
+
+    def zero_workspace(self, nbytes: int) -> tuple[int, object]:
+        """Memory of this process."""
+        room = aligned_empty(nbytes, np.uint8)
+        return room.ctypes.data, room
+
+
+class SimProgram:
+    """The kernels of one text as C++."""
+
+    def __init__(self, loaded: Any) -> None:
+        self.loaded = loaded
+
+    def launch(self, name: str, grid: int, block: int, call: bytes, order: int, stream: int) -> None:
+        """Run one kernel with one of the orders of threads: 0 is forward."""
+        self.loaded.launch(name, grid, block, call, order)
+
+
+@lru_cache(maxsize=8)
+def target_named(device: str, compiler: str | None = None) -> CudaTarget | SimTarget:
+    """The target "cuda", "cuda:INDEX" or "sim". Raises UnavailableError where it cannot be used here."""
+    if device == "sim":
+        return SimTarget(compiler)
+    return CudaTarget(int(device.partition(":")[2] or 0))
+
+
+def gpu_kernel_class(device: str) -> type[GpuKernel]:
+    """The class of kernels that verification uses for a device."""
+    return GpuKernel if device == "sim" else CudaKernel
