@@ -17,6 +17,7 @@ from ..ops import registry
 from ..verification.batch import Job, overall, verify_many
 from ..verification.verdict import Verdict
 from . import output, parse
+from .bench import bench
 from .progress import Bar
 
 app = typer.Typer(
@@ -143,6 +144,9 @@ def verify(
         found = [v.as_json() for v in verdicts]
         output.print_json(found[0] if one else {"results": found, "verdict": verdict})
     return next(v.exit_code for v in verdicts if v.verdict == verdict)
+
+
+app.command()(bench)
 
 
 def _as_typed(
