@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from ..device.cpu import default_threads
 from ..errors import UsageError
 from ..ops import registry
 from ..verification.batch import Job, overall, verify_many
@@ -135,6 +136,7 @@ def verify(
                 started=lambda job: bar.start(f"{job.operator.name} {job.dtype}"),
                 progress=bar.case,
                 ended=lambda verdict: bar.end(output.verdict_text(said(verdict))),
+                processes=default_threads() if every else 1,
             )  # fmt: skip
     if any(v.certificate for v in verdicts):
         output.note(f"certificates: {folder}")
