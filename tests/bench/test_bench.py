@@ -205,7 +205,7 @@ def test_ratios_are_of_medians() -> None:
         (["softmax", "--plot", "x.gif"], 2, "--plot x.gif: suffix '.gif'; accepted: .png, .svg, .pdf"),
         (["softmax", "--plot", "none/x.svg"], 2, "no folder"),
         (["softmax", "--out", "/proc/none/x"], 2, "--out /proc/none/x: cannot be written"),
-        (["softmax", "--threads", "0"], 2, "0 is not in the range"),
+        (["softmax", "--threads", "0"], 2, "Invalid value for '--threads'"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_timed(
