@@ -64,7 +64,12 @@ def test_bytes_are_each_tensor_once() -> None:
 
 
 # ------------------------------------------------------------------ inputs
-@pytest.mark.parametrize("name", workload.OPERATORS)
+def few(names: tuple[str, ...]) -> list[Any]:
+    """All of them, most as slow tests: each is a kernel to compile."""
+    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("name", few(workload.OPERATORS))
 @pytest.mark.parametrize("dtype", workload.FORMATS)
 def test_inputs_are_seeded_and_within_the_contract(name: str, dtype: str) -> None:
     op = ops.get(name)
@@ -103,8 +108,7 @@ def test_a_copy_moves_so_many_bytes(size: int, threads: int) -> None:
 
 
 # ------------------------------------------------------------------ counterparts
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow)
-                                  for n in tokitai.torch.peers.OPERATORS])  # fmt: skip
+@pytest.mark.parametrize("name", few(tokitai.torch.peers.OPERATORS))
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_counterparts_compute_the_same_function(name: str, dtype: str) -> None:
     op = ops.get(name)

@@ -104,6 +104,7 @@ def test_rows_may_lie_beyond_32_bits(op: Operator) -> None:
 EMPTY = [(o, shape) for o in ON_ROWS for shape in ((0, 8), (3, 0), (0, 0)) if allowed(o, shape)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "shape"), EMPTY, ids=lambda v: str(getattr(v, "name", v)))
 def test_empty_tensors_leave_no_trace(op: Operator, shape: tuple[int, int]) -> None:
     """C20, C53, C54: nothing to do is an empty grid, whose error meets the next call; a sum over nothing is +0."""
@@ -116,6 +117,7 @@ def test_empty_tensors_leave_no_trace(op: Operator, shape: tuple[int, int]) -> N
     assert same(run(small, singles(small)), run(small, singles(small))), "the next call works"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ON_ROWS, ids=lambda o: str(o.name))
 def test_only_results_are_written(op: Operator) -> None:
     """C39, C127: a gradient is stored into the logits' memory; inputs are changed behind the caller's back."""

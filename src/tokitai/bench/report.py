@@ -71,7 +71,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
     check_plot(path)
     import matplotlib
 
-    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "tokitai"  # the same figures give the same file
     from matplotlib.figure import Figure
 
     latest = {_key(r): r for r in records}
@@ -84,10 +84,11 @@ def plot(records: Sequence[Record], path: Path) -> None:
     for i, fmt in enumerate(formats):
         chosen = [r for r in latest.values() if r["dtype"] == fmt and ("torch" in r["times"]) == against]
         places = [names.index(label(r)) + (i - (len(formats) - 1) / 2) * height for r in chosen]
-        bars = axes.barh(places, [speed(r) for r in chosen], height, label=fmt)
-        axes.bar_label(bars, fmt="%.2f", fontsize=6, padding=2)
+        start, speeds = 1 if against else 0, [speed(r) for r in chosen]  # a ratio is as far from 1 as it is good or bad
+        bars = axes.barh(places, [s - start for s in speeds], height, left=start, label=fmt)
+        axes.bar_label(bars, [f"{s:.2f}" for s in speeds], fontsize=6, padding=2)
     axes.set_yticks(range(len(names)), names, fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.axvline(1, color="black", linewidth=0.8)
     if against:
         axes.set_xscale("log")
@@ -96,7 +97,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
         axes.set_xlabel("rate over the rate of a copy of as many bytes")
     axes.set_title("; ".join(dict.fromkeys(_environment(r["environment"]) for r in latest.values())), fontsize=6)
     axes.legend()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
 
 
 def check_plot(path: Path) -> None:

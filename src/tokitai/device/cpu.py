@@ -78,7 +78,7 @@ OMP_PAUSE_HARD = 2
 
 def _end_threads() -> None:
     """End the OpenMP threads that wait for this thread's next call. A child of a fork would wait for them for ever, as
-    it has none of them; both sides start new ones when they need them."""
+    it has none of them; both sides start new ones when they need them. (LLVM's runtime sees to that itself.)"""
     for pause in list(_runtimes.values()):
         pause(OMP_PAUSE_HARD)
 
@@ -125,7 +125,7 @@ def _open(artifact: Artifact) -> Any:
             f'{artifact.path}: exports no {SYMBOL} (accepted: extern "C" with visibility("default"))'
         ) from error
     pause = getattr(library, "omp_pause_resource_all", None)  # found in the runtime that the library is linked with
-    if pause is not None:
+    if pause is not None and getattr(library, "__kmpc_fork_call", None) is None:
         _runtimes[ctypes.cast(pause, ctypes.c_void_p).value or 0] = pause
     function.restype = ctypes.c_int32
     pointers, integers = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64)
