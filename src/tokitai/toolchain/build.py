@@ -117,7 +117,7 @@ def build(
     Raises UnknownNameError, ArgumentError, CompileError, CompilerMissingError (no OpenMP runtime) and CacheError.
     """
     flags = flags_of(compiler, isa, structure, defines)
-    _check_names(source)
+    check_names(source)
     key = key_of(source, compiler, flags)
     entry = cache.obtain(key, lambda folder: _compile(folder, key, source, compiler, flags))
     return Artifact(
@@ -183,7 +183,8 @@ def cpu_features() -> frozenset[str]:
     return frozenset(set.intersection(*(set(line.split()) for line in lists))) if lists else frozenset()
 
 
-def _check_names(source: Source) -> None:
+def check_names(source: Source) -> None:
+    """Refuse names that could leave the build folder. Raises ArgumentError."""
     if not re.fullmatch(r"\w[\w.-]*", source.stem, flags=re.ASCII):
         raise ArgumentError(f"stem={source.stem!r}: a file name of letters, digits, '_', '-' and '.' is accepted")
     for name in source.headers:
