@@ -49,8 +49,8 @@ def verify_many(
 ) -> list[Verdict]:
     """`verify` for each job, in order. ``started`` and ``ended`` are told of each job, ``progress`` of each case.
 
-    With more ``processes`` than one, cases are not told of, and verdicts hold no kernels; they are for the cpu alone, as
-    a GPU's context does not survive a fork. Every argument is checked before anything is compiled. Raises UsageError
+    With more ``processes`` than one, cases are not told of, and verdicts hold no kernels; they are for the cpu alone,
+    as a GPU's context does not survive a fork. Every argument is checked before anything is compiled. Raises UsageError
     for the first that is wrong.
     """
     for job in jobs:
