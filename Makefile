@@ -4,7 +4,7 @@
 #   make test               everything that must hold before a change is merged: lint, types, all tests
 #   make check              the quick tests, for the loop while editing
 #   make lint               style and types only
-#   make bench              time the operators on this machine
+#   make bench              time the operators on this machine, in turns with PyTorch's
 #   make prove-elementary   prove the error bounds of exp, tanh, erf and the others again (long)
 #   make clean              remove what these commands made
 
@@ -34,7 +34,7 @@ lint: .venv/stamp-dev
 	$(BIN)/mypy
 
 bench: .venv/stamp-dev
-	$(BIN)/python -m bench.run
+	$(BIN)/python -m bench.run --against torch
 
 prove-elementary: .venv/stamp-dev
 	$(BIN)/python -m tools.prove_elementary

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tokitai.cli.progress import Bar
+from tokitai.device.cpu import default_threads
 from tokitai.errors import TokitaiError
 from tokitai.ops import registry
 from tokitai.verification import Verdict
@@ -100,7 +101,7 @@ def main() -> int:
         with Bar(len(jobs), sys.stdout) as bar:
             verdicts = verify_many(
                 jobs, out=OUT, started=lambda job: bar.start(f"{job.operator.name} {job.dtype}"), progress=bar.case,
-                ended=lambda v: bar.end(row(v)),
+                ended=lambda v: bar.end(row(v)), processes=default_threads(),
             )  # fmt: skip
     verdict, missing = overall(verdicts), gaps(verdicts, files)
     seconds, cases = time.perf_counter() - started, sum(v.cases for v in verdicts)

@@ -74,7 +74,8 @@ class KernelBase:
     @cached_property
     def tensor_sizes(self) -> list[tuple[str, int]]:
         """Space and bytes an element of each tensor, inputs first."""
-        named = [(t.space, str(t.format)) for t in self.graph.inputs] + [(o.space, o.format) for o in self.graph.outputs]
+        named = [(t.space, str(t.format)) for t in self.graph.inputs]
+        named += [(o.space, o.format) for o in self.graph.outputs]
         return [(space, self.element(fmt).itemsize) for space, fmt in named]
 
     @cached_property
@@ -165,7 +166,7 @@ class KernelBase:
 
 @dataclass(frozen=True, eq=False)
 class Kernel(KernelBase):
-    """A compiled kernel for the CPU. In a *structure* build every float tensor holds 64-bit hashes instead of numbers."""
+    """A compiled kernel for the CPU. In a *structure* build float tensors hold 64-bit hashes instead of numbers."""
 
     operator: Operator
     graph: Graph

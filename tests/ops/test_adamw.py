@@ -21,7 +21,7 @@ from tokitai.meaning import bounds
 # ------------------------------------------------------------------ the formula
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_a_zero_gradient_moves_nothing(dtype: Any) -> None:
-    """eps = 1e-8 is 0 in f16: 0/0 where it is narrowed."""
+    """C58: eps = 1e-8 is 0 in f16: 0/0 where it is narrowed."""
     got = one([1.0, -2.0, 0.5], [0.0] * 3, dtype)
     assert same_bits(got["param"], array([1.0, -2.0, 0.5], dtype))
     assert not got["exp_avg"].any() and not got["exp_avg_sq"].any()
@@ -29,8 +29,8 @@ def test_a_zero_gradient_moves_nothing(dtype: Any) -> None:
 
 @pytest.mark.parametrize("t", [1, 2, 10, 1000, 10**6, 2**32 - 1])
 def test_the_place_of_eps(t: int) -> None:
-    """g = eps from zero state moves by lr/2 at t = 1; with eps before the correction by 0.0307 lr, under the root by
-    1e-4 lr. Later the moments are those that a constant gradient has left."""
+    """C60, C61: g = eps from zero state moves by lr/2 at t = 1; with eps before the correction by 0.0307 lr, under the
+    root by 1e-4 lr. Later the moments are those that a constant gradient has left."""
     g = float(np.float32(1e-8))
     b1, b2 = 0.9, 0.999
     got = one(0.0, g, m=g * (1 - b1 ** (t - 1)), v=g * g * (1 - b2 ** (t - 1)), step=t, lr=1e-3, eps=1e-8)
@@ -39,12 +39,14 @@ def test_the_place_of_eps(t: int) -> None:
 
 
 def test_decay_is_decoupled() -> None:
+    """C62: the decay is no part of the gradient, and of no moment."""
     got = one(2.0, 0.0, lr=0.1, weight_decay=0.1)
     assert got["param"][0] == np.float32(1.98) and got["exp_avg"][0] == 0 and got["exp_avg_sq"][0] == 0
 
 
 @pytest.mark.parametrize(("t", "m", "v"), [(10, 1 - 0.9**9, 1 - 0.999**9), (1, 0.0, 0.0)])
 def test_the_step_is_a_number(t: int, m: float, v: float) -> None:
+    """C73: an integer that is read as a float's bits would make beta**t 1."""
     assert abs(one(1.0, 1.0, m=m, v=v, step=t)["param"][0] - np.float32(0.999)) <= 2 * U
 
 
@@ -67,7 +69,7 @@ def test_a_constant_gradient_moves_alike_at_every_step(eps: float, loss_scale: f
 
 
 def test_a_thousand_steps_do_not_freeze_the_step_counter() -> None:
-    """A counter held in bf16 stops at 256, and with it the bias correction: p would end at 0.2041."""
+    """C71: a counter held in bf16 stops at 256, and with it the bias correction: p would end at 0.2041."""
     s: State = dict(
         param=[np.ones(1, np.float32)], grad=[np.full(1, 0.1, np.float32)],
         exp_avg=[np.zeros(1, np.float32)], exp_avg_sq=[np.zeros(1, np.float32)],
@@ -78,7 +80,7 @@ def test_a_thousand_steps_do_not_freeze_the_step_counter() -> None:
 
 
 def test_moments_are_f32_whatever_the_weights() -> None:
-    """0.999**1000 by a thousand steps without a gradient: bf16 would stay at 1 for ever."""
+    """C70: 0.999**1000 by a thousand steps without a gradient: bf16 would stay at 1 for ever."""
     s: State = dict(
         param=[array([1.0], BF16)], grad=[array([0.0], BF16)],
         exp_avg=[np.zeros(1, np.float32)], exp_avg_sq=[np.ones(1, np.float32)],
@@ -91,6 +93,7 @@ def test_moments_are_f32_whatever_the_weights() -> None:
 
 
 def test_small_updates_live_in_the_master_copy() -> None:
+    """C69."""
     s: State = dict(
         param=[array([1.0], BF16)], grad=[array([1.0], BF16)], exp_avg=[np.zeros(1, np.float32)],
         exp_avg_sq=[np.zeros(1, np.float32)], master=[np.ones(1, np.float32)],
@@ -233,6 +236,7 @@ def test_a_tensor_may_be_cut_in_two(a: int, b: int, seed: int) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 34, 35, 36, 55, 60])
 def test_an_empty_tensor_changes_nothing(place: int) -> None:
+    """C67: the bookkeeping of a launch has slots, and an empty tensor takes none."""
     s = state([1] * 60, F32, 9)
     with_empty = {n: [*a[:place], np.empty(0, a[0].dtype), *a[place:]] for n, a in copied(s).items()}
     step(s, step=1)
@@ -241,6 +245,7 @@ def test_an_empty_tensor_changes_nothing(place: int) -> None:
 
 
 def test_an_empty_tensor_at_the_end_stops_nothing() -> None:
+    """C66: tensors before an empty one are updated."""
     s: State = dict(
         param=[np.ones(1, np.float32), np.empty(0, np.float32)], grad=[np.ones(1, np.float32), np.empty(0, np.float32)],
         exp_avg=[np.zeros(1, np.float32), np.empty(0, np.float32)],
@@ -254,6 +259,7 @@ def test_an_empty_tensor_at_the_end_stops_nothing() -> None:
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize(("tensor", "element"), [(0, 0), (1, 0), (3, 16384), (3, 16383), (3, 20000), (4, 2)])
 def test_one_bad_gradient_anywhere_changes_nothing(dtype: Any, bad: float, tensor: int, element: int) -> None:
+    """C77: all or nothing, also in the tensors before the bad one."""
     for master in (False, True):
         s = state([5, 1, 0, 20001, 3], dtype, 2, master)
         s["grad"][tensor][element] = bad
@@ -268,7 +274,7 @@ def test_one_bad_gradient_anywhere_changes_nothing(dtype: Any, bad: float, tenso
 
 
 def test_formats_are_one_a_list() -> None:
-    """Lists of one format each equal single steps; a list of several is refused, before anything is written."""
+    """C78: lists of one format each equal single steps; a list of several is refused, before anything is written."""
     mixed = {n: [] for n in ("param", "grad", "exp_avg", "exp_avg_sq")}  # type: State
     for dtype in (F32, BF16, F16):
         s = state([16, 16], dtype, 4)

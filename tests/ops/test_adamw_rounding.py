@@ -47,8 +47,8 @@ def test_stochastic_results_are_neighbours_by_the_philox_bits(dtype: Any) -> Non
 
 @pytest.mark.parametrize("dtype", [F16, BF16])
 def test_stochastic_rounding_keeps_what_is_exact(dtype: Any) -> None:
-    """No gradient, no decay: the value to be stored is the old weight, and it stays, whatever the bits: every finite
-    one but -0, which the sum with a decay of +0 makes +0."""
+    """C104: no gradient, no decay: the value to be stored is the old weight, and it stays, whatever the bits: every
+    finite one but -0, which the sum with a decay of +0 makes +0."""
     every = np.arange(65536, dtype=np.uint16).view(dtype)
     with np.errstate(invalid="ignore"):
         every = every[np.isfinite(every) & (every != 0)]
@@ -88,7 +88,7 @@ def test_stochastic_rounding_is_unbiased(dtype: Any, value: float) -> None:
 
 
 def test_stochastic_rounding_does_not_lose_small_updates() -> None:
-    """p = 1 in bf16 and a hundred steps of 1e-3: 0.9 in the mean, where rounding to nearest stays at 1."""
+    """C69: p = 1 in bf16 and a hundred steps of 1e-3: 0.9 in the mean, where rounding to nearest stays at 1."""
     n = 4000
     s: State = dict(
         param=[np.ones(n, BF16)], grad=[np.ones(n, BF16)],

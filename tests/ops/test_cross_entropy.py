@@ -85,7 +85,7 @@ def test_one_pass_is_both_passes(dtype: Any, reduction: str, smoothing: float, z
 @pytest.mark.parametrize("cols", [1, 127, 128, 129, 1000, 4097])
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_uniform_logits_below_zero(cols: int, dtype: Any) -> None:
-    """ln V, whatever the tile: phantom zeros in a tail would add e**10 each."""
+    """C32: ln V, whatever the tile: phantom zeros in a tail would add e**10 each."""
     given: dict[str, Any] = dict(logits=np.full((2, cols), -10, dtype), target=np.array([0, cols - 1]))
     hold(ops.cross_entropy, given, dict(loss=[math.log(cols)] * 2, lse=[math.log(cols) - 10] * 2))
     assert abs(run(ops.cross_entropy, **given)["loss"][0] - math.log(cols)) <= 4e-7 * max(1, math.log(cols))
@@ -93,12 +93,14 @@ def test_uniform_logits_below_zero(cols: int, dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_zero_weight_times_infinity_is_left_out(dtype: Any) -> None:
+    """C34: 0 log 0 is 0."""
     given = dict(logits=array([[-math.inf, 0.0]], dtype), target=np.array([1]))
     got = run(ops.cross_entropy_with_grad, **given, reduction="none")
     assert got["loss"].tolist() == [0.0] and got["dlogits"].tolist() == [[0.0, 0.0]]
 
 
 def test_ignored_rows_are_not_smoothed() -> None:
+    """C35: nor is anything else of them counted."""
     for other in ([5.0, -5.0], [0.0, 0.0], [math.nan, math.inf]):
         given = dict(logits=array([[0.0, 0.0], other]), target=np.array([0, IGNORE]), label_smoothing=0.2)
         got = run(ops.cross_entropy_with_grad, **given)
@@ -110,6 +112,7 @@ def test_ignored_rows_are_not_smoothed() -> None:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("rows", [0, 1, 70])
 def test_no_rows_are_kept(reduction: str, rows: int) -> None:
+    """C37: a mean over nothing is 0, with a gradient of zeros."""
     logits = np.random.default_rng(0).standard_normal((rows, 3)).astype(np.float32)
     given: dict[str, Any] = dict(logits=logits, target=np.full(rows, IGNORE), label_smoothing=0.1)
     got = run(ops.cross_entropy_with_grad, **given, reduction=reduction)
@@ -128,6 +131,7 @@ def test_no_rows_are_kept(reduction: str, rows: int) -> None:
     ],
 )
 def test_targets_out_of_range_touch_nothing(target: list[int], message: str) -> None:
+    """C38: told with the first bad row; nothing is read or written outside."""
     logits = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
     before, ids = logits.copy(), np.array(target, np.int64)
     loss, lse, dlogits = (np.full(s, 7, np.float32) for s in ((3,), (3,), (3, 5)))
@@ -186,7 +190,7 @@ def test_the_gradient_of_a_row_sums_to_zero(rows: int, cols: int, seed: int, smo
 
 @pytest.mark.parametrize("dtype", [F16, F32])
 def test_a_second_use_of_the_logits_gets_its_own_gradient(dtype: Any) -> None:
-    """L = CE(z, t) + sum(z**2)/2: a gradient stored into the logits' memory would be seen by the second term."""
+    """C39: L = CE(z, t) + sum(z**2)/2: a gradient stored into the logits' memory would be seen by the second term."""
     given = drawn(4, 10, dtype, 3) | dict(target=np.array([1, 2, 3, 9]))
     got = run(ops.cross_entropy_with_grad, **given)
     z = torch.tensor(given["logits"].astype(np.float64), requires_grad=True)

@@ -93,8 +93,9 @@ NANS = [0xFFFFFFFF, 0x7F800001, 0x7FC00000, 0xFF800001, 0x7FFF8C22, 0x7FFFFFFF, 
 @pytest.mark.parametrize(("op", "table"), [(to_f16, CASES_F16), (to_bf16, CASES_BF16)], ids=["f16", "bf16"])
 @pytest.mark.parametrize("lanes", [1, 5, 16, 40])
 def test_conversions_that_have_gone_wrong(op: Operator, table: dict[int, int], lanes: int) -> None:
-    """Ties, subnormals and the half step below the smallest, the threshold of infinity, NaN with a payload in the bits
-    that are dropped; in whole vectors and in tails. A stored NaN is the canonical one."""
+    """C94, C95, C97, C99, C100, C101: ties, subnormals and the half step below the smallest, the threshold of infinity,
+    NaN with a payload in the bits that are dropped; in whole vectors and in tails. A stored NaN is the canonical
+    one."""
     for sign in (0, 1):
         for pattern, want in table.items():
             x = np.full((1, lanes), pattern | sign << 31, np.uint32).view(np.float32)
@@ -118,6 +119,7 @@ def test_conversions_are_numpys_and_ml_dtypes(op: Operator, low: int) -> None:
 
 @pytest.mark.parametrize(("op", "narrow"), [(through_f16, to_f16), (through_bf16, to_bf16)], ids=["f16", "bf16"])
 def test_a_round_trip_is_not_left_out(op: Operator, narrow: Operator) -> None:
+    """C97: the narrowing must not be optimised away."""
     x = np.array([[65536.0, 65520.0, 1 + 2.0**-12, 2.0**-25, 3e38, 3.4e38]], np.float32)
     y = op(x)
     assert same_bits(y, narrow(x).astype(np.float32))
@@ -138,7 +140,7 @@ def test_widening_is_exact(dtype: Any) -> None:
 
 
 def test_the_oracle_rounds_f64_once() -> None:
-    """By way of f32 both are ties, and fall to even."""
+    """C103: by way of f32 both are ties, and fall to even."""
     assert bits.round_to(np.array([1.00048828125000022204]), "f16").view(np.uint16)[0] == 0x3C01
     assert bits.round_to(np.array([1 + 2.0**-8 + 2.0**-40]), "bf16").view(np.uint16)[0] == 0x3F81
 

@@ -141,7 +141,7 @@ def test_places_beyond_32_bits() -> None:
 
 @pytest.mark.slow
 def test_a_norm_of_more_than_2_to_the_32_elements() -> None:
-    """Of ones, whose tree sums are exact."""
+    """C30: of ones, whose tree sums are exact."""
     rows = 2**32 // TILE + 2**6
     norm = np.zeros(1, np.float32)
     launch_repeated(compile(ops.global_norm, "cpu", "f32"), rows, dict(grad=np.ones(TILE, F32)), dict(norm=norm))
@@ -162,8 +162,8 @@ def test_dropout_beyond_32_bits() -> None:
 
 @pytest.mark.slow
 def test_adamw_beyond_32_bits() -> None:
-    """2**32 + 16,384 elements with stochastic rounding, which draws by the place; the moments and the step are those of
-    one row."""
+    """C64: 2**32 + 16,384 elements with stochastic rounding, which draws by the place; the moments and the step are
+    those of one row."""
     rows, n = 2**32 // TILE + 1, TILE
     kernel = compile(ops.adamw, "cpu", "bf16", present=(), options=dict(rounding="stochastic"))
     rng = np.random.default_rng(1)

@@ -52,7 +52,7 @@ def test_masked_softmax_is_torchs(shape: tuple[int, int], dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 @pytest.mark.parametrize("hidden", [math.nan, math.inf, -math.inf, None])
 def test_what_is_masked_is_not_looked_at(dtype: Any, hidden: float | None) -> None:
-    """A large value would overflow if only the maximum were masked; 0 times infinity and NaN would spread."""
+    """C44: a large value would overflow if only the maximum were masked; 0 times infinity and NaN would spread."""
     hidden = LAST[dtype] if hidden is None else hidden
     x = array([[1.0, 1.0, hidden], [hidden, 5.0, 5.0], [1.0, hidden, hidden]], dtype)
     limit = np.array([2, 0, 1], np.int32)
@@ -97,8 +97,8 @@ def test_limits_out_of_range_are_refused(limit: list[int], message: str) -> None
 # ------------------------------------------------------------------ rows that are all -inf
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_a_row_all_minus_infinity(dtype: Any) -> None:
-    """NaN for the plain softmax and log-softmax, by the contract; zeros for a masked one of which nothing is seen. The
-    row beside is untouched, in both passes."""
+    """C26: NaN for the plain softmax and log-softmax, by the contract; zeros for a masked one of which nothing is seen.
+    The row beside is untouched, in both passes."""
     x = array([[0.0, 0.0], [-math.inf, -math.inf]], dtype)
     y = ops.softmax(x)
     assert y[0].tolist() == [0.5, 0.5] and np.isnan(y[1].astype(np.float32)).all()
@@ -135,7 +135,7 @@ def test_an_exact_shift_is_not_seen(rows: int, cols: int, seed: int, shift: floa
 
 @pytest.mark.parametrize(("dtype", "far"), [(F16, -20.0), (F32, -20.0), (F32, -200.0), (BF16, -200.0), (F16, -60000.0)])
 def test_far_below_the_maximum(dtype: Any, far: float) -> None:
-    """log(softmax) would be -inf there: e**-20 is 0 in f16, e**-200 in f32."""
+    """C42: log(softmax) would be -inf there: e**-20 is 0 in f16, e**-200 in f32."""
     y = ops.log_softmax(array([[0.0, far]], dtype))
     assert y[0, 1] == array(far, dtype)
     want = array(-math.log1p(math.exp(far)), np.float64).astype(dtype)
@@ -145,7 +145,7 @@ def test_far_below_the_maximum(dtype: Any, far: float) -> None:
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_a_sum_of_gradients_that_f16_cannot_hold(dtype: Any) -> None:
-    """dy = 1 over 65,536 columns: dx = 1 - (1/n) n = 0, where a sum in f16 is infinite."""
+    """C41: dy = 1 over 65,536 columns: dx = 1 - (1/n) n = 0, where a sum in f16 is infinite."""
     x = np.zeros((1, 65536), dtype)
     y = ops.log_softmax(x)
     given = dict(dy=np.ones_like(x), y=y)

@@ -31,6 +31,7 @@ ORDER = (
     {"verification"},
     {"judge"},
     {"torch"},
+    {"bench"},
     {"cli"},
     {"__init__", "__main__"},
 )

@@ -12,11 +12,13 @@ from typing import Annotated
 
 import typer
 
+from ..device.cpu import default_threads
 from ..errors import UsageError
 from ..ops import registry
 from ..verification.batch import Job, overall, verify_many
 from ..verification.verdict import Verdict
 from . import output, parse
+from .bench import bench
 from .progress import Bar
 
 app = typer.Typer(
@@ -134,6 +136,7 @@ def verify(
                 started=lambda job: bar.start(f"{job.operator.name} {job.dtype}"),
                 progress=bar.case,
                 ended=lambda verdict: bar.end(output.verdict_text(said(verdict))),
+                processes=default_threads() if every else 1,
             )  # fmt: skip
     if any(v.certificate for v in verdicts):
         output.note(f"certificates: {folder}")
@@ -143,6 +146,9 @@ def verify(
         found = [v.as_json() for v in verdicts]
         output.print_json(found[0] if one else {"results": found, "verdict": verdict})
     return next(v.exit_code for v in verdicts if v.verdict == verdict)
+
+
+app.command()(bench)
 
 
 def _as_typed(

@@ -72,6 +72,19 @@ class LoadedKernel:
 
 _loaded: dict[tuple[str, str], LoadedKernel] = {}
 _loading = threading.Lock()
+_runtimes: dict[int, Any] = {}  # how each OpenMP runtime that kernels brought is paused, by address
+OMP_PAUSE_HARD = 2
+
+
+def _end_threads() -> None:
+    """End the OpenMP threads that wait for this thread's next call. A child of a fork would wait for them for ever, as
+    it has none of them; both sides start new ones when they need them. (LLVM's runtime sees to that itself.)"""
+    for pause in list(_runtimes.values()):
+        pause(OMP_PAUSE_HARD)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_end_threads)
 
 
 def load(artifact: Artifact) -> LoadedKernel:
@@ -111,6 +124,9 @@ def _open(artifact: Artifact) -> Any:
         raise CompileError(
             f'{artifact.path}: exports no {SYMBOL} (accepted: extern "C" with visibility("default"))'
         ) from error
+    pause = getattr(library, "omp_pause_resource_all", None)  # found in the runtime that the library is linked with
+    if pause is not None and getattr(library, "__kmpc_fork_call", None) is None:
+        _runtimes[ctypes.cast(pause, ctypes.c_void_p).value or 0] = pause
     function.restype = ctypes.c_int32
     pointers, integers = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64)
     function.argtypes = [pointers, integers, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]

@@ -1,8 +1,8 @@
 """CUDA C++ (and HIP, and the CPU's fibers) of an element-wise kernel over one tensor or a list, from its plan.
 
 Kernels, launched one after another: for totals over all elements ``tile_totals``, ``tensor_totals`` and ``totals``,
-then ``work``. All take one ``Call`` by value. ``table`` has an entry for each tensor: rows, columns, its first tile, its
-place among those that are not empty (the others have -1), the row stride of every matrix, the address of every tensor;
+then ``work``. All take one ``Call`` by value. ``table`` has an entry for each tensor: rows, columns, its first tile,
+its place among those that are not empty (-1 for others), the row stride of every matrix, the address of every tensor;
 ``tensor_of_tile`` says whose a tile is, ``filled`` which tensors are not empty. For a single tensor these three are
 null, and its entry is ``one``.
 """
@@ -32,7 +32,8 @@ class GpuFlatEmitter(Printer):
     def kernels(self) -> None:
         """Constants, the call, the kernels."""
         threads = TILE // CHUNK // 2
-        self.line(f"constexpr int TILE = {TILE}, THREADS = {threads}, CHUNKS = 2, GROUP = Share<THREADS>::GROUP, WIDTH = {self.width};")
+        self.line(f"constexpr int TILE = {TILE}, THREADS = {threads}, CHUNKS = 2, WIDTH = {self.width};")
+        self.line("constexpr int GROUP = Share<THREADS>::GROUP;")
         self.line()
         self.open("struct Call")
         self.line("int64_t count, tiles, filled_count;")
@@ -142,9 +143,8 @@ class GpuFlatEmitter(Printer):
     def tensor_totals(self) -> None:
         """The tree over a tensor's tiles: a block for each tensor that is not empty."""
         self.line("const int64_t place = block_index();")
-        self.line(
-            f"const int64_t* const entry = call.table ? call.table + int64_t(call.filled[place]) * {self.entry} : call.one;"
-        )
+        entry = f"call.table + int64_t(call.filled[place]) * {self.entry}"
+        self.line(f"const int64_t* const entry = call.table ? {entry} : call.one;")
         self.line("const int64_t begin = entry[2], count = entry[0] * ((entry[1] + TILE - 1) / TILE);")
         self.trees("tile", "begin + i", "count", "tensor", "place")
 

@@ -37,7 +37,8 @@ class GpuRowEmitter(Printer):
         s = self.schedule
         self.line(f"// {s}")
         self.line(f"constexpr int THREADS = {s.threads}, CHUNKS = {s.chunks}, ROWS = {s.rows}, WIDTH = {s.width};")
-        self.line(f"constexpr int BLOCK = {self.plan.block}, GROUP = Share<THREADS>::GROUP, SPAN = THREADS * CHUNKS * CHUNK;")
+        self.line(f"constexpr int BLOCK = {self.plan.block}, SPAN = THREADS * CHUNKS * CHUNK;")
+        self.line("constexpr int GROUP = Share<THREADS>::GROUP;")
         self.line()
         sizes = 2 + sum(space == "rc" for _, space, _, _ in self.tensors) + len(self.whole_slot)
         self.open("struct Call")
@@ -124,9 +125,9 @@ class GpuRowEmitter(Printer):
         if blocked(self.plan):
             self.blocks_of_rows()
         else:
-            self.open("for (int64_t first_row = block_index() * ROWS; first_row < rows; first_row += grid_size() * ROWS)")
-            self.line("const int64_t r = least(first_row + thread_index() / THREADS, rows - 1);")
-            self.line("const bool live = first_row + thread_index() / THREADS < rows;")
+            self.open("for (int64_t row0 = block_index() * ROWS; row0 < rows; row0 += grid_size() * ROWS)")
+            self.line("const int64_t r = least(row0 + thread_index() / THREADS, rows - 1);")
+            self.line("const bool live = row0 + thread_index() / THREADS < rows;")
             if s.kept:
                 self.fetch("row", "r")
             self.row()

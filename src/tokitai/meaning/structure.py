@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +37,22 @@ TAGS = {
 }
 
 
+_30, _27, _31 = U64(30), U64(27), U64(31)
+_FIRST, _SECOND = U64(0xBF58476D1CE4E5B9), U64(0x94D049BB133111EB)
+
+
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that spreads every bit."""
-    x = (x ^ (x >> U64(30))) * U64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> U64(27))) * U64(0x94D049BB133111EB)
-    return x ^ (x >> U64(31))
+    y = x >> _30
+    y ^= x
+    y *= _FIRST
+    y ^= y >> _27
+    y *= _SECOND
+    y ^= y >> _31
+    return y
 
 
+@cache
 def _tag(name: str) -> np.uint64:
     return U64((TAGS[name] * int(_ODD)) & 0xFFFFFFFFFFFFFFFF)
 

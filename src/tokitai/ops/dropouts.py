@@ -39,19 +39,24 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
-def philox(c0: Value, c1: Value, k0: Value, k1: Value, third: Value | None = None) -> Value:
-    """Word 0 of Philox4x32-10 for the counter (c0, c1, third or 0, 0) and the key (k0, k1), all u32."""
-    zero = k0 - k0
-    c = (c0, c1, zero if third is None else third, zero)
+def philox_words(counter: tuple[Value, Value, Value, Value], key: tuple[Value, Value]) -> tuple[Value, ...]:
+    """The four words of Philox4x32-10, all u32."""
+    c: tuple[Value, ...] = counter
     for i in range(10):
-        keys = (k0 + (WEYL[0] * i & 0xFFFFFFFF), k1 + (WEYL[1] * i & 0xFFFFFFFF))
+        keys = (key[0] + (WEYL[0] * i & 0xFFFFFFFF), key[1] + (WEYL[1] * i & 0xFFFFFFFF))
         c = (
             bit_xor(bit_xor(multiply_high(c[2], MULTIPLIERS[1]), c[1]), keys[0]),
             c[2] * MULTIPLIERS[1],
             bit_xor(bit_xor(multiply_high(c[0], MULTIPLIERS[0]), c[3]), keys[1]),
             c[0] * MULTIPLIERS[0],
         )
-    return c[0]
+    return c
+
+
+def philox(c0: Value, c1: Value, k0: Value, k1: Value, third: Value | None = None) -> Value:
+    """Word 0 of Philox4x32-10 for the counter (c0, c1, third or 0, 0) and the key (k0, k1), all u32."""
+    zero = k0 - k0
+    return philox_words((c0, c1, zero if third is None else third, zero), (k0, k1))[0]
 
 
 def _kept(p: Number, seed: Number, stream: Number) -> Value:

@@ -40,7 +40,7 @@ COMMON: tuple[str, ...] = (
 )  # fmt: skip
 
 
-STRUCTURE = ("-O1",)  # hashes need no speed, and a build takes a third of the time
+STRUCTURE = ("-Og",)  # hashes need no speed, and a build takes a third of the time
 # They need no vector instructions either: a structure build of any instruction set is made for the plainest one, so
 # that the text for wide vectors can be checked on every processor of its architecture.
 

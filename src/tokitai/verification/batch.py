@@ -1,10 +1,11 @@
-"""Verify several operators and formats: kernels are compiled ahead, on other cores, while the oracle runs."""
+"""Verify several operators and formats, in several processes, or with kernels compiled ahead while the oracle runs."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ from ..lang import Operator
 from ..toolchain.build import Isa
 from .files import case_from_file
 from .verdict import Variant, Verdict, asked_shape, variants, verify
+from .workers import run_tasks
 
 BUILDS = 2  # compilations at a time
 
@@ -43,25 +45,35 @@ def verify_many(
     started: Callable[[Job], None] | None = None,
     progress: Callable[[str], None] | None = None,
     ended: Callable[[Verdict], None] | None = None,
+    processes: int = 1,
 ) -> list[Verdict]:
     """`verify` for each job, in order. ``started`` and ``ended`` are told of each job, ``progress`` of each case.
 
-    Every argument is checked before anything is compiled. Raises UsageError for the first that is wrong.
+    With more ``processes`` than one, cases are not told of, and verdicts hold no kernels; they are for the cpu alone,
+    as a GPU's context does not survive a fork. Every argument is checked before anything is compiled. Raises UsageError
+    for the first that is wrong.
     """
     for job in jobs:
         _check(job, shape, device)
+    if device != "cpu":
+        processes = 1
+    tasks = [
+        functools.partial(
+            verify, job.operator, shape=shape, dtype=job.dtype, device=device, inputs=job.inputs, out=out, seed=seed,
+            compiler=compiler, isa=isa, variant=job.variant, case=case, progress=progress if processes < 2 else None,
+        )
+        for job in jobs
+    ]  # fmt: skip
     verdicts = []
-    with _compiled_ahead(jobs, compiler, isa):
+    ahead = _compiled_ahead(jobs, compiler, isa) if processes < 2 else nullcontext()
+    with ahead:
+        found = run_tasks(tasks, processes)
         for job in jobs:
             if started is not None:
                 started(job)
-            verdict = verify(
-                job.operator, shape=shape, dtype=job.dtype, device=device, inputs=job.inputs, out=out, seed=seed,
-                compiler=compiler, isa=isa, variant=job.variant, case=case, progress=progress,
-            )  # fmt: skip
-            verdicts.append(verdict)
+            verdicts.append(next(found))
             if ended is not None:
-                ended(verdict)
+                ended(verdicts[-1])
     return verdicts
 
 

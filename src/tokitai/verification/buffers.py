@@ -51,20 +51,28 @@ class Buffer:
 
     def check_guards(self) -> None:
         """Raise GuardError where a byte outside the elements has changed."""
-        intact = np.ones(self.raw.shape, bool)
-        if self.array.size:
-            size = self.dtype.itemsize
-            strides = (*self.array.strides, 1)
-            elements = np.ndarray(
-                (*self.array.shape, size), bool, buffer=intact.data, offset=self.start(), strides=strides
-            )
-            elements[...] = False
-        touched = np.flatnonzero(intact & (self.raw != CANARY))
+        start = self.start()
+        if self.array.flags.c_contiguous or not self.array.size:
+            end = start + self.array.nbytes
+            before, behind = (np.flatnonzero(part != CANARY) for part in (self.raw[:start], self.raw[end:]))
+            touched = before if before.size else behind + end
+        else:
+            touched = self._touched_between(start)
         if touched.size:
-            where = (int(touched[0]) - self.start()) // self.dtype.itemsize
+            where = (int(touched[0]) - start) // self.dtype.itemsize
             raise GuardError(f"{self.name}: wrote outside its elements, first at element offset {where}")
+
+    def _touched_between(self, start: int) -> Array:
+        """Where bytes round and between rows have changed."""
+        intact = np.ones(self.raw.shape, bool)
+        size = self.dtype.itemsize
+        elements = np.ndarray(
+            (*self.array.shape, size), bool, buffer=intact.data, offset=start, strides=(*self.array.strides, 1)
+        )
+        elements[...] = False
+        return np.flatnonzero(intact & (self.raw != CANARY))
 
 
 def digest(array: Array) -> str:
     """SHA-256 of an array's elements in row-major order, little-endian."""
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()

@@ -76,7 +76,9 @@ class CaseResult:
 class Launch:
     """One set of guarded, poisoned buffers for a kernel, filled with a case's tensors."""
 
-    def __init__(self, kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout) -> None:
+    def __init__(
+        self, kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout
+    ) -> None:
         self.kernel, self.shape, self.layout = kernel, shape, layout
         self.inputs: dict[str, Buffer] = {}
         self.results: dict[str, Buffer] = {}

@@ -16,11 +16,11 @@ BRANCH_ROWS = (1, 2, 3, 4, 5, 31, 32, 33, 63, 65, 97, 130)
 EMPTY = ((0, 5), (3, 0), (0, 0))
 
 
-# Of a schedule's threads and chunks: a lane, part of a warp, whole warps, several chunks, rows beyond the registers; whole
-# and ragged rows, rows of one block more. The simulated device is slow and takes a few of them.
+# Of a schedule's threads and chunks: a lane, part of a warp, whole warps, several chunks, rows beyond the registers;
+# whole and ragged rows, rows of one block more. The simulated device is slow and takes a few of them.
 GPU_COLS = (
-    1, 3, 7, 8, 9, 16, 17, 31, 64, 65, 128, 200, 255, 256, 257, 512, 513, 1000, 1024, 1025, 2048, 2056, 3000, 4096, 4104,
-    8192, 8200, 12288, 16392, 20000, 32768, 32776, 50257, 65536 + 8,
+    1, 3, 7, 8, 9, 16, 17, 31, 64, 65, 128, 200, 255, 256, 257, 512, 513, 1000, 1024, 1025, 2048, 2056, 3000, 4096,
+    4104, 8192, 8200, 12288, 16392, 20000, 32768, 32776, 50257, 65536 + 8,
 )  # fmt: skip
 SIM_COLS = (1, 8, 17, 200, 257, 1025)
 SIM_LONG = ((2, 2056),)

@@ -233,8 +233,8 @@ def _kernels(
 
 
 def _run_variant(
-    verdict: Verdict, operator: Operator, v: Variant, kernels: list[KernelBase], asked: tuple[int, int] | None, seed: int,
-    only: str | None, mine: list[cases.Case], isa: Isa, progress: Progress | None,
+    verdict: Verdict, operator: Operator, v: Variant, kernels: list[KernelBase], asked: tuple[int, int] | None,
+    seed: int, only: str | None, mine: list[cases.Case], isa: Isa, progress: Progress | None,
 ) -> None:  # fmt: skip
     numbers, hashed = kernels
     lanes, threads, plan = LANES[isa], run.default_threads(), numbers.plan

@@ -5,7 +5,6 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
-#include <utility>
 
 #define INFINITE __builtin_inff()
 
@@ -23,12 +22,28 @@
 #error "one of TOKITAI_ISA_AVX512, _AVX2, _NEON, _SCALAR must be defined"
 #endif
 
-#if TOKITAI_ISA_AVX512 || TOKITAI_ISA_AVX2
-#include <immintrin.h>
-#elif TOKITAI_ISA_NEON
+// Hashes use no vector instruction. For numbers, GCC takes a second to read <immintrin.h>, most of it about instructions
+// that are not used here: its parts are read instead, as it reads them itself.
+#if TOKITAI_ISA_NEON
+#if !TOKITAI_STRUCTURE
 #include <arm_neon.h>
-#elif defined(__x86_64__)
+#endif
+#elif TOKITAI_STRUCTURE || !(TOKITAI_ISA_AVX512 || TOKITAI_ISA_AVX2)
+#if defined(__x86_64__)
 #include <xmmintrin.h>
+#endif
+#elif defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 9 && __GNUC__ <= 15
+#define _IMMINTRIN_H_INCLUDED
+#include <smmintrin.h>
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <f16cintrin.h>
+#include <fmaintrin.h>
+#if TOKITAI_ISA_AVX512
+#include <avx512fintrin.h>
+#endif
+#else
+#include <immintrin.h>
 #endif
 
 #if TOKITAI_STRUCTURE  // speed matters little there, and calls compile ten times faster
@@ -64,6 +79,11 @@ template <int D, int SIDE> constexpr int half_lane(int i) {
   if (D <= 2) return i / 4 * 4 + i % 2 * 2 + SIDE + (i % 4 < 2 ? 0 : LANES);
   return (i & D ? LANES : 0) + (i ^ (SIDE * D));
 }
+
+// 0, 1 ... n - 1 as template arguments.
+template <int... i> struct Sequence {};
+template <int n, int... i> struct Counted : Counted<n - 1, n - 1, i...> {};
+template <int... i> struct Counted<0, i...> { typedef Sequence<i...> type; };
 
 #if LANES > 1
 typedef int32_t I __attribute__((vector_size(4 * LANES)));

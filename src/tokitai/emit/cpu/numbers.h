@@ -134,10 +134,10 @@ INLINE V to_value(I a, V) { return __builtin_convertvector(a, V); }
 INLINE V to_value(U a, V) { return __builtin_convertvector(a, V); }
 INLINE V join_max(V a, V b) { return maximum(a, b); }
 INLINE S first(V a) { return a[0]; }
-template <int D, int SIDE, int... i> INLINE V half(V a, V b, std::integer_sequence<int, i...>) {
+template <int D, int SIDE, int... i> INLINE V half(V a, V b, Sequence<i...>) {
   return __builtin_shufflevector(a, b, half_lane<D, SIDE>(i)...);
 }
-template <int D, int SIDE> INLINE V half(V a, V b) { return half<D, SIDE>(a, b, std::make_integer_sequence<int, LANES>{}); }
+template <int D, int SIDE> INLINE V half(V a, V b) { return half<D, SIDE>(a, b, Counted<LANES>::type{}); }
 
 // extend and truncate move 16-bit patterns to and from 32 bits; larger(a, b) is a if it is greater, else b; so b where either is NaN, and where both are zeros.
 #if TOKITAI_ISA_AVX512

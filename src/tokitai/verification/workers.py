@@ -1,0 +1,52 @@
+"""Several verifications at a time, each in a process of its own: one interpreter keeps one core busy."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from .verdict import Verdict
+
+Task = Callable[[], Verdict]
+_tasks: Sequence[Task] = ()  # what the processes inherit: operators and their graphs cannot be sent to them
+
+
+def run_tasks(tasks: Sequence[Task], processes: int) -> Iterator[Verdict]:
+    """The verdict of each task, in order. Those of other processes have no kernels.
+
+    A task that raises there, or ends its process, is run once more in this one, where it can be told.
+    """
+    global _tasks
+    if processes < 2 or len(tasks) < 2 or "fork" not in multiprocessing.get_all_start_methods():
+        yield from (task() for task in tasks)
+        return
+    _tasks = tasks
+    # All processes are forked by the first submission, before the pool starts a thread.
+    pool = ProcessPoolExecutor(min(processes, len(tasks)), multiprocessing.get_context("fork"), _begin)
+    try:
+        futures = [pool.submit(_run, i) for i in range(len(tasks))]
+        for task, future in zip(tasks, futures, strict=True):
+            try:
+                found = future.result()
+            except BrokenProcessPool:
+                found = None
+            yield task() if found is None else found
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        _tasks = ()
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says what an interrupt means
+
+
+def _run(i: int) -> Verdict | None:
+    try:
+        verdict = _tasks[i]()
+    except Exception:
+        return None
+    verdict.kernels = []
+    return verdict

@@ -1,0 +1,31 @@
+"""The reported faults that concern norms, softmax, losses, optimizers, conversions, builds and calls: each has a test
+that carries its number, in the test's name or docstring."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+GROUPS = {
+    "norms": "01 02 04 06 07 08 09 11 14 15 17 18 19 20 21 23 24",
+    "softmax and cross-entropy": "26 27 29 30 32 34 35 37 38 39 41 42 44",
+    "AdamW and lists": "58 60 61 62 64 66 67 69 70 71 73 75 77 78",
+    "conversions": "94 95 97 99 100 101 103 104",
+    "builds, cache, processes": "106 107 109 110 111 112 114 116 117 119 120 122",
+}
+FOUND = {
+    int(number)
+    for path in TESTS.rglob("test_*.py")
+    if path != Path(__file__)
+    for pair in re.findall(r"\bC(\d{2,3})\b|\btest_c(\d{2,3})_", path.read_text())
+    for number in pair
+    if number
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_case_has_a_test(group: str) -> None:
+    assert [n for n in map(int, GROUPS[group].split()) if n not in FOUND] == []

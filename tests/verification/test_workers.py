@@ -1,0 +1,77 @@
+"""Verifications in several processes: the verdicts of one process, in order; what fails there is told here."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tokitai.ops import get
+from tokitai.verification import Verdict
+from tokitai.verification.batch import Job, verify_many
+from tokitai.verification.workers import run_tasks
+
+HERE = os.getpid()
+
+
+def verdict(name: str) -> Verdict:
+    return Verdict(name, "f16", "cpu", None, verdict="verified", failure=str(os.getpid()))
+
+
+def task(name: str) -> Callable[[], Verdict]:
+    return lambda: verdict(name)
+
+
+def test_verdicts_come_in_order_from_other_processes() -> None:
+    names = [f"op{i}" for i in range(7)]
+    found = list(run_tasks([task(n) for n in names], 2))
+    assert [v.operator for v in found] == names
+    assert {v.failure for v in found}.isdisjoint({str(HERE)}) and len({v.failure for v in found}) <= 2
+
+
+@pytest.mark.parametrize(("processes", "count"), [(1, 3), (2, 1)])
+def test_one_process_is_this_one(processes: int, count: int) -> None:
+    assert {v.failure for v in run_tasks([task("x")] * count, processes)} == {str(HERE)}
+
+
+def fails_elsewhere() -> Verdict:
+    if os.getpid() != HERE:
+        raise ValueError("there")
+    return verdict("again")
+
+
+def dies_elsewhere() -> Verdict:
+    if os.getpid() != HERE:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return verdict("again")
+
+
+@pytest.mark.parametrize("bad", [fails_elsewhere, dies_elsewhere])
+def test_what_fails_there_is_run_again_here(bad: Any) -> None:
+    found = list(run_tasks([task("a"), bad, task("b")], 2))
+    assert [v.operator for v in found] == ["a", "again", "b"] and found[1].failure == str(HERE)
+
+
+def test_an_error_is_the_tasks_own() -> None:
+    def wrong() -> Verdict:
+        raise LookupError("as it is")
+
+    with pytest.raises(LookupError, match="as it is"):
+        list(run_tasks([task("a"), wrong], 2))
+
+
+def test_two_processes_find_what_one_does() -> None:
+    jobs = [Job(get(name), fmt) for name in ("clip", "scale") for fmt in ("f16", "f32")]
+    one, two = ([v.as_json() for v in verify_many(jobs, processes=n)] for n in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        a.pop("seconds"), b.pop("seconds")
+    assert one == two and [v["verdict"] for v in one] == ["verified"] * 4
+    order: list[str] = []
+    verify_many(
+        jobs[:2], processes=2, started=lambda job: order.append(f"+{job.dtype}"),
+        ended=lambda v: order.append(f"-{v.dtype}"),
+    )  # fmt: skip
+    assert order == ["+f16", "-f16", "+f32", "-f32"]
