@@ -117,3 +117,9 @@ class EvidenceError(TokitaiError):
     """A certificate that is malformed or does not say what it should."""
 
     exit_code = 3
+
+
+class KernelFaultError(TokitaiError):
+    """A kernel whose threads never come together, or that needs more than it may, on the simulated device."""
+
+    exit_code = 1

@@ -118,10 +118,9 @@ class SimTarget:
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
         """Compile a text as C++, or take it from the build cache, and load it."""
         from .device import sim
-        from .toolchain.build import build_sim
 
         source = Source(text.text, text.headers, stem)
-        made = build_sim(source, self.compiler, structure, self.warp)
+        made = sim.build_sim(source, self.compiler, structure, self.warp)
         about = (made.compiler.kind, made.compiler.version, made.compiler.digest, f"sim, warps of {self.warp}")
         identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about, made.flags)
         return SimProgram(sim.load(made)), identity

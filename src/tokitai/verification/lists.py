@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..errors import KernelFaultError
 from ..kernel import KernelBase, Scalars
 from ..lang import Operator
 from ..meaning import bits, structure
@@ -61,12 +62,12 @@ def _run(
         if made_by:  # results that a list has one of are those of its first tensor
             single = [o.name for o in kernel.graph.outputs if o.space == "s"]
             made_by = [{**r, **{n: made_by[0][n] for n in single}} for r in made_by]
-        kernel.launch_buffers([x.inputs for x in launches], made_by, shapes, scalars, layout.threads)
-        results = [{n: b.array for n, b in made.items()} for made in made_by]
+        results = [{n: b.array for n, b in some.items()} for some in made_by]
         try:
+            kernel.launch_buffers([x.inputs for x in launches], made_by, shapes, scalars, layout.threads)
             for x in launches:
                 x.check()
-        except GuardError as error:
+        except (GuardError, KernelFaultError) as error:
             made.failure = f"{layout.name}: {error}"
             return made
         for i, (got, wanted) in enumerate(zip(results, want, strict=True)):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..device import cpu
+from ..errors import KernelFaultError, TokitaiError
 from ..kernel import KernelBase, Scalars
 from ..lang import TOTALS, Graph
 from ..lower import FlatPlan
@@ -203,7 +204,7 @@ def _launch(
 ) -> dict[str, Array] | None:  # fmt: skip
     try:
         got = Launch(kernel, shape, tensors, layout).run(scalars)
-    except GuardError as error:
+    except (GuardError, KernelFaultError) as error:
         result.failure = f"{layout.name}: {error}"
         return None
     for name, values in got.items():
@@ -217,7 +218,7 @@ def _launch(
 
 def _split(
     kernel: KernelBase, case: Case, want: Mapping[str, Array], scalars: Scalars, threads: int
-) -> Mismatch | GuardError | None:
+) -> Mismatch | TokitaiError | None:
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do: left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
@@ -234,7 +235,7 @@ def _split(
         shape = (len(range(rows)[part]), cols)
         try:
             got = Launch(kernel, shape, some, Layout("split", threads)).run(scalars)
-        except GuardError as error:
+        except (GuardError, KernelFaultError) as error:
             return error
         for o in local:
             mismatch = first_mismatch(

@@ -30,14 +30,14 @@ template <> INLINE f32 padding<f32>() { return {0x5A5A5A5A5A5A5A5Aull}; }
 template <int BYTES> INLINE void copy_in(void* to, const void* from) {
   if constexpr (BYTES == 16) *static_cast<Words16*>(to) = load16(from);
   else if constexpr (BYTES == 8) *static_cast<Words8*>(to) = load8(from);
-  else if constexpr (BYTES == 4) *static_cast<uint32_t*>(to) = load4(from);
-  else *static_cast<uint16_t*>(to) = load2(from);
+  else if constexpr (BYTES == 4) *static_cast<Words4*>(to) = load4(from);
+  else *static_cast<Words2*>(to) = load2(from);
 }
 template <int BYTES> INLINE void copy_out(void* to, const void* from) {
   if constexpr (BYTES == 16) store16(to, *static_cast<const Words16*>(from));
   else if constexpr (BYTES == 8) store8(to, *static_cast<const Words8*>(from));
-  else if constexpr (BYTES == 4) store4(to, *static_cast<const uint32_t*>(from));
-  else store2(to, *static_cast<const uint16_t*>(from));
+  else if constexpr (BYTES == 4) store4(to, *static_cast<const Words4*>(from));
+  else store2(to, *static_cast<const Words2*>(from));
 }
 
 // The elements p[0 ... count), of a whole chunk at most, in accesses of WIDTH elements: p is aligned for those.

@@ -49,6 +49,8 @@ INLINE float float_of(uint32_t u) { return __uint_as_float(u); }
 // Streaming accesses: what a kernel reads and writes is used once, and need not displace what others keep in L2.
 struct alignas(16) Words16 { uint32_t w[4]; };
 struct alignas(8) Words8 { uint32_t w[2]; };
+typedef uint32_t Words4;
+typedef uint16_t Words2;
 INLINE Words16 load16(const void* p) {
   const uint4 v = __ldcs(static_cast<const uint4*>(p));
   return {{v.x, v.y, v.z, v.w}};

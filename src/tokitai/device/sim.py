@@ -1,0 +1,69 @@
+"""Run the text of GPU kernels on this machine's processor: every thread a fiber, warps and barriers in software.
+
+A stand-in for a card that checks bits, structure, barriers and shuffles of a kernel, slowly; it says nothing of speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+from ..errors import CacheError, DeviceMissingError, KernelFaultError, UnknownNameError
+from ..toolchain.build import Artifact, Source, build, machine_here
+from ..toolchain.compilers import Compiler
+from ..toolchain.fingerprint import file_digest
+
+
+def build_sim(source: Source, compiler: Compiler, structure: bool = False, warp: int = 32) -> Artifact:
+    """Compile a text of GPU kernels for the simulated device. Raises what `toolchain.build.build` raises."""
+    return build(source, compiler, "scalar", structure, ("TOKITAI_SIM=1", f"TOKITAI_WARP={warp}"))
+
+
+class LoadedSim:
+    """The kernels of one text in this process. Launches of one text wait for each other."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        if artifact.compiler.machine != machine_here():
+            raise DeviceMissingError(
+                f"{artifact.path.name}: built for {artifact.compiler.machine}, but this machine is {machine_here()}"
+            )
+        if file_digest(artifact.path) != artifact.digest:
+            raise CacheError(f"{artifact.path}: has changed since it was built; build it again")
+        self.artifact = artifact
+        self._library = ctypes.CDLL(str(artifact.path))
+        self._message = self._library.tokitai_sim_message
+        self._message.restype = ctypes.c_char_p
+        self._running = threading.Lock()  # fibers and shared memory are those of the library
+        self._kernels: dict[str, Any] = {}
+
+    def launch(self, name: str, grid: int, block: int, call: bytes, order: int = 0) -> None:
+        """Run one kernel. ``order`` picks the order of threads: 0 and 1 forward, 2 backward, others shuffled.
+
+        Raises UnknownNameError, and KernelFaultError where threads cannot come together or a stack is too small.
+        """
+        function = self._kernels.get(name)
+        if function is None:
+            try:
+                function = self._library[f"tokitai_sim_{name}"]
+            except AttributeError as error:
+                raise UnknownNameError("kernel", name, ()) from error
+            function.restype = ctypes.c_int32
+            function.argtypes = [ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p, ctypes.c_uint64]
+            self._kernels[name] = function
+        with self._running:
+            if function(grid, block, call, order):
+                raise KernelFaultError(self._message().decode(errors="replace"))
+
+
+_loaded: dict[tuple[str, str], LoadedSim] = {}
+_loading = threading.Lock()
+
+
+def load(artifact: Artifact) -> LoadedSim:
+    """The kernels in `artifact`, loaded once for each fingerprint. Raises DeviceMissingError, CacheError."""
+    with _loading:
+        identity = (artifact.fingerprint, artifact.digest)
+        if identity not in _loaded:
+            _loaded[identity] = LoadedSim(artifact)
+        return _loaded[identity]
