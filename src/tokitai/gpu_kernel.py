@@ -14,17 +14,15 @@ from typing import Protocol
 
 import numpy as np
 
-from .device.cpu import aligned_empty
 from .emit.cpp import KernelText
 from .emit.gpu_flat import ENTRY
 from .emit.gpu_text import emit_flat, emit_rows
-from .errors import TokitaiError
-from .formats import FORMATS
-from .kernel import Array, Identity, KernelBase, Scalars
+from .kernel import Array, Identity, KernelBase
 from .lang import Graph, Operator
 from .lower import FlatPlan, Plan
 from .lower import gpu as layout
-from .lower.gpu import CHUNK, Step
+from .lower.gpu import CHUNK, Schedule, Step
+from .lower.rowwise import RowPlan, plan_rows
 
 Edit = Callable[[str], str]
 
@@ -32,7 +30,7 @@ Edit = Callable[[str], str]
 class Program(Protocol):
     """The kernels of one text, ready to be launched."""
 
-    def launch(self, name: str, grid: int, block: int, call: bytes, order: int, stream: int) -> None:
+    def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
         """Launch one kernel; ``order`` picks one of the orders of threads that a simulated device can try."""
 
 
@@ -73,6 +71,7 @@ class GpuKernel(KernelBase):
     structure: bool
     target: Target
     edit: Edit | None = None
+    schedule: Callable[[RowPlan, int, int, int], Schedule] = layout.schedule_rows
     programs: dict[object, tuple[Program, Identity]] = field(default_factory=dict)
 
     def identities(self) -> list[Identity]:
@@ -128,7 +127,7 @@ class GpuKernel(KernelBase):
         packed = struct.pack(f"<{len(addresses)}q{len(sizes)}q", *addresses, *sizes)
         call = packed + self._scalars(table) + struct.pack("<q", place)
         for step in steps:
-            program.launch(step.name, step.grid, step.block, call, threads, stream)
+            program.launch(step, call, threads, stream)
         del alive
 
     def _rows(
@@ -143,8 +142,9 @@ class GpuKernel(KernelBase):
                 bytes_of.append(size)
                 strides.append(sizes[k] if space == "rc" and rows > 1 else 0)
             k += space == "rc"
-        schedule = layout.schedule_rows(plan, cols, self.width(where, strides, bytes_of), self.target.warp)
-        program = self.program(schedule, lambda: emit_rows(plan, schedule))
+        schedule = self.schedule(plan, cols, self.width(where, strides, bytes_of), self.target.warp)
+        chosen = plan if schedule.kept else plan_rows(plan.graph, keep=False)
+        program = self.program(schedule, lambda: emit_rows(chosen, schedule))
         return program, layout.row_steps(plan, schedule, rows, cols)
 
     def table(self, addresses: Sequence[int], sizes: Sequence[int], shapes: Sequence[tuple[int, int]]) -> Table:
@@ -208,7 +208,7 @@ class GpuKernel(KernelBase):
         call = made.packed + struct.pack(f"<{len(integers)}q", *integers)
         call += self._scalars(table) + struct.pack("<q", place)
         for step in made.steps:
-            program.launch(step.name, step.grid, step.block, call, order, stream)
+            program.launch(step, call, order, stream)
         del alive
 
     def _scalars(self, table: Array) -> bytes:
@@ -226,4 +226,4 @@ def source_digest(text: KernelText) -> str:
     return hashlib.sha256(text.text.encode()).hexdigest()
 
 
-__all__ = ["CHUNK", "FORMATS", "GpuKernel", "Program", "Scalars", "Table", "Target", "TokitaiError", "aligned_empty"]
+__all__ = ["GpuKernel", "Program", "Table", "Target", "source_digest"]

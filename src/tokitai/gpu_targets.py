@@ -12,6 +12,7 @@ from .device.cpu import aligned_empty
 from .emit.cpp import KernelText
 from .gpu_kernel import GpuKernel, Program, source_digest
 from .kernel import Array, Identity, Placed, Scalars
+from .lower.gpu import Step
 from .toolchain.build import Source
 
 
@@ -64,10 +65,22 @@ class CudaProgram:
 
     def __init__(self, module: Any) -> None:
         self.module = module
+        self._at_a_time: dict[str, int] = {}
 
-    def launch(self, name: str, grid: int, block: int, call: bytes, order: int, stream: int) -> None:
-        """Put one kernel into a stream."""
-        self.module.launch(name, grid, block, call, stream)
+    def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
+        """Put one kernel into a stream; one whose blocks take several units in turn with as many as fit at a time."""
+        grid = step.grid
+        if step.in_turn:
+            grid = min(grid, self._at_a_time.get(step.name) or self._fit(step))
+        self.module.launch(step.name, grid, step.block, call, stream)
+
+    def _fit(self, step: Step) -> int:
+        """Blocks that the card runs at a time, by threads and registers."""
+        registers = -(-self.module.artifact.resources[step.name].registers // 8) * 8
+        threads = -(-step.block // 32) * 32
+        each = max(1, min(32, 2048 // threads, 65536 // (registers * threads)))
+        self._at_a_time[step.name] = each * self.module.device.multiprocessors
+        return self._at_a_time[step.name]
 
 
 class CudaKernel(GpuKernel):
@@ -141,9 +154,9 @@ class SimProgram:
     def __init__(self, loaded: Any) -> None:
         self.loaded = loaded
 
-    def launch(self, name: str, grid: int, block: int, call: bytes, order: int, stream: int) -> None:
-        """Run one kernel with one of the orders of threads: 0 is forward."""
-        self.loaded.launch(name, grid, block, call, order)
+    def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
+        """Run one kernel with one of the orders of threads: 0 is forward. Blocks that take units in turn are two."""
+        self.loaded.launch(step.name, min(step.grid, 2) if step.in_turn else step.grid, step.block, call, order)
 
 
 @lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from ..lang import Node
 from ..lower.flat import FlatPlan
 from ..lower.gpu import CHUNK, MOST_THREADS, TILE
-from .text import POINTER, Printer
+from .text import POINTER, SCALAR, Printer
 
 ENTRY = 4  # words before the strides
 
@@ -100,7 +100,7 @@ class GpuFlatEmitter(Printer):
                 self.line(f"Chunk<{kinds[str(name)]}> row_{name}[CHUNKS];")
                 self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
                 self.line("const int c0 = first + v * GROUP * CHUNK;")
-                self.line(f"load_chunk<WIDTH>(row_{name}[v], in_{name} + c0, size - c0);")
+                self.line(f"load_chunk<WIDTH, RAGGED>(row_{name}[v], in_{name} + c0, size - c0);")
                 self.close()
 
     def elements(self, nodes: list[Node]) -> None:
@@ -196,11 +196,13 @@ class GpuFlatEmitter(Printer):
         self.line("const int c0 = first + v * GROUP * CHUNK;")
         for o in stores:
             self.line(f"Chunk<{POINTER[o.format]}> new_{o.name};")
+            self.line(f"{SCALAR[o.node.type]} values_{o.name}[CHUNK];")
         self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
         self.elements(list(self.plan.compute))
         for o in stores:
-            self.line(f"store1(&new_{o.name}.e[e], {self.name[o.node]});")
+            self.line(f"values_{o.name}[e] = {self.name[o.node]};")
         self.close()
         for o in stores:
-            self.line(f"store_chunk<WIDTH>(out_{o.name} + c0, new_{o.name}, size - c0);")
+            self.line(f"encode(new_{o.name}, values_{o.name});")
+            self.line(f"store_chunk<WIDTH, RAGGED>(out_{o.name} + c0, new_{o.name}, size - c0);")
         self.close()

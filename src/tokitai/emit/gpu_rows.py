@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from ..lang import Node, TensorSpec
 from ..lower.gpu import MOST_THREADS, Schedule, blocked, column_results, finishes
 from ..lower.rowwise import Pass, RowPlan
-from .text import POINTER, Printer
+from .text import POINTER, SCALAR, Printer
 
 
 class GpuRowEmitter(Printer):
@@ -38,7 +38,8 @@ class GpuRowEmitter(Printer):
         self.line(f"// {s}")
         self.line(f"constexpr int THREADS = {s.threads}, CHUNKS = {s.chunks}, ROWS = {s.rows}, WIDTH = {s.width};")
         self.line(f"constexpr int BLOCK = {self.plan.block}, SPAN = THREADS * CHUNKS * CHUNK;")
-        self.line("constexpr int GROUP = Share<THREADS>::GROUP;")
+        fit = "FULL" if s.full else "EXACT" if s.exact else "RAGGED"
+        self.line(f"constexpr int GROUP = Share<THREADS>::GROUP, FIT = {fit};")
         self.line()
         sizes = 2 + sum(space == "rc" for _, space, _, _ in self.tensors) + len(self.whole_slot)
         self.open("struct Call")
@@ -49,13 +50,13 @@ class GpuRowEmitter(Printer):
         self.close("};")
         if self.plan.early:
             self.kernel("early", MOST_THREADS, self.early)
-        self.kernel("work", s.block_threads, self.work)
+        self.kernel("work", s.block_threads, self.work, s.per_sm)
         if finishes(self.plan):
             self.kernel("finish", MOST_THREADS, self.finish)
 
-    def kernel(self, name: str, threads: int, body: object) -> None:
+    def kernel(self, name: str, threads: int, body: object, per_sm: int = 1) -> None:
         self.line()
-        self.open(f"KERNEL({name}, {threads}, 1)")
+        self.open(f"KERNEL({name}, {threads}, {per_sm})")
         self.arguments()
         assert callable(body)
         body()
@@ -115,21 +116,29 @@ class GpuRowEmitter(Printer):
         if self.most:
             self.cells(f"THREADS > WARP ? {2 * self.most} * WARP : 2")
         self.line("const int t = thread_index() % THREADS, first = (t / GROUP * CHUNKS * GROUP + t % GROUP) * CHUNK;")
-        if s.kept:
+        if s.hoisted:
             for t in self.columns:
                 kind = POINTER[str(t.format)]
                 self.line(f"Chunk<{kind}> col_{t.name}[CHUNKS];")
                 self.chunk_loop(lambda t=t: self.line(
-                    f"load_chunk<WIDTH>(col_{t.name}[v], in_{t.name} + c0, cols - c0);"
+                    f"load_chunk<WIDTH, FIT>(col_{t.name}[v], in_{t.name} + c0, cols - c0);"
                 ))  # fmt: skip
         if blocked(self.plan):
             self.blocks_of_rows()
         else:
+            if s.kept and s.ahead:
+                self.fetch("next", "least(block_index() * ROWS + thread_index() / THREADS, rows - 1)")
             self.open("for (int64_t row0 = block_index() * ROWS; row0 < rows; row0 += grid_size() * ROWS)")
             self.line("const int64_t r = least(row0 + thread_index() / THREADS, rows - 1);")
             self.line("const bool live = row0 + thread_index() / THREADS < rows;")
             if s.kept:
-                self.fetch("row", "r")
+                if s.ahead:
+                    for t in self.matrices:
+                        self.line(f"Chunk<{POINTER[str(t.format)]}> row_{t.name}[CHUNKS];")
+                        self.line(f"UNROLL for (int v = 0; v < CHUNKS; ++v) row_{t.name}[v] = next_{t.name}[v];")
+                    self.fetch("next", "least(r + grid_size() * ROWS, rows - 1)", declared=False)
+                else:
+                    self.fetch("row", "r")
             self.row()
             self.close()
 
@@ -141,7 +150,7 @@ class GpuRowEmitter(Printer):
                 self.line(f"Chunk<{kind}> {place}_{t.name}[CHUNKS];")
             source = f"in_{t.name} + {row} * in_{t.name}_stride + c0"
             self.chunk_loop(lambda t=t, source=source: self.line(
-                f"load_chunk<WIDTH>({place}_{t.name}[v], {source}, cols - c0);"
+                f"load_chunk<WIDTH, FIT>({place}_{t.name}[v], {source}, cols - c0);"
             ))  # fmt: skip
 
     def blocks_of_rows(self) -> None:
@@ -192,7 +201,7 @@ class GpuRowEmitter(Printer):
         for t in self.matrices:
             source = f"in_{t.name} + {row} * in_{t.name}_stride + c0"
             self.chunk_loop(lambda t=t, source=source: self.line(
-                f"load_chunk<WIDTH>(ahead_{t.name}[d][v], {source}, cols - c0);"
+                f"load_chunk<WIDTH, FIT>(ahead_{t.name}[d][v], {source}, cols - c0);"
             ))  # fmt: skip
         for t in self.rows_fetched:
             self.line(f"ahead_{t.name}[d] = in_{t.name}[{row}];")
@@ -300,28 +309,34 @@ class GpuRowEmitter(Printer):
                     each = f"for (int k = 0; k < {len(nodes)}; ++k)"
                     self.line(f"{each} {word}_{number}[k] = {word}_tower_{number}[k].result({op}::neutral());")
         for i, n in enumerate(p.sums):
-            self.line(f"const S {self.name[n]} = cols ? sum_{number}[{i}] : S{{}};")
+            total = f"sum_{number}[{i}]" if self.schedule.full else f"cols ? sum_{number}[{i}] : S{{}}"
+            self.line(f"const S {self.name[n]} = {total};")
         for i, n in enumerate(p.maxima):
             self.line(f"const S {self.name[n]} = done_max(max_{number}[{i}]);")
 
     def chunk(self, p: Pass, loaded: set[Node], number: int) -> None:
         """The elements of one chunk."""
-        if not self.schedule.kept:
-            self.load_for(n for n in p.compute if n.op == "input")
+        s = self.schedule
+        self.load_for(
+            n for n in p.compute
+            if n.op == "input" and (not s.kept if n.space == "rc" else not s.hoisted) and n not in loaded
+        )  # fmt: skip
         for word, nodes in (("sum", p.sums), ("max", p.maxima)):
             for i, _ in enumerate(nodes):
                 self.line(f"S {word}_at_{i}[CHUNK];")
         for o in p.stores:
             self.line(f"Chunk<{POINTER[o.format]}> new_{o.name};")
+            self.line(f"{SCALAR[o.node.type]} values_{o.name}[CHUNK];")
         self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
         self.line("const int c = c0 + e;")
         self.line("(void)c;")
-        where = "[v].e[e]" if self.schedule.kept else ".e[e]"
         for n in p.compute:
             if n in loaded:
                 self.declare(n, f"kept_{self.name[n]}[v * CHUNK + e]", vector=False)
             elif n.op == "input":
-                self.declare(n, f"load1(&{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{where})", vector=False)
+                held = s.kept if n.space == "rc" else s.hoisted
+                place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}.e[e]"
+                self.declare(n, f"load1(&{place})", vector=False)
             else:
                 self.column_value(n)
             if n in p.keep:
@@ -332,16 +347,18 @@ class GpuRowEmitter(Printer):
                 padded = value if self.schedule.exact else f"c < cols ? {value} : {neutral}"
                 self.line(f"{word}_at_{i}[e] = {padded};")
         for o in p.stores:
-            self.line(f"store1(&new_{o.name}.e[e], {self.name[o.node]});")
+            self.line(f"values_{o.name}[e] = {self.name[o.node]};")
         for n in p.col_sums:
             self.column_sum(n)
         self.close()
         for word, op, nodes in (("sum", "Add", p.sums), ("max", "Most", p.maxima)):
             for i, _ in enumerate(nodes):
                 tree = f"fold<{op}, CHUNK>({word}_at_{i})"
-                self.line(f"{word}_part_{number}[{i}][v] = c0 < cols ? {tree} : {op}::neutral();")
+                padded = tree if self.schedule.full else f"c0 < cols ? {tree} : {op}::neutral()"
+                self.line(f"{word}_part_{number}[{i}][v] = {padded};")
         for o in p.stores:
-            self.line(f"if (live) store_chunk<WIDTH>(out_{o.name}_row + c0, new_{o.name}, cols - c0);")
+            self.line(f"encode(new_{o.name}, values_{o.name});")
+            self.line(f"if (live) store_chunk<WIDTH, FIT>(out_{o.name}_row + c0, new_{o.name}, cols - c0);")
 
     def column_sum(self, n: Node) -> None:
         value = self.name[n.args[0]]
@@ -363,7 +380,7 @@ class GpuRowEmitter(Printer):
             place = "row" if t.space == "rc" else "col"
             source = f"in_{t.name}_row" if t.space == "rc" else f"in_{t.name}"
             self.line(f"Chunk<{kind}> {place}_{t.name};")
-            self.line(f"load_chunk<WIDTH>({place}_{t.name}, {source} + c0, cols - c0);")
+            self.line(f"load_chunk<WIDTH, FIT>({place}_{t.name}, {source} + c0, cols - c0);")
 
     # ------------------------------------------------------------------ after the last row
     def finish(self) -> None:

@@ -28,8 +28,11 @@ class Schedule:
     rows: int  # that a block of threads works on at a time
     width: int  # elements to an access at most: 8, 4, 2 or 1
     exact: bool  # rows are whole chunks
-    ahead: int  # rows that are fetched ahead, where a block of threads works through a block of rows
+    full: bool  # rows are all chunks of their threads
+    ahead: int  # rows that are fetched ahead, where a block of threads works through several
     kept: bool  # rows stay in registers; else they are read again in each pass
+    hoisted: bool = False  # values of columns stay in registers from row to row
+    per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
 
     @property
     def block_threads(self) -> int:
@@ -56,6 +59,7 @@ class Step:
     name: str
     grid: int
     block: int
+    in_turn: bool = False  # fewer blocks do as well: each takes units in turn
 
 
 def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Schedule:
@@ -64,15 +68,19 @@ def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Sched
     exact = cols % CHUNK == 0 and cols > 0
     running = [n for n in plan.running if n.space == "c"]
     if cols > LONGEST_KEPT:
-        return Schedule(MOST_THREADS, 1, 1, width, exact, 1, kept=False)
+        return Schedule(MOST_THREADS, 1, 1, width, exact, False, 1, kept=False)
     if chunks_of_row <= warp and not (running and chunks_of_row > warp // 2):
         threads = _power_of_two(chunks_of_row)
-        return Schedule(threads, 1, max(1, 128 // threads), width, exact, 2, kept=True)
+        full = cols == threads * CHUNK
+        return Schedule(threads, 1, max(1, 128 // threads), width, exact, full, 2, kept=True)
     most = 4 if running else 8  # chunks to a thread: accumulators take registers too
     # Few barriers where rows are many, many threads where each row has to be worked through in turn.
     wish = 1 if running else 4
     threads, chunks = _share(chunks_of_row, warp, wish, most)
-    return Schedule(threads, chunks, max(1, 128 // threads) if threads <= warp else 1, width, exact, 2, kept=True)
+    full = cols == threads * chunks * CHUNK
+    rows = max(1, 128 // threads) if threads <= warp else 1
+    ahead = (4 if chunks == 1 else 2) if running else 1
+    return Schedule(threads, chunks, rows, width, exact, full, ahead, kept=True, hoisted=bool(running))
 
 
 def _share(chunks_of_row: int, warp: int, wish: int, most: int) -> tuple[int, int]:
@@ -96,7 +104,7 @@ def row_steps(plan: RowPlan, schedule: Schedule, rows: int, cols: int) -> list[S
         steps.append(Step("early", 1, MOST_THREADS))
     units = -(-rows // plan.block) if blocked(plan) else rows
     if units and (cols or has_row_results(plan)):
-        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads))
+        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads, in_turn=not blocked(plan)))
     if finishes(plan):
         steps.append(Step("finish", max(1, -(-cols // COLUMNS) if column_results(plan) else 1), MOST_THREADS))
     return steps
@@ -113,6 +121,7 @@ def has_row_results(plan: RowPlan) -> bool:
 
 
 def column_results(plan: RowPlan) -> bool:
+    """Whether there are results with one element a column."""
     return any(o.space == "c" for o in plan.graph.outputs)
 
 

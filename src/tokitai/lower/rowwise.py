@@ -93,8 +93,11 @@ class RowPlan:
         }
 
 
-def plan_rows(graph: Graph) -> RowPlan:
-    """The plan for a graph. Raises DefinitionError where a row needs a column sum that is not complete yet."""
+def plan_rows(graph: Graph, keep: bool = True) -> RowPlan:
+    """The plan for a graph; without `keep` every pass computes all that it needs again.
+
+    Raises DefinitionError where a row needs a column sum that is not complete yet.
+    """
     level = _levels(graph)
     last = max((level[n] for n in graph.nodes if n.op in ("row_sum", "row_max", "take_column")), default=0)
     row_stores = [o for o in graph.outputs if o.space == "rc"]
@@ -111,7 +114,7 @@ def plan_rows(graph: Graph) -> RowPlan:
         roots += [o.node for o in row_stores if _store_pass(o, level, count) == p]
         roots += [n.args[0] for n in col_sums] if p == count else []
         wanted.append(roots)
-    kept = _choose_kept(wanted, count)
+    kept = _choose_kept(wanted, count) if keep else set()
 
     passes = []
     available: set[Node] = set()

@@ -40,26 +40,65 @@ template <int BYTES> INLINE void copy_out(void* to, const void* from) {
   else store2(to, *static_cast<const Words2*>(from));
 }
 
+// What is known of chunks beforehand: any number of elements; all or none; all.
+constexpr int RAGGED = 0, EXACT = 1, FULL = 2;
+template <int FIT> INLINE bool whole(int count) { return FIT == FULL || count >= CHUNK; }
+
 // The elements p[0 ... count), of a whole chunk at most, in accesses of WIDTH elements: p is aligned for those.
-template <int WIDTH, class P> INLINE void load_chunk(Chunk<P>& q, const P* p, int count) {
+template <int WIDTH, int FIT, class P> INLINE void load_chunk(Chunk<P>& q, const P* p, int count) {
   constexpr int BYTES = least<int>(16, WIDTH * int(sizeof(P)));
-  if (count >= CHUNK) {
+  if (whole<FIT>(count)) {
     UNROLL for (int i = 0; i < CHUNK * int(sizeof(P)); i += BYTES)
       copy_in<BYTES>(reinterpret_cast<char*>(&q) + i, reinterpret_cast<const char*>(p) + i);
   } else {
-    UNROLL for (int e = 0; e < CHUNK; ++e) q.e[e] = e < count ? p[e] : padding<P>();
+    UNROLL for (int e = 0; e < CHUNK; ++e) q.e[e] = FIT == RAGGED && e < count ? p[e] : padding<P>();
   }
 }
-template <int WIDTH, class P> INLINE void store_chunk(P* p, const Chunk<P>& q, int count) {
+template <int WIDTH, int FIT, class P> INLINE void store_chunk(P* p, const Chunk<P>& q, int count) {
   constexpr int BYTES = least<int>(16, WIDTH * int(sizeof(P)));
-  if (count >= CHUNK) {
+  if (whole<FIT>(count)) {
     UNROLL for (int i = 0; i < CHUNK * int(sizeof(P)); i += BYTES)
       copy_out<BYTES>(reinterpret_cast<char*>(p) + i, reinterpret_cast<const char*>(&q) + i);
-  } else {
+  } else if (FIT == RAGGED) {
     UNROLL for (int e = 0; e < CHUNK; ++e)
       if (e < count) p[e] = q.e[e];
   }
 }
+
+// Rounds a chunk of values to the stored format.
+template <class P> INLINE void encode(Chunk<P>& q, const S (&x)[CHUNK]) {
+  UNROLL for (int e = 0; e < CHUNK; ++e) store1(&q.e[e], x[e]);
+}
+#if !TOKITAI_STRUCTURE && CUDA_ASM
+// Two at a time. The card's NaN is 0x7FFF, and nothing else becomes negative when 1 is added to it.
+template <uint32_t NOT_A_NUMBER, class P, class F> INLINE void encode_pairs(Chunk<P>& q, const F& pair) {
+  uint32_t* const w = reinterpret_cast<uint32_t*>(&q);
+  uint32_t found = 0;
+  UNROLL for (int i = 0; i < CHUNK / 2; ++i) {
+    w[i] = pair(2 * i);
+    found |= (w[i] + 0x00010001u) & ~w[i];
+  }
+  if (found & 0x80008000u)
+    UNROLL for (int i = 0; i < CHUNK / 2; ++i) {
+      if ((w[i] & 0xFFFFu) == 0x7FFFu) w[i] = (w[i] & 0xFFFF0000u) | NOT_A_NUMBER;
+      if (w[i] >> 16 == 0x7FFFu) w[i] = (w[i] & 0xFFFFu) | NOT_A_NUMBER << 16;
+    }
+}
+template <> INLINE void encode<f16>(Chunk<f16>& q, const S (&x)[CHUNK]) {
+  encode_pairs<0x7E00u>(q, [&](int i) {
+    uint32_t w;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(x[i + 1]), "f"(x[i]));
+    return w;
+  });
+}
+template <> INLINE void encode<bf16>(Chunk<bf16>& q, const S (&x)[CHUNK]) {
+  encode_pairs<0x7FC0u>(q, [&](int i) {
+    uint32_t w;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(x[i + 1]), "f"(x[i]));
+    return w;
+  });
+}
+#endif
 
 // ------------------------------------------------------------------ trees
 struct Add {

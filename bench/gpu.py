@@ -1,0 +1,255 @@
+"""``python -m bench.gpu [OP ...]``: time operators on an NVIDIA card against a copy, PyTorch and Liger.
+
+CUDA graphs over rotating buffers larger than the L2 cache, medians, peers in the same run. A pass moves 128 MB or more:
+every input read once, every result written once. Figures are added to bench/results/gpu.jsonl, or to --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from tokitai.errors import TokitaiError
+from tokitai.gpu_kernel import GpuKernel
+from tokitai.gpu_targets import CudaTarget, target_named
+from tokitai.lower import make_plan
+from tokitai.meaning import bits
+from tokitai.ops import registry
+from tokitai.toolchain import nvrtc
+from tokitai.toolchain.build import Source
+from tokitai.verification.cases import defaults, settled
+
+from .gpu_peers import peers
+
+RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
+TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "i64": torch.int64}
+NORMS = ((32768, 1024), (16384, 4096), (8192, 8192), (2048, 32768))
+SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
+    **dict.fromkeys(("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"), NORMS),
+    **dict.fromkeys(("add_layer_norm", "add_rms_norm", "softmax", "softmax_backward"), NORMS),
+    "cross_entropy_with_grad": ((8192, 32768),),
+    **dict.fromkeys(("silu", "gelu_erf", "gelu_tanh", "swiglu", "swiglu_backward", "gelu_erf_backward"), ((16384, 4096),)),
+}
+COPY = r"""
+#include "threads.h"
+struct Call { const char* from; char* to; int64_t n; };
+using namespace tokitai;
+KERNEL(copy, 256, 1) {
+  const int64_t first = block_index() * 1024 + thread_index();
+  Words16 v[4];
+  UNROLL for (int k = 0; k < 4; ++k) if (first + k * 256 < call.n) v[k] = load16(call.from + (first + k * 256) * 16);
+  UNROLL for (int k = 0; k < 4; ++k) if (first + k * 256 < call.n) store16(call.to + (first + k * 256) * 16, v[k]);
+}
+"""
+
+
+def seconds(calls: Sequence[Callable[[], object]], repeats: int = 11) -> float:
+    """The median time of one call: a graph of calls that take turns, replayed."""
+    inner = max(len(calls), 6)
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(inner):
+            calls[i % len(calls)]()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 / inner)
+    return statistics.median(times)
+
+
+def copy_bandwidth(target: CudaTarget) -> float:
+    """Bytes a second of a streaming copy of 256 MB, read and written: the better of ours and PyTorch's."""
+    from tokitai.emit.gpu_text import headers
+
+    module = target.device.load(nvrtc.build(Source(COPY, headers(), "copy"), target.device.arch))
+    n = 1 << 28
+    pairs = [(torch.empty(n, dtype=torch.uint8, device="cuda").random_(), torch.empty(n, dtype=torch.uint8, device="cuda"))
+             for _ in range(3)]  # fmt: skip
+
+    def own(a: Any, b: Any) -> None:
+        call = np.array([a.data_ptr(), b.data_ptr(), n // 16], np.int64).tobytes()
+        module.launch("copy", n // 16 // 1024, 256, call, torch.cuda.current_stream().cuda_stream)
+
+    times = [seconds([lambda a=a, b=b: b.copy_(a) for a, b in pairs]), seconds([lambda a=a, b=b: own(a, b) for a, b in pairs])]
+    return 2 * n / min(times)
+
+
+def tensor(space: str, fmt: str, rows: int, cols: int, name: str) -> Any:
+    """Noise; indices inside the row."""
+    size = {"rc": (rows, cols), "r": (rows,), "c": (cols,), "s": ()}[space]
+    if fmt in ("i32", "i64"):
+        return torch.randint(0, cols, size, device="cuda", dtype=TORCH[fmt])
+    values = torch.randn(size, device="cuda")
+    if name == "rstd":
+        values = values.abs() + 0.5
+    return values.to(TORCH[fmt])
+
+
+def measure(
+    target: CudaTarget, name: str, dtype: str, rows: int, cols: int, copy: float, schedule: Any = None,
+    others: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """One record; with another way to choose a schedule, and without peers, where asked."""
+    op = registry()[name]
+    graph = op.trace(dtype)
+    kernel = GpuKernel(op, graph, make_plan(graph), False, target)
+    if schedule is not None:
+        kernel.schedule = schedule
+    params = settled(op, graph, defaults(op))
+    scalars = kernel.scalar_table(rows, cols, params)
+    torch.manual_seed(0)
+    sets: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    one = 0
+    while len(sets) < 2 or (len(sets) < 6 and len(sets) * one < 400e6):
+        given = {t.name: tensor(t.space, str(t.format), rows, cols, t.name) for t in graph.inputs}
+        size = {"rc": (rows, cols), "r": (rows,), "c": (cols,), "s": ()}
+        made = {o.name: given[o.name] if o.inplace else torch.empty(size[o.space], device="cuda", dtype=TORCH[o.format])
+                for o in graph.outputs}  # fmt: skip
+        sets.append((given, made))
+        one = sum(a.nbytes for a in (*given.values(), *made.values()))
+    room = torch.empty(kernel.workspace_bytes([(rows, cols)], 1) + 16, device="cuda", dtype=torch.uint8)
+
+    def ours(given: dict[str, Any], made: dict[str, Any]) -> None:
+        ordered = [given[t.name] for t in graph.inputs] + [made[o.name] for o in graph.outputs]
+        sizes = [rows, cols, *(cols for a in ordered if a.ndim == 2), *scalars.whole]
+        if kernel.plan.flat:
+            sizes = [1, *sizes]
+        stream = torch.cuda.current_stream().cuda_stream
+        addresses = [a.data_ptr() for a in ordered]
+        kernel.launch_raw(addresses, sizes, [(rows, cols)], scalars.table, 0, place=room.data_ptr(), stream=stream)
+
+    first = sets[0]
+    ours(*first)
+    torch.cuda.synchronize()
+    equal = compare(kernel, first, params)
+    times = {"tokitai": seconds([lambda s=s: ours(*s) for s in sets])}
+    for who, make in peers(name).items() if others else ():
+        try:
+            times[who] = seconds([make(given, made, params) for given, made in sets])
+        except Exception as error:  # a peer that fails here is reported, and does not stop the others
+            print(f"{who} {name}: {str(error)[:100]}", flush=True)
+    moved = one
+    resources = [p.module.artifact.resources for p, _ in kernel.programs.values()]  # type: ignore[attr-defined]
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "operator": name, "dtype": dtype, "rows": rows, "cols": cols,
+        "bytes": moved, "equal": equal, "microseconds": {k: round(v * 1e6, 1) for k, v in times.items()},
+        "of_copy": {k: round(moved / v / copy, 3) for k, v in times.items()}, "copy_gb_s": round(copy / 1e9),
+        "registers": {k: v.registers for r in resources for k, v in r.items()}, **about(target),
+    }  # fmt: skip
+
+
+def about(target: CudaTarget) -> dict[str, Any]:
+    """Where and with what it was measured."""
+    d = target.describe()
+    return {"device": d["name"], "driver": d["driver"], "nvrtc": d["nvrtc"], "torch": str(torch.__version__)}
+
+
+def as_numpy(t: Any) -> Any:
+    """A host copy."""
+    if t.dtype == torch.bfloat16:
+        return t.view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
+    return t.cpu().numpy()
+
+
+def compare(kernel: GpuKernel, one: tuple[dict[str, Any], dict[str, Any]], params: dict[str, float]) -> bool | None:
+    """Whether the first rows have the oracle's bits; None where rows depend on each other."""
+    graph = kernel.graph
+    if any(n.op in ("col_sum", "rows", "total_sum", "total_max") for n in graph.nodes if n.space != "c"):
+        return None
+    given, made = one
+    rows, cols = 8, next(a.shape[1] for a in made.values() if a.ndim == 2)
+    some = {t.name: as_numpy(given[t.name][:rows] if t.space in ("rc", "r") else given[t.name]) for t in graph.inputs}
+    want = bits.evaluate(graph, some, (rows, cols), params)
+    return all(
+        as_numpy(made[o.name][:rows]).tobytes() == want[o.name].tobytes() for o in graph.outputs if o.space in ("rc", "r")
+    )
+
+
+def adamw(target: CudaTarget, dtype: str, copy: float) -> dict[str, Any]:
+    """AdamW over 808 tensors, 0.7B parameters: 22 bytes an element."""
+    op = registry()["adamw"]
+    graph = op.trace(dtype, frozenset())
+    kernel = GpuKernel(op, graph, make_plan(graph), False, target)
+    params = settled(op, graph, defaults(op))
+    count, n = 808, 866_000
+    lists = {t.name: [torch.randn(n, device="cuda").abs().mul(1e-2).to(TORCH[str(t.format)]) for _ in range(count)]
+             for t in graph.inputs}  # fmt: skip
+    names = [t.name for t in graph.inputs] + [o.name for o in graph.outputs]
+    addresses = [lists[k][i].data_ptr() for i in range(count) for k in names]
+    sizes = [count] + [v for _ in range(count) for v in (1, n, *([n] * kernel.matrices))]
+    scalars = kernel.scalar_table(1, 1, params)
+    shapes = [(1, n)] * count
+    table = kernel.table(addresses, sizes, shapes)
+    room = torch.empty(kernel.workspace_bytes(shapes, 1) + 16, device="cuda", dtype=torch.uint8)
+
+    def ours() -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        kernel.launch_table(table, scalars.whole, scalars.table, 0, place=room.data_ptr(), stream=stream)
+
+    times = {"tokitai": seconds([ours])}
+    leaves = [p.detach().float().requires_grad_() for p in lists["param"]]
+    for leaf in leaves:
+        leaf.grad = torch.randn_like(leaf)
+    fused = torch.optim.AdamW(leaves, lr=1e-3, fused=True, capturable=True)
+    torch_s = seconds([fused.step])
+    moved = 22 * count * n
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "operator": "adamw", "dtype": dtype, "rows": count, "cols": n,
+        "bytes": moved, "equal": None, "microseconds": {"tokitai": round(times["tokitai"] * 1e6, 1),
+                                                        "torch f32, 28 bytes": round(torch_s * 1e6, 1)},
+        "of_copy": {"tokitai": round(moved / times["tokitai"] / copy, 3), "torch f32, 28 bytes": round(28 * count * n / torch_s / copy, 3)},
+        "copy_gb_s": round(copy / 1e9), **about(target),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("operators", nargs="*", metavar="OP", help="default: all")
+    parser.add_argument("--dtype", nargs="*", default=["f16"], choices=["f16", "bf16", "f32"])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    target = target_named("cuda")
+    assert isinstance(target, CudaTarget)
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    copy = copy_bandwidth(target)
+    print(f"{about(target)} copy {copy / 1e9:.0f} GB/s", flush=True)
+    for name in options.operators or [*SHAPES, "adamw"]:
+        for dtype in options.dtype:
+            for rows, cols in SHAPES.get(name, ((0, 0),)):
+                try:
+                    record = adamw(target, dtype, copy) if name == "adamw" else measure(target, name, dtype, rows, cols, copy)
+                except TokitaiError as error:
+                    print(f"{name} {dtype} {rows}x{cols}: {error}"[:600], flush=True)
+                    continue
+                torch.cuda.empty_cache()
+                with options.out.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+                print(name, dtype, f"{rows}x{cols}", record["equal"], record["microseconds"], record["of_copy"],
+                      record.get("registers"), flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
