@@ -67,20 +67,20 @@ def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Sched
     chunks_of_row = max(1, -(-cols // CHUNK))
     exact = cols % CHUNK == 0 and cols > 0
     running = [n for n in plan.running if n.space == "c"]
-    if cols > LONGEST_KEPT:
+    if cols > (LONGEST_KEPT // 2 if running else LONGEST_KEPT):
         return Schedule(MOST_THREADS, 1, 1, width, exact, False, 1, kept=False)
     if chunks_of_row <= warp and not (running and chunks_of_row > warp // 2):
         threads = _power_of_two(chunks_of_row)
         full = cols == threads * CHUNK
         return Schedule(threads, 1, max(1, 128 // threads), width, exact, full, 2, kept=True)
-    most = 4 if running else 8  # chunks to a thread: accumulators take registers too
-    # Few barriers where rows are many, many threads where each row has to be worked through in turn.
-    wish = 1 if running else 4
-    threads, chunks = _share(chunks_of_row, warp, wish, most)
+    # Measured on an H200: registers for 32 warps on a multiprocessor; for 16 where sums or kept values take registers.
+    threads, chunks = _share(chunks_of_row, warp, 2 if running else 4, 4 if running else 8)
     full = cols == threads * chunks * CHUNK
     rows = max(1, 128 // threads) if threads <= warp else 1
-    ahead = (4 if chunks == 1 else 2) if running else 1
-    return Schedule(threads, chunks, rows, width, exact, full, ahead, kept=True, hoisted=bool(running))
+    per_sm = max(1, (512 if running or plan.kept else 1024) // (threads * rows))
+    return Schedule(
+        threads, chunks, rows, width, exact, full, 1 if running else 0, kept=True, hoisted=bool(running), per_sm=per_sm
+    )
 
 
 def _share(chunks_of_row: int, warp: int, wish: int, most: int) -> tuple[int, int]:

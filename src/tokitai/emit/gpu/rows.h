@@ -133,6 +133,27 @@ template <int T> struct Share {
   static constexpr int GROUP = T < WARP ? T : WARP, WARPS = T / GROUP;
 };
 
+// The K trees over L lanes and V chunks of each, from lanes D apart on: x[v * K + k] becomes x[k], in all lanes. Chunks
+// share exchanges: a lane keeps half of them and gives the other half away, and they meet again once lanes are summed.
+template <class Op, int L, int D, int V, int K> INLINE void over_lanes(S* x) {
+  if constexpr (V > 1 && D < L) {
+    constexpr int HALF = V / 2 * K;
+    const bool upper = thread_index() & D;
+    UNROLL for (int i = 0; i < HALF; ++i) {
+      const S keep = upper ? x[i + HALF] : x[i], give = upper ? x[i] : x[i + HALF];
+      x[i] = Op::of(keep, exchange(give, D));
+    }
+    over_lanes<Op, L, 2 * D, V / 2, K>(x);
+    UNROLL for (int k = 0; k < K; ++k) x[k] = Op::of(x[k], exchange(x[k], D));
+  } else {
+    UNROLL for (int i = 0; i < V * K; ++i)
+      UNROLL for (int d = D; d < L; d *= 2) x[i] = Op::of(x[i], exchange(x[i], d));
+    UNROLL for (int w = K; w < V * K; w *= 2)
+      UNROLL for (int i = 0; i < V * K; i += 2 * w)
+        UNROLL for (int k = 0; k < K; ++k) x[i + k] = Op::of(x[i + k], x[i + w + k]);
+  }
+}
+
 // Shared memory through which warps meet. Two halves take turns, so that one barrier an exchange is enough.
 struct Cells {
   S* memory;
@@ -147,11 +168,11 @@ struct Cells {
 // Half of the cells has K * WARP at least.
 template <class Op, int T, int V, int K> INLINE void along_row(const S (&part)[K][V], S (&total)[K], Cells& cells) {
   constexpr int L = Share<T>::GROUP, W = Share<T>::WARPS, WARPS = power_of_two_from(W);
-  UNROLL for (int k = 0; k < K; ++k) {
-    S x[V];
-    UNROLL for (int v = 0; v < V; ++v) x[v] = across<Op, L>(part[k][v]);
-    total[k] = fold<Op, V>(x);
-  }
+  S x[V * K];
+  UNROLL for (int v = 0; v < V; ++v)
+    UNROLL for (int k = 0; k < K; ++k) x[v * K + k] = part[k][v];
+  over_lanes<Op, L, 1, V, K>(x);
+  UNROLL for (int k = 0; k < K; ++k) total[k] = x[k];
   if constexpr (W > 1) {
     const int warp = thread_index() / WARP, lane = thread_index() % WARP, other = lane % WARPS;
     S* const mine = cells.next();
