@@ -11,26 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..lang import Node, TensorSpec
-from ..lower.gpu import MOST_THREADS, Schedule, blocked, column_results, finishes
-from ..lower.rowwise import Pass, RowPlan
-from .text import POINTER, SCALAR, Printer
+from ..lower.gpu import MOST_THREADS, blocked, finishes
+from ..lower.rowwise import Pass
+from .gpu_columns import GpuColumnEmitter
+from .text import POINTER, SCALAR
 
 
-class GpuRowEmitter(Printer):
+class GpuRowEmitter(GpuColumnEmitter):
     """Prints the kernels of one row-wise operator."""
-
-    def __init__(self, plan: RowPlan, schedule: Schedule) -> None:
-        super().__init__(plan.graph)
-        self.plan, self.schedule = plan, schedule
-        g = plan.graph
-        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
-        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
-        self.matrices = [t for t in g.inputs if t.space == "rc"]
-        self.columns = [t for t in g.inputs if t.space == "c"]
-        self.rows_fetched = [t for t in g.inputs if t.space == "r"]
-        self.sums = [n for n in plan.running if n.space == "c"]
-        self.row_sums = [n for n in plan.running if n.space == "s"]
-        self.most = max((max(len(p.sums), len(p.maxima)) for p in plan.passes), default=0)
 
     def kernels(self) -> None:
         """Constants of the schedule, the call, the kernels."""
@@ -61,53 +49,6 @@ class GpuRowEmitter(Printer):
         assert callable(body)
         body()
         self.close()
-
-    # ------------------------------------------------------------------ what all kernels begin with
-    def arguments(self) -> None:
-        self.line("const int64_t rows = call.sizes[0];")
-        self.line("const int cols = int(call.sizes[1]);")
-        stride = 2
-        for i, (name, space, kind, const) in enumerate(self.tensors):
-            self.line(f"{const}{kind}* const {name} = static_cast<{const}{kind}*>(call.tensors[{i}]);")
-            if space == "rc":
-                self.line(f"const int64_t {name}_stride = call.sizes[{stride}];")
-                stride += 1
-        self.line(f"const int64_t* const integers = call.sizes + {stride};")
-        self.line("const Stored* const scalars = call.scalars;")
-        self.line("const int64_t blocks = (rows + BLOCK - 1) / BLOCK;")
-        self.line("(void)integers, (void)scalars, (void)blocks, (void)SPAN;")
-        used = "static_cast<Stored*>(call.workspace)"
-        for n in self.plan.early:
-            self.line(f"Stored* const early_{self.name[n]} = {used};")
-            used = f"early_{self.name[n]} + 1"
-        for n in self.plan.running:
-            self.line(f"Stored* const sum_{self.name[n]} = {used};")
-            used = f"sum_{self.name[n]} + {'blocks * cols' if n.space == 'c' else 'rows'}"
-        for n in self.plan.uniform:
-            self.declare(n, self.expression(n, False, self.name), vector=False)
-
-    def cells(self, count: str) -> None:
-        """Shared memory for so many values."""
-        self.line(f"SHARED(S, memory, {count});")
-        self.line(f"Cells cells{{memory, ({count}) / 2, 0}};")
-
-    def after_early(self) -> None:
-        for n in self.plan.early:
-            self.declare(n, f"load1(early_{self.name[n]})", vector=False)
-        for n in self.plan.after_early:
-            self.declare(n, self.expression(n, False, self.name), vector=False)
-
-    # ------------------------------------------------------------------ early
-    def early(self) -> None:
-        """Sums down the rows that the rows themselves need."""
-        self.cells("2 * WARP")
-        for n in self.plan.early:
-            self.open(f"const S sum_{self.name[n]} = down_rows<BLOCK>(rows, [&](int64_t r)")
-            for m in self.plan.under_early:
-                self.row_value(m)
-            self.line(f"return {self.name[n.args[0]]};")
-            self.close("}, cells);")
-            self.line(f"if (thread_index() == 0) store1(early_{self.name[n]}, sum_{self.name[n]});")
 
     # ------------------------------------------------------------------ the rows
     def work(self) -> None:
@@ -241,42 +182,6 @@ class GpuRowEmitter(Printer):
                 self.line(line)
             self.close()
 
-    def row_value(self, n: Node) -> None:
-        if n.op == "input":
-            ahead = blocked(self.plan) and self.schedule.kept
-            place = f"&row_{n.data[0]}" if ahead and n not in self.plan.under_early else f"in_{n.data[0]} + r"
-            self.declare(n, f"load1({place})", vector=False)
-        elif n.op == "row_index":
-            self.declare(n, "r", vector=False)
-        elif n.op == "take_column":
-            self.take_column(n)
-        else:
-            self.declare(n, self.expression(n, False, self.name), vector=False)
-
-    def take_column(self, n: Node) -> None:
-        """The expression under take_column, at one column only; all threads of the row compute it."""
-        source, index = n.args
-        self.line(f"S {self.name[n]};")
-        self.open("")
-        self.line(f"const int64_t c = {self.name[index]};")
-        for m in self.cone(source):
-            if m.op == "input":
-                place = f"in_{m.data[0]}_row + c" if m.space == "rc" else f"in_{m.data[0]} + c"
-                self.declare(m, f"load1({place})", vector=False)
-            else:
-                self.column_value(m, "int32_t(c)")
-        self.line(f"{self.name[n]} = {self.name[source]};")
-        self.close()
-
-    def column_value(self, n: Node, column: str = "c") -> None:
-        """A value of one column that is not an input."""
-        if n.op == "column_index":
-            self.declare(n, column, vector=False)
-        elif n.op == "element_word":
-            self.declare(n, f"element_word<{n.data[0]}>(r * cols + {column})", vector=False)
-        else:
-            self.declare(n, self.expression(n, False, self.name), vector=False)
-
     # ------------------------------------------------------------------ one sweep over a row
     def one_pass(self, p: Pass, loaded: set[Node]) -> None:
         kept, number = self.schedule.kept, self.plan.passes.index(p) + 1
@@ -381,44 +286,3 @@ class GpuRowEmitter(Printer):
             source = f"in_{t.name}_row" if t.space == "rc" else f"in_{t.name}"
             self.line(f"Chunk<{kind}> {place}_{t.name};")
             self.line(f"load_chunk<WIDTH, FIT>({place}_{t.name}, {source} + c0, cols - c0);")
-
-    # ------------------------------------------------------------------ after the last row
-    def finish(self) -> None:
-        """The tree over blocks of rows, and what is made of complete column sums."""
-        self.cells("MOST_THREADS")
-        self.after_early()
-        for n in (n for n in self.plan.finish if n.space == "s"):
-            if n.op == "col_sum":
-                at = f"[&](int64_t r) {{ return load1(sum_{self.name[n]} + r); }}"
-                self.declare(n, f"down_rows<BLOCK>(rows, {at}, cells)", vector=False)
-            else:
-                self.declare(n, self.expression(n, False, self.name), vector=False)
-        scalars = [o for o in self.graph.outputs if o.space == "s"]
-        if scalars:
-            self.open("if (block_index() == 0 && thread_index() == 0)")
-            for o in scalars:
-                self.line(f"store1(out_{o.name}, {self.name[o.node]});")
-            self.close()
-        if not column_results(self.plan):
-            return
-        self.line("if (cols == 0) return;")
-        self.line("const int column = int(block_index()) * COLUMNS + thread_index() % COLUMNS;")
-        self.line("const int c = least(column, cols - 1);")
-        columns = [o for o in self.graph.outputs if o.space == "c"]
-        done: list[Node] = []
-        for o in columns:
-            for n in self.cone(o.node):
-                if n in done:
-                    continue
-                done.append(n)
-                if n.op == "col_sum":
-                    at = f"[&](int64_t i) {{ return load1(sum_{self.name[n]} + i * cols + c); }}"
-                    self.declare(n, f"over_blocks(blocks, {at}, memory)", vector=False)
-                elif n.op == "input":
-                    self.declare(n, f"load1(in_{n.data[0]} + c)", vector=False)
-                else:
-                    self.column_value(n)
-        self.open("if (thread_index() < COLUMNS && column < cols)")
-        for o in columns:
-            self.line(f"store1(out_{o.name} + c, {self.name[o.node]});")
-        self.close()

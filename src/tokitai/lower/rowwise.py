@@ -120,7 +120,7 @@ def plan_rows(graph: Graph, keep: bool = True) -> RowPlan:
     available: set[Node] = set()
     for p in range(1, count + 1):
         nodes = [n for n in _cone(wanted[p - 1], stop=available) if n.space in ("rc", "c")]
-        keep = tuple(n for n in nodes if n in kept and n not in available)
+        held = tuple(n for n in nodes if n in kept and n not in available)
         passes.append(
             Pass(
                 compute=tuple(nodes),
@@ -128,11 +128,11 @@ def plan_rows(graph: Graph, keep: bool = True) -> RowPlan:
                 maxima=tuple(n for n in graph.nodes if n.op == "row_max" and level[n] == p),
                 stores=tuple(o for o in row_stores if _store_pass(o, level, count) == p),
                 col_sums=tuple(col_sums) if p == count else (),
-                keep=keep,
+                keep=held,
                 after=tuple(n for n in row_nodes if level[n] == p),
             )
         )
-        available.update(keep)
+        available.update(held)
     sums = any(n.op == "col_sum" for n in graph.nodes)
     return RowPlan(
         graph=graph,

@@ -1,7 +1,8 @@
 // A GPU's threads on the CPU: every thread of a block is a fiber, blocks run one after another.
 //
 // Slow and strict. Threads run in an order that the caller picks; shared memory is poisoned before each block; a barrier
-// that some threads never reach, or an exchange that lanes of a warp miss, ends the launch with a message.
+// that some threads never reach, an exchange that lanes of a warp miss, or an access whose address is not a multiple of
+// its size, ends the launch with a message.
 #pragma once
 #include <fenv.h>
 #include <stddef.h>
@@ -36,10 +37,10 @@ constexpr int WARP = TOKITAI_WARP;
 namespace sim {
 
 constexpr int MOST = 1024;
-constexpr size_t STACK = 1 << 17;
+constexpr size_t STACK = 1 << 17, SLACK = 1 << 16;  // below the stack: what is written there harms nothing else
 constexpr uint64_t CANARY = 0xC0FFEE5AFEC0DE00ull;
-enum State { READY, AT_BARRIER, AT_EXCHANGE, DONE };
-static const char* const STATES[] = {"ready", "at a barrier", "at an exchange", "ended"};
+enum State { READY, AT_BARRIER, AT_EXCHANGE, DONE, MISALIGNED };
+static const char* const STATES[] = {"ready", "at a barrier", "at an exchange", "ended", "stopped"};
 
 struct Fiber {
   void* stack_pointer;
@@ -51,6 +52,7 @@ struct Fiber {
 static Fiber fibers[MOST];
 static void* scheduler;
 static int current, block_threads;
+static size_t access_bytes;  // of the misaligned access
 static int64_t block_number, blocks_in_grid;
 static void (*body)(const void*);
 static const void* argument;
@@ -109,7 +111,7 @@ static void begin() {
 }
 
 INLINE void prepare(Fiber& f) {
-  if (!f.stack) f.stack = static_cast<char*>(aligned_alloc(16, STACK));
+  if (!f.stack) f.stack = static_cast<char*>(aligned_alloc(16, SLACK + STACK)) + SLACK;
   memcpy(f.stack, &CANARY, sizeof CANARY);
   void** top = reinterpret_cast<void**>(f.stack + STACK);
   const auto entry = reinterpret_cast<void*>(&begin);
@@ -165,6 +167,12 @@ static bool run_block(const char* name, int n, const int* order) {
     for (int i = 0; i < n; ++i) {
       current = order[i];
       if (fibers[current].state == READY) tokitai_switch(&scheduler, fibers[current].stack_pointer);
+      if (fibers[current].state == MISALIGNED) {
+        snprintf(message, sizeof message,
+                 "kernel %s, block %lld: thread %d accesses %zu bytes at an address that is no multiple of %zu", name,
+                 static_cast<long long>(block_number), current, access_bytes, access_bytes);
+        return false;
+      }
       uint64_t canary;
       memcpy(&canary, fibers[current].stack, sizeof canary);
       if (canary != CANARY) {
@@ -239,12 +247,17 @@ struct alignas(8) Words8 { uint32_t w[2]; } __attribute__((may_alias));
 typedef uint32_t Words4 __attribute__((may_alias));
 typedef uint16_t Words2 __attribute__((may_alias));
 // The address must be a multiple of the size, as on a card.
+INLINE void check_address(const void* p, size_t bytes) {
+  if (uintptr_t(p) % bytes == 0) return;
+  sim::access_bytes = bytes;
+  sim::leave(sim::MISALIGNED);  // for ever
+}
 template <class W> INLINE W load_words(const void* p) {
-  if (uintptr_t(p) % sizeof(W)) abort();
+  check_address(p, sizeof(W));
   return *static_cast<const W*>(p);
 }
 template <class W> INLINE void store_words(void* p, W x) {
-  if (uintptr_t(p) % sizeof(W)) abort();
+  check_address(p, sizeof(W));
   *static_cast<W*>(p) = x;
 }
 INLINE Words16 load16(const void* p) { return load_words<Words16>(p); }
