@@ -28,7 +28,7 @@ def test_ops_lists_every_operator(tokitai: Command) -> None:
     ]  # fmt: skip
     assert norm["contract"]["formats"] == ["f16", "bf16", "f32"]
     assert found["layer_norm_backward"]["backward_of"] == "layer_norm"
-    assert all(o["targets"] == ["cpu"] for o in found.values())
+    assert all(o["targets"] == ["cpu", "sim", "cuda"] for o in found.values())
 
 
 def test_ops_for_people(tokitai: Command) -> None:
@@ -68,7 +68,9 @@ def test_doctor_says_what_works(tokitai: Command) -> None:
     assert done.code == 0, report
     keys = "numerics_version device compilers compiler cache targets claims missing"
     assert set(report) == set(keys.split())
-    assert set(report["targets"]) == {"cpu", "cuda"} and report["targets"]["cpu"] == {"works": True}
+    assert set(report["targets"]) == {"cpu", "sim", "cuda"} and report["targets"]["cpu"] == {"works": True}
+    assert report["targets"]["sim"] == {"works": True, "problem": None}
+    assert any(text.startswith("sim: ") for text in report["claims"])
     card = report["targets"]["cuda"]
     told = [text for text in report["missing"] if text.startswith("cuda: ")]
     assert card["works"] is (not told) is any(text.startswith("cuda: ") for text in report["claims"])
@@ -77,7 +79,7 @@ def test_doctor_says_what_works(tokitai: Command) -> None:
     assert report["cache"]["problem"] is None
     people = tokitai("doctor")
     assert people.code == 0
-    assert "devices     cpu: works\n            cuda: " in people.out
+    assert "devices     cpu: works\n            sim: works\n            cuda: " in people.out
 
 
 def test_doctor_does_not_take_a_wrong_kernel_for_a_working_one(

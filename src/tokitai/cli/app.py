@@ -16,7 +16,7 @@ from ..device.cpu import default_threads
 from ..errors import UsageError
 from ..ops import registry
 from ..verification.batch import Job, overall, verify_many
-from ..verification.verdict import Verdict
+from ..verification.verdict import Verdict, asked_shape
 from . import output, parse
 from .bench import bench
 from .progress import Bar
@@ -73,8 +73,9 @@ def doctor(as_json: Json = False) -> int:
 def show(
     operator: Annotated[str, typer.Argument(metavar="OP", help="An operator, or FILE.py:NAME.")],
     what: Annotated[list[Part] | None, typer.Option(help="The parts to show; all where none is named.")] = None,
-    target: Annotated[str, typer.Option(help="The target of the plan and the source.")] = "cpu",
+    target: Annotated[str, typer.Option(help="Of the plan and the source: cpu, cuda or sim.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="The storage format.")] = "f32",
+    shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="Of the schedule for a GPU.")] = None,
     without: Without = None,
     option: Options = None,
 ) -> int:
@@ -85,8 +86,9 @@ def show(
     (fmt,) = parse.formats_of(op, dtype) if dtype != "all" else (dtype,)
     variant = parse.variant_of(op, without or (), option or ())
     parts = [p.value for p in what or Part]
+    asked = asked_shape(op, parse.shape_from(shape))
     with parse.blame_file_of(op):
-        texts = {part: part_text(op, part, target, fmt, variant) for part in parts}
+        texts = {part: part_text(op, part, target, fmt, variant, asked) for part in parts}
     print("\n\n".join(t if len(texts) == 1 else f"---- {part} ----\n{t}" for part, t in texts.items()))
     return 0
 
@@ -95,7 +97,7 @@ def show(
 def verify(
     operator: OperatorArgument = None,
     every: Annotated[bool, typer.Option("--all", help="Every operator, in every format of its contract.")] = False,
-    device: Annotated[str, typer.Option(help="Where the kernels run.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or sim: kernels for GPUs on the CPU.")] = "cpu",
     shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="In place of the usual shapes.")] = None,
     dtype: Annotated[str | None, typer.Option(help="f16, bf16, f32 or all (the default).")] = None,
     inputs: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Tensors: .safetensors, .npz.")] = None,

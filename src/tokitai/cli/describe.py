@@ -6,9 +6,12 @@ import inspect
 from typing import Any
 
 from ..emit.cpp import emit_cpu
+from ..emit.gpu_text import emit_flat, emit_rows
 from ..errors import UnknownNameError
 from ..kernel import TARGETS
 from ..lang import Operator
+from ..lower import FlatPlan, Plan, make_plan
+from ..lower import gpu as layout
 from ..lower.rowwise import plan_rows
 from ..verification.verdict import Variant
 
@@ -57,8 +60,11 @@ def operator_text(o: Operator) -> str:
     return f"{o.name}\n  {_first_line(o)}\n" + "\n".join(f"    {name:<12} {text}" for name, text in rows if text)
 
 
-def part_text(o: Operator, part: str, target: str, dtype: str, variant: Variant | None) -> str:
-    """One part of ``tokitai show``: definition, graph, plan or source. Raises UnknownNameError, DefinitionError."""
+def part_text(
+    o: Operator, part: str, target: str, dtype: str, variant: Variant | None, shape: tuple[int, int] | None = None
+) -> str:
+    """One part of ``tokitai show``: definition, graph, plan or source. ``shape`` decides on the schedule of a GPU's
+    kernel, for tensors that allow wide accesses. Raises UnknownNameError, DefinitionError."""
     if target not in TARGETS:
         raise UnknownNameError("target", target, TARGETS)
     if part == "definition":
@@ -66,10 +72,38 @@ def part_text(o: Operator, part: str, target: str, dtype: str, variant: Variant 
     graph = o.trace(dtype) if variant is None else o.trace(dtype, variant.present, dict(variant.options))
     if part == "graph":
         return str(graph)
-    plan = plan_rows(graph)
+    plan = make_plan(graph)
+    if target != "cpu":
+        return _gpu_text(plan, part, shape or _usual_shape(o))
     if part == "plan":
-        return "\n".join(f"{name:<16} {value}" for name, value in plan.describe().items())
+        return _aligned(plan.describe())
     return emit_cpu(plan).text.rstrip()
+
+
+def _usual_shape(o: Operator) -> tuple[int, int]:
+    c = o.contract
+    return min(4096, c.max_rows), min(max(4096, c.min_cols), c.max_cols)
+
+
+def _gpu_text(plan: Plan, part: str, shape: tuple[int, int]) -> str:
+    """The plan with its schedule and launches, or the source, for one shape."""
+    if isinstance(plan, FlatPlan):
+        steps, schedule = layout.flat_steps(plan, [shape]), f"tiles of {layout.TILE} elements"
+        text = emit_flat(plan, layout.CHUNK)
+    else:
+        chosen = layout.schedule_rows(plan, shape[1], layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1)
+        steps, schedule = layout.row_steps(plan, chosen, *shape), str(chosen)
+        text = emit_rows(plan if chosen.kept else plan_rows(plan.graph, keep=False), chosen)
+    if part == "source":
+        return text.text.rstrip()
+    launches = [f"{s.name}: {s.grid} blocks of {s.block} threads{', or fewer in turn' * s.in_turn}" for s in steps]
+    of_shape = {"rows x cols": f"{shape[0]} x {shape[1]}", "schedule": schedule}
+    described = {k: v for k, v in plan.describe().items() if k != "elements in a tile"}  # the CPU's tile
+    return _aligned({**described, **of_shape, "launches": "; ".join(launches) or "none"})
+
+
+def _aligned(values: dict[str, Any]) -> str:
+    return "\n".join(f"{name:<16} {value}" for name, value in values.items())
 
 
 def _first_line(o: Operator) -> str:

@@ -37,7 +37,9 @@ def examine() -> dict[str, Any]:
     folder = cache.folder()
     if folder.problem:
         missing.append(folder.problem)
-    card = _cuda()
+    simulated, card = _sim(), _cuda()
+    if simulated["problem"] and chosen is not None:
+        missing.append(f"sim: {simulated['problem']}")
     missing += [f"cuda: {problem}" for problem in (card["build"], card["run"]) if problem]
     default = next((c for c in compilers if c["path"] == chosen), None)
     works = default is not None and default["works"] and not device["float_mode"]
@@ -47,8 +49,8 @@ def examine() -> dict[str, Any]:
         "compilers": compilers,
         "compiler": chosen,
         "cache": {"folder": str(folder.path), "problem": folder.problem},
-        "targets": {"cpu": {"works": works}, "cuda": card},
-        "claims": [*_claims(works, default, device), *_cuda_claims(card)],
+        "targets": {"cpu": {"works": works}, "sim": simulated, "cuda": card},
+        "claims": [*_claims(works, default, device), *_sim_claims(simulated), *_cuda_claims(card)],
         "missing": missing,
     }
 
@@ -63,6 +65,19 @@ def _compiler(c: Compiler) -> dict[str, Any]:
     except TokitaiError as error:
         return {**known, "works": False, "problem": str(error)}
     return {**known, "works": verdict.verdict == "verified", "problem": verdict.failure}
+
+
+def _sim() -> dict[str, Any]:
+    """Whether the text of a GPU's kernel has the defined bits on the simulated device."""
+    try:
+        verdict = verify(probe, dtype="f32", device="sim", case="seeded/normal@3x33#0")
+    except TokitaiError as error:
+        return {"works": False, "problem": str(error)}
+    return {"works": verdict.verdict == "verified", "problem": verdict.failure}
+
+
+def _sim_claims(simulated: dict[str, Any]) -> list[str]:
+    return ["sim: the text of GPU kernels can be run and verified on this processor"] if simulated["works"] else []
 
 
 def _cuda() -> dict[str, Any]:
@@ -105,6 +120,7 @@ def report_text(report: dict[str, Any]) -> str:
         f"float mode  {device['float_mode'] or 'as IEEE 754 has it by default'}",
         f"cache       {folder['folder']}",
         f"devices     cpu: {'works' if report['targets']['cpu']['works'] else 'does not work'}",
+        f"            sim: {'works' if report['targets']['sim']['works'] else 'does not work'}",
         f"            cuda: {_cuda_text(report['targets']['cuda'])}",
     ]
     for c in report["compilers"]:

@@ -65,7 +65,7 @@ def verify_many(
         for job in jobs
     ]  # fmt: skip
     verdicts = []
-    ahead = _compiled_ahead(jobs, compiler, isa) if processes < 2 else nullcontext()
+    ahead = _compiled_ahead(jobs, compiler, isa) if processes < 2 and device == "cpu" else nullcontext()
     with ahead:
         found = run_tasks(tasks, processes)
         for job in jobs:

@@ -15,7 +15,8 @@ from .verdict import Verdict
 def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
     """Write the certificate as JSON, and beside it a rendering in Markdown. Returns the path of the JSON."""
     first = verdict.kernels[0]
-    binary = first.identities()[0]
+    # A kernel for GPUs has as many binaries as it needed schedules, and none where a fault was found before.
+    binary = next(i for k in verdict.kernels for i in k.identities())
     c = operator.contract
     made = ev.build_statement(
         ev.Verification(
