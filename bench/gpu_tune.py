@@ -1,4 +1,7 @@
-"""``python -m bench.gpu_tune OP ...``: try schedules of row-wise operators on a card; what is best goes into lower/gpu.py."""
+"""``python -m bench.gpu_tune OP ...``: try schedules of row-wise operators on a card.
+
+What is best goes into lower/gpu.py.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ def candidates(plan: RowPlan, cols: int, width: int, warp: int) -> Iterator[Sche
             continue
         rows = max(1, 128 // threads) if threads <= warp else 1
         own = replace(base, threads=threads, chunks=chunks, rows=rows, full=True)
-        ways = ((1, True), (2, True), (4, True)) if blocked(plan) else ((0, False), (1, False), (1, True))
-        for warps in (0, 16, 32, 48):
+        ways = ((1, True), (2, True), (4, True)) if blocked(plan) else ((0, False), (1, False))
+        for warps in (0, 16, 20, 24, 28, 32, 40, 48):
             per_sm = max(1, warps * warp // (threads * rows))
             for ahead, hoisted in ways:
                 yield replace(own, ahead=ahead, per_sm=per_sm, hoisted=hoisted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,9 @@ class Program(Protocol):
 
     def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
         """Launch one kernel; ``order`` picks one of the orders of threads that a simulated device can try."""
+
+    def spills(self, name: str) -> int:
+        """Bytes of registers that a thread of a kernel has to keep in memory."""
 
 
 class Target(Protocol):
@@ -73,6 +76,7 @@ class GpuKernel(KernelBase):
     edit: Edit | None = None
     schedule: Callable[[RowPlan, int, int, int], Schedule] = layout.schedule_rows
     programs: dict[object, tuple[Program, Identity]] = field(default_factory=dict)
+    settled: dict[Schedule, Schedule] = field(default_factory=dict)
 
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
@@ -142,10 +146,22 @@ class GpuKernel(KernelBase):
                 bytes_of.append(size)
                 strides.append(sizes[k] if space == "rc" and rows > 1 else 0)
             k += space == "rc"
-        schedule = self.schedule(plan, cols, self.width(where, strides, bytes_of), self.target.warp)
+        wished = self.schedule(plan, cols, self.width(where, strides, bytes_of), self.target.warp)
+        if wished not in self.settled:
+            self.settled[wished] = self._without_spills(plan, wished)
+        schedule = self.settled[wished]
+        return self.programs[schedule][0], layout.row_steps(plan, schedule, rows, cols)
+
+    def _without_spills(self, plan: RowPlan, schedule: Schedule) -> Schedule:
+        """The schedule, with fewer blocks on a multiprocessor where its registers would not do: each spill would cost
+        more than the block brings."""
         chosen = plan if schedule.kept else plan_rows(plan.graph, keep=False)
-        program = self.program(schedule, lambda: emit_rows(chosen, schedule))
-        return program, layout.row_steps(plan, schedule, rows, cols)
+        while True:
+            program = self.program(schedule, lambda s=schedule: emit_rows(chosen, s))  # type: ignore[misc]
+            if schedule.per_sm == 1 or not program.spills("work"):
+                return schedule
+            del self.programs[schedule]
+            schedule = replace(schedule, per_sm=schedule.per_sm * 3 // 4)
 
     def table(self, addresses: Sequence[int], sizes: Sequence[int], shapes: Sequence[tuple[int, int]]) -> Table:
         """A list of tensors, placed where kernels can read it: once for many launches."""

@@ -74,6 +74,11 @@ class CudaProgram:
             grid = min(grid, self._at_a_time.get(step.name) or self._fit(step))
         self.module.launch(step.name, grid, step.block, call, stream)
 
+    def spills(self, name: str) -> int:
+        """Bytes that are spilled, as ptxas reports them."""
+        resources = self.module.artifact.resources[name]
+        return int(resources.spill_stores + resources.spill_loads)
+
     def _fit(self, step: Step) -> int:
         """Blocks that the card runs at a time, by threads and registers."""
         registers = -(-self.module.artifact.resources[step.name].registers // 8) * 8
@@ -153,6 +158,10 @@ class SimProgram:
 
     def __init__(self, loaded: Any) -> None:
         self.loaded = loaded
+
+    def spills(self, name: str) -> int:
+        """Fibers have no registers of their own."""
+        return 0
 
     def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
         """Run one kernel with one of the orders of threads: 0 is forward. Blocks that take units in turn are two."""

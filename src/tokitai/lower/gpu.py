@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..formats import FORMATS
+from ..lang import TensorSpec
 from .flat import FlatPlan
 from .rowwise import RowPlan
 
@@ -67,20 +69,28 @@ def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Sched
     chunks_of_row = max(1, -(-cols // CHUNK))
     exact = cols % CHUNK == 0 and cols > 0
     running = [n for n in plan.running if n.space == "c"]
-    if cols > (LONGEST_KEPT // 2 if running else LONGEST_KEPT):
+    if cols > LONGEST_KEPT:
         return Schedule(MOST_THREADS, 1, 1, width, exact, False, 1, kept=False)
     if chunks_of_row <= warp and not (running and chunks_of_row > warp // 2):
         threads = _power_of_two(chunks_of_row)
         full = cols == threads * CHUNK
         return Schedule(threads, 1, max(1, 128 // threads), width, exact, full, 2, kept=True)
-    # Measured on an H200: registers for 32 warps on a multiprocessor; for 16 where sums or kept values take registers.
     threads, chunks = _share(chunks_of_row, warp, 2 if running else 4, 4 if running else 8)
     full = cols == threads * chunks * CHUNK
     rows = max(1, 128 // threads) if threads <= warp else 1
-    per_sm = max(1, (512 if running or plan.kept else 1024) // (threads * rows))
+    ahead = 1 if running or len(plan.kept) == 1 else 0  # where registers are left for it
+    # Measured on an H200: registers for 32 to 36 warps on a multiprocessor, for 16 where sums or kept values need many.
+    words = chunks * sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
+    warps = 16 if running or plan.kept else 36 if words <= 16 else 32 if words <= 32 else 16
+    per_sm = max(1, warps * warp // (threads * rows))
     return Schedule(
-        threads, chunks, rows, width, exact, full, 1 if running else 0, kept=True, hoisted=bool(running), per_sm=per_sm
+        threads, chunks, rows, width, exact, full, ahead, kept=True, hoisted=bool(running), per_sm=per_sm
     )
+
+
+def _words(t: TensorSpec) -> int:
+    """Registers that a chunk of a tensor takes."""
+    return CHUNK * FORMATS[str(t.format)].bits // 32
 
 
 def _share(chunks_of_row: int, warp: int, wish: int, most: int) -> tuple[int, int]:
