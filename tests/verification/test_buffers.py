@@ -106,8 +106,8 @@ def test_a_launch_checks_inputs_results_and_workspace(monkeypatch: pytest.Monkey
         launch.workspace.raw[-1] ^= 1
 
     launch = Launch(kernel, (40, 5), tensors, layout)
-    real_launch = kernel.launch
-    monkeypatch.setattr(type(kernel), "launch", lambda self, *args: beyond_the_workspace(*args))
+    real_launch = kernel.launch_buffers
+    monkeypatch.setattr(type(kernel), "launch_buffers", lambda self, *args: beyond_the_workspace(*args))
     with pytest.raises(GuardError, match=r"^workspace: wrote outside its elements"):
         launch.run(scalars)
 

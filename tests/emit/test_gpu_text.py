@@ -1,0 +1,226 @@
+"""The text of GPU kernels as NVRTC sees it, for every operator and format: three architectures, registers, PTX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokitai.emit.cpp import KernelText
+from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
+from tokitai.kernel import Identity
+from tokitai.lang import Graph, Node, Operator
+from tokitai.lower import make_plan
+from tokitai.lower.gpu import Step
+from tokitai.ops import registry
+from tokitai.toolchain import nvrtc
+from tokitai.toolchain.build import Source
+from tokitai.toolchain.nvrtc import CudaArtifact
+from tokitai.toolchain.ptx import Finding, opcodes, scan
+from tokitai.verification.verdict import Variant, variants
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+FORMATS = [(o, fmt) for o in registry().values() for fmt in o.contract.formats]
+CYCLE = ("f16", "bf16", "f32")
+
+# Bytes that a thread may spill, by operator, format and columns. All for one reason: 8,192 columns of f32 are two chunks
+# for each of 512 threads, of two or three inputs, the weights and two or one column sums; 512 threads have 128 registers.
+SPILLS = {
+    ("add_layer_norm_backward", "f32", 8192): 800,
+    ("layer_norm_backward", "f32", 8192): 250,
+    ("add_rms_norm_backward", "f32", 8192): 400,
+}
+
+
+@dataclass
+class Built:
+    """The kernels of a text that are never launched."""
+
+    artifact: CudaArtifact
+
+    def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
+        assert step.name in self.artifact.resources
+
+    def spills(self, name: str) -> int:
+        resources = self.artifact.resources[name]
+        return resources.spill_stores + resources.spill_loads
+
+
+@dataclass
+class Compiler:
+    """A target that compiles, and has no card."""
+
+    arch: str
+    name: str = "cuda"
+    warp: int = 32
+
+    def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Built, Identity]:
+        made = nvrtc.build(Source(text.text, text.headers, stem), self.arch, structure)
+        about = ("nvrtc", made.nvrtc.version, made.nvrtc.digest, made.arch, made.options)
+        return Built(made), Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
+
+    def place(self, values: np.ndarray[Any, Any]) -> tuple[int, object]:
+        return 0, None
+
+    def zero_workspace(self, nbytes: int) -> tuple[int, object]:
+        return 0, None
+
+
+def built(
+    op: Operator, dtype: str, arch: str, cols: int = 1000, v: Variant | None = None, structure: bool = False,
+    edit: Edit | None = None,
+) -> list[CudaArtifact]:  # fmt: skip
+    """What a call with aligned tensors of so many columns compiles."""
+    graph = op.trace(dtype) if v is None else op.trace(dtype, v.present, dict(v.options))
+    kernel = GpuKernel(op, graph, make_plan(graph), structure, Compiler(arch), edit)
+    rows = min(4, op.contract.max_rows)
+    sizes = [*([1] if kernel.plan.flat else []), rows, cols, *[cols] * kernel.matrices, *[0] * kernel.whole_count]
+    addresses = [0] * len(kernel.tensor_sizes)
+    kernel.launch_raw(addresses, sizes, [(rows, cols)], np.zeros(64, np.uint64), 0, place=0)
+    found = [program.artifact for program, _ in kernel.programs.values()]  # type: ignore[attr-defined]
+    assert found and all(a.resources for a in found)
+    return found
+
+
+def nodes(graph: Graph) -> Iterator[Node]:
+    """Every node of a graph and of the functions that it calls."""
+
+    def under(some: Iterable[Node]) -> Iterator[Node]:
+        for n in some:
+            yield n
+            if n.body is not None:
+                yield from under(n.body.nodes)
+
+    yield from under(graph.nodes)
+
+
+def asks_for_fma(op: Operator, dtype: str, v: Variant | None = None) -> bool:
+    """Whether the definition holds a fused multiply-add."""
+    graph = op.trace(dtype) if v is None else op.trace(dtype, v.present, dict(v.options))
+    return any(n.op == "fma" for n in nodes(graph))
+
+
+def findings(made: Iterable[CudaArtifact], fma_allowed: bool) -> list[Finding]:
+    return [f for a in made for f in scan(a.read_ptx(), fma_allowed=fma_allowed)]
+
+
+def spilled(made: Iterable[CudaArtifact], allowed: int = 0) -> dict[str, int]:
+    """Bytes spilled, by kernel, where they are more than allowed."""
+    each = {name: r.spill_stores + r.spill_loads for a in made for name, r in a.resources.items()}
+    return {name: count for name, count in each.items() if count > allowed}
+
+
+def names(value: object) -> str:
+    return str(getattr(value, "name", value))
+
+
+def rotated(i: int) -> str:
+    """Formats take turns."""
+    return CYCLE[i % 3]
+
+
+# ------------------------------------------------------------------ every operator
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("op", "dtype"), FORMATS, ids=names)
+def test_every_kernel_compiles_to_what_was_asked_for(op: Operator, dtype: str, arch: str) -> None:
+    made = built(op, dtype, arch)
+    assert all(f".target {arch}" in a.read_ptx() for a in made)
+    assert findings(made, asks_for_fma(op, dtype)) == []
+    if arch == "sm_90":
+        assert spilled(made) == {}
+
+
+LONG = 8192
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "dtype"), [(o, d) for o, d in FORMATS if not make_plan(o.trace(d)).flat], ids=names)
+def test_long_rows_fit_into_registers(op: Operator, dtype: str) -> None:
+    made = built(op, dtype, "sm_90", cols=min(LONG, op.contract.max_cols))
+    assert findings(made, asks_for_fma(op, dtype)) == []
+    assert spilled(made, SPILLS.get((op.name, dtype, LONG), 0)) == {}
+    if (op.name, dtype, LONG) in SPILLS:
+        assert spilled(made), "no exception any more: take it out of the list"
+
+
+VARIANTS = [(o, v, rotated(i)) for i, o in enumerate(registry().values()) for v in variants(o)[1:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "variant", "dtype"), VARIANTS, ids=names)
+def test_every_variant_compiles(op: Operator, variant: Variant, dtype: str) -> None:
+    made = built(op, dtype, "sm_90", v=variant)
+    assert findings(made, asks_for_fma(op, dtype, variant)) == []
+    assert spilled(made) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "dtype"), [(o, rotated(i)) for i, o in enumerate(registry().values())], ids=names)
+def test_every_structure_build_compiles_and_holds_no_float(op: Operator, dtype: str) -> None:
+    for a in built(op, dtype, "sm_90", structure=True):
+        assert a.structure
+        on_floats = {o for o in opcodes(a.read_ptx()) if ".f32" in o or ".f16" in o or ".f64" in o}
+        assert not on_floats - {"mov.f32"}
+
+
+# ------------------------------------------------------------------ where fused multiply-adds come from
+FUSED = [(o, rotated(i)) for i, o in enumerate(registry().values()) if asks_for_fma(o, rotated(i))]
+TWO_ROUNDINGS = "INLINE S fma(S a, S b, S c) { return __fadd_rn(__fmul_rn(a, b), c); }"
+ONE_ROUNDING = "INLINE S fma(S a, S b, S c) { return __fmaf_rn(a, b, c); }"
+
+
+def in_two_roundings(text: str) -> str:
+    return text.replace(ONE_ROUNDING, TWO_ROUNDINGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "dtype"), FUSED, ids=names)
+def test_every_fused_multiply_add_is_one_of_the_text(op: Operator, dtype: str) -> None:
+    """Where the definition holds some, the scan lets all pass: but none is left once the text's are taken away."""
+    assert opcodes(built(op, dtype, "sm_90")[0].read_ptx())["fma.rn.f32"]
+    assert findings(built(op, dtype, "sm_90", edit=in_two_roundings), fma_allowed=False) == []
+
+
+# ------------------------------------------------------------------ the checks above can fail
+def replacing(old: str, new: str) -> Callable[[str], str]:
+    return lambda text: text.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("return __fadd_rn(a, b);", "return a + b;", None),  # -fmad=false keeps two roundings
+        ("return __fmul_rn(a, b);", "return __fmaf_rn(a, b, 0.0f);", "fused"),
+        ("return __fdiv_rn(a, b);", "return __fdividef(a, b);", "approximation"),
+        ("return __fdiv_rn(a, b);", "return float(double(a) * (1.0 / double(b)));", "f64"),
+        ("return __fsqrt_rn(a);", "return __frsqrt_rn(a) * a;", "not on the list|approximation|f64"),
+        ("INLINE S canonical(S x) {", "INLINE S canonical(S x) { x = __saturatef(x);", "clamps"),
+    ],
+)
+def test_another_arithmetic_is_found(old: str, new: str, reason: str | None) -> None:
+    op = registry()["rms_norm"]
+    changed = findings(built(op, "f32", "sm_90", edit=replacing(old, new)), asks_for_fma(op, "f32"))
+    assert findings(built(op, "f32", "sm_90"), asks_for_fma(op, "f32")) == []
+    if reason is None:
+        assert changed == []
+    else:
+        assert changed and any(re.search(reason, f.reason) for f in changed)
+
+
+def test_a_schedule_that_asks_for_too_much_spills() -> None:
+    op = registry()["softmax_backward"]
+
+    def tight(text: str) -> str:
+        return re.sub(r"KERNEL\(work, (\d+), \d+\)", r"KERNEL(work, \1, 2048 / \1)", text)  # 32 registers
+
+    assert spilled(built(op, "f32", "sm_90", edit=tight))
+
+
+def test_exceptions_are_of_kernels_that_there_are() -> None:
+    assert {key[:2] for key in SPILLS} <= {(o.name, dtype) for o, dtype in FORMATS}
+    assert {key[2] for key in SPILLS} <= {LONG}
