@@ -33,7 +33,7 @@ HINT = "install it with `pip install 'tokitai[cuda]'`"
 # -no-source-include       an #include finds the headers given with the text, never a file that lies about
 OPTIONS: tuple[str, ...] = (
     "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
-    "--device-as-default-execution-space", "-no-source-include", "-Xptxas=-v",
+    "--device-as-default-execution-space", "-no-source-include", "-no-cache", "-Xptxas=-v",
 )  # fmt: skip
 
 _STEERING = ("NVRTC_PREPEND_FLAGS", "NVRTC_APPEND_FLAGS")  # options from elsewhere
