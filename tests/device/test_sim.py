@@ -49,6 +49,16 @@ KERNEL(rotate_without_barrier, 256, 1) {
   kept[thread_index()] = call.x[thread_index()];
   call.y[thread_index()] = kept[(thread_index() + 1) % block_size()];
 }
+// One cell for two values: the second may come before the other warps have read the first.
+KERNEL(one_cell, 256, 1) {
+  SHARED(float, kept, 1);
+  for (int k = 0; k < 2; ++k) {
+    const float x = exchange(call.x[k], 1);
+    if (thread_index() % 128 == 0 && thread_index() / 128 == call.n) kept[0] = x;
+    barrier();
+    call.y[k * 256 + thread_index()] = kept[0];
+  }
+}
 // Nothing is left of what an earlier block wrote.
 KERNEL(left_over, 32, 1) {
   SHARED(float, kept, 1);
@@ -154,6 +164,16 @@ def test_a_missing_barrier_shows_under_some_order(kernels: LoadedSim) -> None:
     assert 0 < wrong[3] < 255 and 0 < wrong[77] < 255
     assert made[3].tobytes() != made[77].tobytes(), "two shuffles are two orders"
     assert made[3].tobytes() == launch(kernels, "rotate_without_barrier", x, order=3).tobytes()
+
+
+def test_warps_run_ahead_of_each_other(kernels: LoadedSim) -> None:
+    x = np.array([3, 4], np.float32)
+
+    def right(order: int, n: int) -> bool:
+        return np.array_equal(launch(kernels, "one_cell", x, size=512, n=n, order=order), np.repeat(x, 256))
+
+    assert right(0, 0) and right(1, 0), "in turns, all have read before the next one writes"
+    assert not right(2, 1) and not all(right(order, 0) for order in (3, 77, 78))
 
 
 def test_shared_memory_is_poisoned_before_each_block(kernels: LoadedSim) -> None:

@@ -27,8 +27,9 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 FORMATS = [(o, fmt) for o in registry().values() for fmt in o.contract.formats]
 CYCLE = ("f16", "bf16", "f32")
 
-# Bytes that a thread may spill, by operator, format and columns. All for one reason: 8,192 columns of f32 are two chunks
-# for each of 512 threads, of two or three inputs, the weights and two or one column sums; 512 threads have 128 registers.
+# Bytes that a thread may spill, by operator, format and columns. All for one reason: 8,192 columns of f32 are two
+# chunks for each of 512 threads, of two or three inputs, the weights and two or one column sums, and 512 threads have
+# 128 registers each.
 SPILLS = {
     ("add_layer_norm_backward", "f32", 8192): 800,
     ("layer_norm_backward", "f32", 8192): 250,

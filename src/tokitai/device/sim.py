@@ -10,14 +10,14 @@ import threading
 from typing import Any
 
 from ..errors import CacheError, DeviceMissingError, KernelFaultError, UnknownNameError
-from ..toolchain.build import Artifact, Source, build, machine_here
+from ..toolchain.build import SIMULATED, Artifact, Source, build, machine_here
 from ..toolchain.compilers import Compiler
 from ..toolchain.fingerprint import file_digest
 
 
 def build_sim(source: Source, compiler: Compiler, structure: bool = False, warp: int = 32) -> Artifact:
     """Compile a text of GPU kernels for the simulated device. Raises what `toolchain.build.build` raises."""
-    return build(source, compiler, "scalar", structure, ("TOKITAI_SIM=1", f"TOKITAI_WARP={warp}"))
+    return build(source, compiler, "scalar", structure, (SIMULATED, f"TOKITAI_WARP={warp}"))
 
 
 class LoadedSim:
@@ -38,7 +38,8 @@ class LoadedSim:
         self._kernels: dict[str, Any] = {}
 
     def launch(self, name: str, grid: int, block: int, call: bytes, order: int = 0) -> None:
-        """Run one kernel. ``order`` picks the order of threads: 0 and 1 forward, 2 backward, others shuffled.
+        """Run one kernel. ``order`` picks the order of threads: 0 and 1 forward, 2 backward, others shuffled. From
+        2 on warps run ahead of each other, as far as barriers let them.
 
         Raises UnknownNameError, and KernelFaultError where threads cannot come together or a stack is too small.
         """

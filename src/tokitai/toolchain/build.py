@@ -40,7 +40,8 @@ COMMON: tuple[str, ...] = (
 )  # fmt: skip
 
 
-STRUCTURE = ("-Og",)  # hashes need no speed, and a build takes a third of the time
+SIMULATED = "TOKITAI_SIM=1"
+STRUCTURE = ("-Og",)  # hashes and fibers need no speed, and a build takes a third of the time
 # They need no vector instructions either: a structure build of any instruction set is made for the plainest one, so
 # that the text for wide vectors can be checked on every processor of its architecture.
 
@@ -145,7 +146,7 @@ def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Seq
     for define in defines:
         if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", define):
             raise ArgumentError(f"defines: {define!r} is not a macro (accepted: NAME or NAME=VALUE)")
-    level = STRUCTURE if structure else ()
+    level = STRUCTURE if structure or SIMULATED in defines else ()
     machine = rows["scalar" if structure else isa].flags
     own = (f"TOKITAI_ISA_{isa.upper()}=1", *(("TOKITAI_STRUCTURE=1",) if structure else ()))
     return (*COMMON, *machine, *level, *(f"-D{define}" for define in (*own, *defines)))

@@ -37,9 +37,9 @@ def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) ->
         shapes += [(1, 4096), (1, 4097)] + ([] if simulated else [(1, 3 * 4096 - 1), (1, 1 << 20), (1, 5 * 4096 + 3)])
     else:
         shapes += SIM_LONG if simulated else [(2, 1 << 20), (100003, 5)]
-    rows = (33, 70) if simulated else (1, 2, 31, 32, 33, 64, 97, 1000)
+    rows = (33, 70, 1100) if simulated else (1, 2, 31, 32, 33, 64, 97, 1000)
     some = [r for r in (rows if plan.block > 1 else (1, 2, 7)) if r <= most]
-    shapes += [(r, c) for r in some for c in ((9,) if simulated else (9, 300))]
+    shapes += [(r, c) for r in some for c in ((17,) if simulated else (9, 300))]
     return [*dict.fromkeys(shapes), *EMPTY]
 
 
@@ -70,7 +70,8 @@ def number_cases(
     branches = branch_shapes(plan, lanes, most) if device == "cpu" else structure_shapes(operator, plan, lanes, device)
     small = [(how, shape) for how in cases.DRAWS for shape in ((1, 1), (3, 2 * lanes + 1), (5, 257))]
     # Structure runs take every branch for all inputs; numbers take one in three again, and shapes of ordinary use.
-    small += [("normal", shape) for shape in [(67, 130), *branches[:: 3 if device == "cpu" else 2], *EMPTY]]
+    some = branches[:: 3 if device == "cpu" else 2]
+    small += [("normal", shape) for shape in [(67, 130 if device == "cpu" else 200), *some, *EMPTY]]
     drawn = [(how, (min(rows, most), cols)) for how, (rows, cols) in small]
     drawn += [("normal", asked) for asked in ([shape] if shape is not None else default_shapes(operator, device))]
     for how, chosen in dict.fromkeys(drawn):

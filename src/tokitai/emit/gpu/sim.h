@@ -140,18 +140,19 @@ INLINE void arrange(int* order, int n, uint64_t seed) {
   }
 }
 
+// Lets the threads w ... w + WARP go on where all have come to an exchange. False where they have not.
+INLINE bool release_warp(int w, int n) {
+  if (w + WARP > n) return false;
+  for (int t = w; t < w + WARP; ++t)
+    if (fibers[t].state != AT_EXCHANGE) return false;
+  for (int t = w; t < w + WARP; ++t) fibers[t].state = READY;
+  return true;
+}
+
 // Lets threads go on whose warp, or block, has come together. False where none can.
 INLINE bool release(int n) {
   bool any = false;
-  for (int w = 0; w < n; w += WARP) {
-    const int end = w + WARP < n ? w + WARP : n;
-    bool all = true;
-    for (int t = w; t < end; ++t) all &= fibers[t].state == AT_EXCHANGE;
-    if (all && end - w == WARP) {
-      for (int t = w; t < end; ++t) fibers[t].state = READY;
-      any = true;
-    }
-  }
+  for (int w = 0; w < n; w += WARP) any |= release_warp(w, n);
   if (any) return true;
   for (int t = 0; t < n; ++t)
     if (fibers[t].state != AT_BARRIER) return false;
@@ -159,26 +160,36 @@ INLINE bool release(int n) {
   return true;
 }
 
-static bool run_block(const char* name, int n, const int* order) {
+// One thread up to where it waits. False where it did what it may not.
+static bool run_thread(const char* name, int t) {
+  if (fibers[t].state != READY) return true;
+  current = t;
+  tokitai_switch(&scheduler, fibers[t].stack_pointer);
+  if (fibers[t].state == MISALIGNED) {
+    snprintf(message, sizeof message,
+             "kernel %s, block %lld: thread %d accesses %zu bytes at an address that is no multiple of %zu", name,
+             static_cast<long long>(block_number), t, access_bytes, access_bytes);
+    return false;
+  }
+  uint64_t canary;
+  memcpy(&canary, fibers[t].stack, sizeof canary);
+  if (canary == CANARY) return true;
+  snprintf(message, sizeof message, "kernel %s: thread %d needs more than %zu bytes of stack", name, t, STACK);
+  return false;
+}
+
+// Threads take turns; where warps run `ahead`, each goes on by itself from exchange to exchange, up to a barrier.
+static bool run_block(const char* name, int n, const int* order, const int* lanes, bool ahead) {
   for (const Room* r = rooms; r; r = r->next) memset(r->bytes, 0xA5, r->size);
   for (int t = 0; t < n; ++t) prepare(fibers[t]);
   for (;;) {
     int done = 0;
     for (int i = 0; i < n; ++i) {
-      current = order[i];
-      if (fibers[current].state == READY) tokitai_switch(&scheduler, fibers[current].stack_pointer);
-      if (fibers[current].state == MISALIGNED) {
-        snprintf(message, sizeof message,
-                 "kernel %s, block %lld: thread %d accesses %zu bytes at an address that is no multiple of %zu", name,
-                 static_cast<long long>(block_number), current, access_bytes, access_bytes);
-        return false;
-      }
-      uint64_t canary;
-      memcpy(&canary, fibers[current].stack, sizeof canary);
-      if (canary != CANARY) {
-        snprintf(message, sizeof message, "kernel %s: thread %d needs more than %zu bytes of stack", name, current, STACK);
-        return false;
-      }
+      if (!run_thread(name, order[i])) return false;
+      const int w = order[i] / WARP * WARP;
+      while (ahead && release_warp(w, n))
+        for (int k = 0; k < WARP; ++k)
+          if (!run_thread(name, w + lanes[k])) return false;
     }
     for (int t = 0; t < n; ++t) done += fibers[t].state == DONE;
     if (done == n) return true;
@@ -200,14 +211,16 @@ static int32_t launch(const char* name, int64_t grid, int32_t block, int most, u
              static_cast<long long>(grid), block, most);
     return 2;
   }
-  static int order[MOST];
+  static int order[MOST], lanes[WARP];
   arrange(order, block, seed);
+  arrange(lanes, WARP, seed);
   body = kernel, argument = call, block_threads = block, blocks_in_grid = grid;
   fenv_t caller;
   fegetenv(&caller);
   fesetenv(FE_DFL_ENV);
   bool well = true;
-  for (block_number = 0; well && block_number < grid; ++block_number) well = run_block(name, block, order);
+  for (block_number = 0; well && block_number < grid; ++block_number)
+    well = run_block(name, block, order, lanes, seed >= 2);
   fesetenv(&caller);
   return well ? 0 : 1;
 }
