@@ -18,7 +18,8 @@ def main() -> None:
     lines += [
         "Written by `python -m bench.gpu_report` from `gpu.jsonl`, which `python -m bench.gpu` fills: CUDA graphs over",
         "rotating buffers larger than the L2 cache, medians. Microseconds, and in brackets the fraction of a streaming",
-        f"copy's bandwidth in the same run ({records[-1]['copy_gb_s']} GB/s; every input read once, every result written",
+        f"copy's bandwidth in the same run ({records[-1]['copy_gb_s']} GB/s; every input read once, every result "
+        "written",
         "once). Bits: whether the first rows were compared with the oracle in that run, and equal.",
         "",
         "| operator | format | shape | tokitai | PyTorch | Liger | bits |",
@@ -33,7 +34,8 @@ def main() -> None:
         bits = {True: "equal", False: "NOT EQUAL", None: "not in this run"}[r["equal"]]
         torch, liger = cell("torch", "torch f32, 28 bytes"), cell("liger")
         lines.append(f"| {operator} | {dtype} | {rows}x{cols} | {cell('tokitai')} | {torch} | {liger} | {bits} |")
-    lines += ["", "AdamW: 808 tensors, f16 weights with f32 moments, 22 bytes an element; PyTorch's fused step in f32, 28."]
+    lines += [""]
+    lines += ["AdamW: 808 tensors, f16 weights with f32 moments, 22 bytes an element; PyTorch's fused step in f32, 28."]
     (RESULTS / "gpu.md").write_text("\n".join(lines) + "\n")
 
 
