@@ -25,7 +25,6 @@ from .lower.gpu import CHUNK, Schedule, Step
 from .lower.rowwise import RowPlan, plan_rows
 
 Edit = Callable[[str], str]
-FEW_BYTES = 128  # of spills a thread that another block on a multiprocessor is worth: measured on an H200
 
 
 class Program(Protocol):
@@ -159,7 +158,7 @@ class GpuKernel(KernelBase):
         chosen = plan if schedule.kept else plan_rows(plan.graph, keep=False)
         while True:
             program = self.program(schedule, lambda s=schedule: emit_rows(chosen, s))  # type: ignore[misc]
-            if schedule.per_sm == 1 or program.spills("work") <= FEW_BYTES:
+            if schedule.per_sm == 1 or not program.spills("work"):
                 return schedule
             del self.programs[schedule]
             schedule = replace(schedule, per_sm=schedule.per_sm * 3 // 4)
