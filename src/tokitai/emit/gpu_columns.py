@@ -62,42 +62,10 @@ class GpuColumnEmitter(Printer):
         for n in self.plan.after_early:
             self.declare(n, self.expression(n, False, self.name), vector=False)
 
-    # ------------------------------------------------------------------ values of one row, of one column
-    def row_value(self, n: Node) -> None:
-        if n.op == "input":
-            ahead = blocked(self.plan) and self.schedule.kept
-            place = f"&row_{n.data[0]}" if ahead and n not in self.plan.under_early else f"in_{n.data[0]} + r"
-            self.declare(n, f"load1({place})", vector=False)
-        elif n.op == "row_index":
-            self.declare(n, "r", vector=False)
-        elif n.op == "take_column":
-            self.take_column(n)
-        else:
-            self.declare(n, self.expression(n, False, self.name), vector=False)
-
-    def take_column(self, n: Node) -> None:
-        """The expression under take_column, at one column only; all threads of the row compute it."""
-        source, index = n.args
-        self.line(f"S {self.name[n]};")
-        self.open("")
-        self.line(f"const int64_t c = {self.name[index]};")
-        for m in self.cone(source):
-            if m.op == "input":
-                place = f"in_{m.data[0]}_row + c" if m.space == "rc" else f"in_{m.data[0]} + c"
-                self.declare(m, f"load1({place})", vector=False)
-            else:
-                self.column_value(m, "int32_t(c)")
-        self.line(f"{self.name[n]} = {self.name[source]};")
-        self.close()
-
-    def column_value(self, n: Node, column: str = "c") -> None:
-        """A value of one column that is not an input."""
-        if n.op == "column_index":
-            self.declare(n, column, vector=False)
-        elif n.op == "element_word":
-            self.declare(n, f"element_word<{n.data[0]}>(r * cols + {column})", vector=False)
-        else:
-            self.declare(n, self.expression(n, False, self.name), vector=False)
+    def row_input(self, n: Node) -> str:
+        """Of a row that was fetched ahead: from there."""
+        ahead = blocked(self.plan) and self.schedule.kept and n not in self.plan.under_early
+        return f"&row_{n.data[0]}" if ahead else super().row_input(n)
 
     # ------------------------------------------------------------------ early
     def early(self) -> None:
@@ -146,7 +114,7 @@ class GpuColumnEmitter(Printer):
                 elif n.op == "input":
                     self.declare(n, f"load1(in_{n.data[0]} + c)", vector=False)
                 else:
-                    self.column_value(n)
+                    self.one_column(n)
         self.open("if (thread_index() < COLUMNS && column < cols)")
         for o in columns:
             self.line(f"store1(out_{o.name} + c, {self.name[o.node]});")

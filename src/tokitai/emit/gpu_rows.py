@@ -243,7 +243,7 @@ class GpuRowEmitter(GpuColumnEmitter):
                 place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}.e[e]"
                 self.declare(n, f"load1(&{place})", vector=False)
             else:
-                self.column_value(n)
+                self.one_column(n)
             if n in p.keep:
                 self.line(f"kept_{self.name[n]}[v * CHUNK + e] = {self.name[n]};")
         for word, neutral, nodes in (("sum", "NEUTRAL_SUM", p.sums), ("max", "NEUTRAL_MAX", p.maxima)):

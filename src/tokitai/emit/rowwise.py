@@ -133,33 +133,6 @@ class RowEmitter(Printer):
             if n.space == "s":
                 self.line(f"block_{self.name[n]} = add(block_{self.name[n]}, {self.name[n.args[0]]});")
 
-    def row_value(self, n: Node) -> None:
-        if n.op == "input":
-            self.declare(n, f"load1(in_{n.data[0]} + r)", vector=False)
-        elif n.op == "row_index":
-            self.declare(n, "r", vector=False)
-        elif n.op == "take_column":
-            self.take_column(n)
-        else:
-            self.declare(n, self.expression(n, False, self.name), vector=False)
-
-    def take_column(self, n: Node) -> None:
-        """The expression under take_column, at one column only."""
-        source, index = n.args
-        self.line(f"S {self.name[n]};")
-        self.open("")
-        self.line(f"const int64_t c = {self.name[index]};")
-        for m in self.cone(source):
-            if m.op == "input":
-                place = f"in_{m.data[0]}_row + c" if m.space == "rc" else f"in_{m.data[0]} + c"
-                self.declare(m, f"load1({place})", vector=False)
-            elif m.op == "column_index":
-                self.declare(m, "int32_t(c)", vector=False)
-            else:
-                self.declare(m, self.expression(m, False, self.name), vector=False)
-        self.line(f"{self.name[n]} = {self.name[source]};")
-        self.close()
-
     def compute(self, p: Pass, loaded: set[Node]) -> None:
         for n in p.compute:
             if n in loaded:

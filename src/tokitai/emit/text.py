@@ -132,6 +132,46 @@ class Printer:
         visit(root)
         return found
 
+    # ------------------------------------------------------------------ values of one row, of one column
+    def row_input(self, n: Node) -> str:
+        """Where an input with one element a row is read."""
+        return f"in_{n.data[0]} + r"
+
+    def row_value(self, n: Node) -> None:
+        """A value with one element a row, of row r."""
+        if n.op == "input":
+            self.declare(n, f"load1({self.row_input(n)})", vector=False)
+        elif n.op == "row_index":
+            self.declare(n, "r", vector=False)
+        elif n.op == "take_column":
+            self.take_column(n)
+        else:
+            self.declare(n, self.expression(n, False, self.name), vector=False)
+
+    def take_column(self, n: Node) -> None:
+        """The expression under take_column, at one column only."""
+        source, index = n.args
+        self.line(f"S {self.name[n]};")
+        self.open("")
+        self.line(f"const int64_t c = {self.name[index]};")
+        for m in self.cone(source):
+            if m.op == "input":
+                place = f"in_{m.data[0]}_row + c" if m.space == "rc" else f"in_{m.data[0]} + c"
+                self.declare(m, f"load1({place})", vector=False)
+            else:
+                self.one_column(m, "int32_t(c)")
+        self.line(f"{self.name[n]} = {self.name[source]};")
+        self.close()
+
+    def one_column(self, n: Node, column: str = "c") -> None:
+        """A value at one column that is not an input."""
+        if n.op == "column_index":
+            self.declare(n, column, vector=False)
+        elif n.op == "element_word":
+            self.declare(n, f"element_word<{n.data[0]}>(r * cols + {column})", vector=False)
+        else:
+            self.declare(n, self.expression(n, False, self.name), vector=False)
+
     def vector(self, n: Node) -> str:
         return self.name[n] if n.space in ("rc", "c") else f"splat({self.name[n]})"
 
