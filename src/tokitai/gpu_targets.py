@@ -47,7 +47,7 @@ class CudaTarget:
             self.device.upload(np.ascontiguousarray(values), memory.address)
         return memory.address, memory
 
-    def zero_workspace(self, nbytes: int) -> tuple[int, object]:
+    def workspace(self, nbytes: int) -> tuple[int, object]:
         """Memory on the card."""
         memory = self.device.allocate(nbytes)
         return memory.address, memory
@@ -147,7 +147,7 @@ class SimTarget:
         """The values where they are."""
         return values.ctypes.data, values
 
-    def zero_workspace(self, nbytes: int) -> tuple[int, object]:
+    def workspace(self, nbytes: int) -> tuple[int, object]:
         """Memory of this process."""
         room = aligned_empty(nbytes, np.uint8)
         return room.ctypes.data, room
@@ -170,10 +170,8 @@ class SimProgram:
 
 @lru_cache(maxsize=8)
 def target_named(device: str, compiler: str | None = None) -> CudaTarget | SimTarget:
-    """The target "cuda", "cuda:INDEX" or "sim". Raises UnavailableError where it cannot be used here."""
-    if device == "sim":
-        return SimTarget(compiler)
-    return CudaTarget(int(device.partition(":")[2] or 0))
+    """The target "cuda" (the first card) or "sim". Raises UnavailableError where it cannot be used here."""
+    return SimTarget(compiler) if device == "sim" else CudaTarget()
 
 
 def gpu_kernel_class(device: str) -> type[GpuKernel]:

@@ -15,7 +15,7 @@ from tokitai.evidence.check import check
 from tokitai.lower.gpu import TILE, schedule_rows
 from tokitai.lower.rowwise import plan_rows
 from tokitai.ops import get, registry
-from tokitai.verification import Verdict, batch, verdict
+from tokitai.verification import Verdict, batch, verdict, verify
 
 CASE = "seeded/normal@3x17#0"
 
@@ -104,6 +104,13 @@ def test_a_device_that_there_is_not(tokitai: Command, name: str) -> None:
     found = tokitai("verify", "softmax", "--device", name, "--json")
     assert (found.code, found.object["kind"]) == (2, "UnknownNameError")
     assert "(accepted: cpu, cuda, sim)" in found.object["error"]
+
+
+def test_the_cases_of_a_gpu_kernel_do_not_depend_on_the_processor() -> None:
+    """A case that one machine names can be replayed on any other."""
+    for isa in ("scalar", "avx512"):
+        found = verify(get("silu"), device="sim", dtype="f16", isa=isa, case="seeded/wide@3x17#0")
+        assert (found.verdict, found.cases) == ("verified", 1)
 
 
 # ------------------------------------------------------------------ show

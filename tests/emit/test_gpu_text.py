@@ -67,7 +67,7 @@ class Compiler:
     def place(self, values: np.ndarray[Any, Any]) -> tuple[int, object]:
         return 0, None
 
-    def zero_workspace(self, nbytes: int) -> tuple[int, object]:
+    def workspace(self, nbytes: int) -> tuple[int, object]:
         return 0, None
 
 

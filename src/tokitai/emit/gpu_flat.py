@@ -1,4 +1,4 @@
-"""CUDA C++ (and HIP, and the CPU's fibers) of an element-wise kernel over one tensor or a list, from its plan.
+"""CUDA C++, also for the CPU's fibers, of an element-wise kernel over one tensor or a list, from its plan.
 
 Kernels, launched one after another: for totals over all elements ``tile_totals``, ``tensor_totals`` and ``totals``,
 then ``work``. All take one ``Call`` by value. ``table`` has an entry for each tensor: rows, columns, its first tile,

@@ -1,4 +1,4 @@
-"""CUDA C++ (and HIP, and the CPU's fibers) of a row-wise kernel, from its plan and a schedule.
+"""CUDA C++, also for the CPU's fibers, of a row-wise kernel, from its plan and a schedule.
 
 A text has up to three kernels, launched one after another: ``early`` (sums that rows need before they begin), ``work``
 (the rows), ``finish`` (column sums over blocks of rows, and what is made of them). All take one ``Call`` by value:

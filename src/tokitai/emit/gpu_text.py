@@ -1,6 +1,6 @@
 """The text of a kernel for GPUs, and for the CPU's fibers that stand in for one.
 
-One text serves CUDA, HIP and the simulated device, numbers as well as hashes: the headers decide.
+One text serves CUDA and the simulated device, numbers as well as hashes: the headers decide.
 """
 
 from __future__ import annotations

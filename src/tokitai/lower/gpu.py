@@ -17,7 +17,7 @@ from .rowwise import RowPlan
 CHUNK = 8  # neighbouring elements that a thread takes at a time
 MOST_THREADS = 1024
 LONGEST_KEPT = 32768  # columns of a row that threads keep in registers; longer ones are read again in each pass
-COLUMNS, SLICES = 32, 32  # of a block that adds up partial column sums
+COLUMNS = 32  # of a block that adds up partial column sums
 TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
 
 
@@ -40,11 +40,6 @@ class Schedule:
     def block_threads(self) -> int:
         """Threads of a block."""
         return self.threads * self.rows
-
-    @property
-    def span(self) -> int:
-        """Columns that the threads of a row take at a time."""
-        return self.threads * self.chunks * CHUNK
 
     def __str__(self) -> str:
         how = "in registers" if self.kept else "read in each pass"

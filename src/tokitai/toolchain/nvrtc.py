@@ -3,9 +3,10 @@
 NVRTC needs no driver and no card, so kernels of every architecture are built and examined anywhere. The text sees its
 own headers and nothing else: no include path is given, and the one that NVRTC adds by itself is taken away.
 
-`OPTIONS` ask for ptxas' resource report (``-Xptxas=-v``). NVRTC 13 puts it into the program log, for every kernel, also
-where the same text was compiled before; it leaves the code as it is. A build without the report counts as failed,
-because nothing would be known about spills.
+`OPTIONS` ask for ptxas' resource report (``-Xptxas=-v``), which NVRTC 13 puts into the program log and which leaves the
+code as it is. Where several processes built one text at once, it was seen to be missing; so NVRTC's own cache is off
+(``-no-cache``), and ours is the one that counts. A build without the report counts as failed, because nothing would be
+known about spills.
 """
 
 from __future__ import annotations

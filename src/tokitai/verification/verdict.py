@@ -23,7 +23,8 @@ from .run import CaseResult
 
 LANES: Mapping[Isa, int] = {"avx512": 16, "avx2": 8, "neon": 4, "scalar": 1}
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
-MEASURED_ELSEWHERE = 1 << 14
+GPU_LANES = 8  # a thread's chunk: the cases of a GPU kernel do not depend on the host's processor
+MEASURED_ELSEWHERE = 1 << 14  # elements of a GPU case up to which its distance from the real result is measured
 
 Edit = Callable[[str], str]
 Progress = Callable[[str], None]
@@ -238,7 +239,8 @@ def _run_variant(
     seed: int, only: str | None, mine: list[cases.Case], isa: Isa, progress: Progress | None,
 ) -> None:  # fmt: skip
     numbers, hashed = kernels
-    lanes, threads, plan = LANES[isa], run.default_threads(), numbers.plan
+    lanes = LANES[isa] if verdict.device == "cpu" else GPU_LANES
+    threads, plan = run.default_threads(), numbers.plan
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
     structures = suite.structure_shapes(operator, plan, lanes, verdict.device)

@@ -11,9 +11,6 @@
 #define __fmaf_rn(a, b, c) __builtin_fmaf(a, b, c)
 #define __fsqrt_rn(a) __builtin_sqrtf(a)
 #define ROUND_EVEN(a) __builtin_rintf(a)
-#elif TOKITAI_HIP
-#define CUDA_ASM 0
-#define ROUND_EVEN(a) __builtin_rintf(a)
 #else
 #define CUDA_ASM 1
 #define ROUND_EVEN(a) rintf(a)

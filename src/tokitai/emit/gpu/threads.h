@@ -1,11 +1,9 @@
-// The threads of a GPU kernel, under one set of names on every target: CUDA here, HIP and the CPU's fibers in files of
+// The threads of a GPU kernel, under one set of names on every target: CUDA here, the CPU's fibers in a file of
 // their own.
 #pragma once
 
 #if TOKITAI_SIM
 #include "sim.h"
-#elif TOKITAI_HIP
-#include "hip.h"
 #else
 
 typedef signed char int8_t;
