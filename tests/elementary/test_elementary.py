@@ -53,6 +53,7 @@ DOUBLE: dict[str, Callable[[Array], Array]] = {
     "erf": special.erf,
     "erfc": special.erfc,
     "exp": np.exp,
+    "exp_down": lambda x: np.where(x > 0, np.nan, np.exp(x)),
     "exp2": np.exp2,
     "expm1": np.expm1,
     "gelu": lambda x: _times(x, special.ndtr(x)),
@@ -96,6 +97,7 @@ EXACT: dict[str, Callable[[mpmath.mpf], mpmath.mpf]] = {
     "erf": mpmath.erf,
     "erfc": mpmath.erfc,
     "exp": mpmath.exp,
+    "exp_down": mpmath.exp,
     "exp2": lambda x: mpmath.mpf(2) ** x,
     "expm1": mpmath.expm1,
     "gelu": lambda x: x * _phi(x),
@@ -123,6 +125,7 @@ SPECIAL: dict[str, list[tuple[float, float]]] = {
     "erf": [*_ODD, (INF, 1.0), (-INF, -1.0)],
     "erfc": [(0.0, 1.0), (-0.0, 1.0), (INF, 0.0), (-INF, 2.0), (NAN, NAN)],
     "exp": [*_POWER, (88.8, INF), (-104.0, 0.0)],
+    "exp_down": [(0.0, 1.0), (-0.0, 1.0), (-INF, 0.0), (-104.0, 0.0), (-103.9, 2.0**-149), (NAN, NAN)],
     "exp2": [*_POWER, (128.0, INF), (127.0, 2.0**127), (-149.0, 2.0**-149), (-150.0, 0.0)],
     "expm1": [*_ODD, (INF, INF), (-INF, -1.0), (88.8, INF)],
     "gelu": _GATED,
@@ -188,6 +191,8 @@ def test_table_is_written_from_the_record() -> None:
 def test_sample_stays_within_the_recorded_error(name: str) -> None:
     patterns = (np.arange(2**16, dtype=np.uint64) * 65537 % 2**32).astype(np.uint32)
     x = patterns.view(np.float32)
+    if name == "exp_down":
+        x = x[~(x > 0)]  # it is unspecified above 0
     result = evaluate_function(getattr(elementary, name), x)
     with np.errstate(all="ignore"):
         want = DOUBLE[name](x.astype(np.float64))
@@ -226,6 +231,22 @@ def test_special_values(name: str) -> None:
     x, want = zip(*SPECIAL[name], strict=True)
     result = evaluate_function(getattr(elementary, name), np.array(x, np.float32))
     assert [bits(float(r)) for r in result] == [bits(v) for v in want]
+
+
+def test_exp_down_has_the_bits_of_exp() -> None:
+    """Every 509th non-positive pattern, NaN included, and 2000 on each side of where the clamp, the result's format or
+    n changes."""
+    steps = (-(np.arange(1, 151) - 0.585) / 1.442695).astype(np.float32)  # near where n goes to the next
+    edges = np.array([-104.0, -103.97208, -103.27893, -87.33655, -1e-38, *steps], np.float32).view(np.uint32)
+    around = (edges[:, None] + np.arange(-2000, 2001)).astype(np.uint32).ravel()
+    strided = np.arange(2**31, 2**32, 509, dtype=np.uint64).astype(np.uint32)
+    ends = np.array([0, 0x80000000, 0x80000001, 0xFF7FFFFF, 0xFF800000, 0xFF800001, 0xFFFFFFFF, 0x7FC00000], np.uint32)
+    x = np.concatenate([strided, around, ends]).view(np.float32)
+    assert not (x > 0).any()
+    down, full = evaluate_function(elementary.exp_down, x), evaluate_function(elementary.exp, x)
+    same = (down.view(np.uint32) == full.view(np.uint32)) | (np.isnan(down) & np.isnan(full))
+    assert same.all()
+    assert ((full > 0) & (full < 2.0**-126)).sum() > 10000  # subnormal results were among them
 
 
 def test_odd_functions_are_odd_to_the_bit() -> None:

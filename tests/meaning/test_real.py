@@ -53,6 +53,7 @@ SCIPY: dict[str, Any] = {
     "expm1": special.expm1,
     "log1p": lambda x: special.log1p(np.abs(x)),
     "exp": np.exp,
+    "exp_down": np.exp,
     "exp2": np.exp2,
     "log": lambda x: np.log(np.abs(x)),
     "sin": np.sin,

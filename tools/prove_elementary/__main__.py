@@ -36,12 +36,13 @@ def program(name: str, stride: int) -> str:
     """The C++ source that tries one function."""
     reference = REFERENCES[name]
     limit = "INFINITY" if math.isinf(reference.limit) else f"{reference.limit.hex()}f"
+    argument = "x[i] > 0 ? NAN : x[i]" if reference.falling else "x[i]"
     return f"""#include "harness.h"
 {PRELUDE}
 {cpp(traced(getattr(elementary, name)))}
 {HELPERS}
 static void block(const float* __restrict x, float* __restrict y) {{
-    for (int i = 0; i < 1024; ++i) y[i] = {name}(x[i]);
+    for (int i = 0; i < 1024; ++i) y[i] = {name}({argument});
 }}
 int main() {{
     return prove::run("{name}", {limit}, {stride}u, block, [](double x) -> double {{ return {reference.expression}; }});
@@ -93,7 +94,8 @@ def table(recorded: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, r in sorted(recorded["functions"].items()):
-        domain = "all" if r["limit"] is None else f"abs(x) <= 2^{math.log2(r['limit']):g}, else NaN"
+        everywhere = "x <= 0, else unspecified" if REFERENCES[name].falling else "all"
+        domain = everywhere if r["limit"] is None else f"abs(x) <= 2^{math.log2(r['limit']):g}, else NaN"
         at = r["worst"][0]["input"]
         share = 100 * r["correctly_rounded"] / r["tried"]
         row = [f"`{name}`", domain, shown(r["largest_error_ulp"]), f"`0x{at}`", f"{share:.1f} %", str(r["operations"])]

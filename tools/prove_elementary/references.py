@@ -27,10 +27,12 @@ class Reference:
     expression: str
     words: str
     limit: float = float("inf")
+    falling: bool = False  # defined for x <= 0 and NaN only: NaN is tried in place of a positive input
 
 
 REFERENCES: dict[str, Reference] = {
     "exp": Reference("std::exp(x)", "glibc exp"),
+    "exp_down": Reference("x > 0 ? NAN : std::exp(x)", "glibc exp", falling=True),
     "exp2": Reference("std::exp2(x)", "glibc exp2"),
     "expm1": Reference("std::expm1(x)", "glibc expm1"),
     "log": Reference("std::log(x)", "glibc log"),

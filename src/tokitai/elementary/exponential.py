@@ -55,6 +55,13 @@ def exp(x: Value) -> Value:
 
 
 @function
+def exp_down(x: Value) -> Value:
+    """e**x for x <= 0 or NaN, with the bits of exp; above 0 the result is unspecified. Largest error: 0.92 ulp."""
+    n, t = split_exp(at_least(x, LOWEST))
+    return scale_down(1.0 + t, n)
+
+
+@function
 def exp2(x: Value) -> Value:
     """2**x. The remainder x - n is exact; the polynomial errs by 2^-27.3 of 2**r (derive_exp2.py).
 

@@ -32,6 +32,7 @@ WIDEN = 1 + 2.0**-40
 # |f'| on [x - e, x + e], by name: what a function makes of an error of its argument.
 LIPSCHITZ: dict[str, Callable[[Array, Array], Array | float]] = {
     "exp": lambda x, e: np.exp(x + e),
+    "exp_down": lambda x, e: np.exp(x + e),
     "exp2": lambda x, e: 0.6932 * np.exp2(x + e),
     "expm1": lambda x, e: np.exp(x + e),
     "log": lambda x, e: 1 / np.maximum(x - e, 0),

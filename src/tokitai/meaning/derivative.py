@@ -21,6 +21,7 @@ _ROOT_PI = np.sqrt(4 * np.arctan(REAL(1)))
 # f'(x) of the named functions, given x and f(x).
 SLOPES: dict[str, Callable[[Array, Array], Array]] = {
     "exp": lambda x, y: y,
+    "exp_down": lambda x, y: y,
     "exp2": lambda x, y: y * np.log(REAL(2)),
     "expm1": lambda x, y: y + 1,
     "log": lambda x, y: 1 / x,

@@ -86,10 +86,11 @@ def silu_slope(x: Array) -> Array:
 
 # What a named function of the language stands for. A function that is not listed stands for its own definition.
 FUNCTIONS: dict[str, Callable[..., Array]] = {
-    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "tanh": np.tanh,
-    "sin": np.sin, "cos": np.cos, "erf": erf, "erfc": erfc, "normal_cdf": normal_cdf, "sigmoid": sigmoid,
-    "gelu": gelu, "gelu_slope": gelu_slope, "gelu_tanh": gelu_tanh, "gelu_tanh_slope": gelu_tanh_slope, "silu": silu,
-    "silu_slope": silu_slope, "softplus": lambda x: np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0),
+    "exp": np.exp, "exp_down": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log1p": np.log1p,
+    "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "erf": erf, "erfc": erfc, "normal_cdf": normal_cdf,
+    "sigmoid": sigmoid, "gelu": gelu, "gelu_slope": gelu_slope, "gelu_tanh": gelu_tanh,
+    "gelu_tanh_slope": gelu_tanh_slope, "silu": silu, "silu_slope": silu_slope,
+    "softplus": lambda x: np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0),
 }  # fmt: skip
 
 _DIRECT: dict[str, Callable[..., Array]] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..elementary import exp, log1p
+from ..elementary import exp, exp_down, log1p
 from ..lang import (
     Contract,
     HardInput,
@@ -35,7 +35,7 @@ CONTRACT = Contract(
 @operator(contract=CONTRACT)
 def softmax(x: Matrix[storage]) -> Outputs:
     """y = exp(x - max) / sum(exp(x - max)), each row on its own."""
-    e = exp(x - row_max(x))
+    e = exp_down(x - row_max(x))
     return outputs(y=e * (1 / row_sum(e)))
 
 
@@ -57,7 +57,8 @@ def masked_softmax(x: Matrix[storage], limit: Rows[i32]) -> Outputs:
     """The softmax of the first limit[r] columns of row r, zero elsewhere: limit = length of a padded sequence, query's
     position + 1 for a causal mask, or the smaller of both. What is masked is not looked at: NaN there does no harm."""
     seen = column_index() < limit
-    e = where(seen, exp(x - row_max(where(seen, x, -np.inf))), 0)
+    shown = where(seen, x, -np.inf)
+    e = where(seen, exp_down(shown - row_max(shown)), 0)
     return outputs(y=where(seen, e * (1 / row_sum(e)), 0))
 
 
@@ -74,7 +75,7 @@ def log_sum_exp(z: Value) -> tuple[Value, Value, Value, Value]:
     The largest elements contribute exactly 1 each. Counting them apart leaves the logarithm of 1 + rest with a small
     rest, which log1p keeps: a row that is almost certain has a loss of full relative accuracy.
     """
-    e = exp(z)
+    e = exp_down(z)
     count = row_sum(where(z == 0, 1, 0))
     others = row_sum(where(z == 0, 0, e))
     rest = (count - 1) + others
