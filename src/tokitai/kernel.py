@@ -14,8 +14,8 @@ from .device import cpu
 from .emit.cpp import emit_cpu
 from .errors import TokitaiError, UnknownNameError
 from .formats import FORMATS
-from .lang import Graph, Node, Operator
-from .lower import FlatPlan, Plan, make_plan
+from .lang import OPERANDS, Graph, Node, Operator, Sizes
+from .lower import FlatPlan, Plan, ProductPlan, make_plan
 from .lower.scalars import host_values, rounded_scalars, whole_scalars
 from .toolchain.build import Artifact, Isa, Source, build, native_isa
 from .toolchain.compilers import find_compiler
@@ -157,11 +157,31 @@ class KernelBase:
         """Run on arrays that lie at other addresses than their own. Nothing is run where there is nothing to write."""
         if all(array.size == 0 for made in results for array in made.values()):
             return
-        sizes: list[int] = [len(shapes)] if self.plan.flat else []
+        if isinstance(self.plan, ProductPlan):
+            (some,), (made,), (shape,) = tensors, results, shapes
+            sizes = product_sizes(shape, self._matrices(some, made))
+            self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads, workspace, **where)
+            return
+        sizes = [len(shapes)] if self.plan.flat else []
         for some, made, shape in zip(tensors, results, shapes, strict=True):
             strides = [a.strides[0] // a.itemsize for a in self._in_order([some], [made]) if a.ndim == 2]
             sizes += [*shape, *strides]
         self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads, workspace, **where)
+
+
+    def _matrices(self, tensors: Mapping[str, Array], results: Mapping[str, Array]) -> list[Array]:
+        named = [tensors[t.name] for t in self.graph.inputs if t.space in ("rc", *OPERANDS)]
+        return named + [results[o.name] for o in self.graph.outputs]
+
+
+def product_sizes(shape: tuple[int, int], matrices: Iterable[Array]) -> list[int]:
+    """The sizes of a product as its kernel takes them: a matrix without a dimension for the batch is shared by all."""
+    sizes = Sizes.of(shape)
+    made = [*sizes, sizes.inner, sizes.batch]
+    for a in matrices:
+        strides = [step // a.itemsize for step in a.strides]
+        made += [strides[-2], strides[0] if a.ndim == 3 else 0]
+    return made
 
 
 @dataclass(frozen=True, eq=False)

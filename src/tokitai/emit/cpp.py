@@ -9,7 +9,8 @@ The kernel's one symbol is::
                            int32_t threads)
 
 ``tensors`` are the inputs, then the results; ``sizes`` are rows, columns, then the row stride in elements of every
-rows x cols tensor in the same order; ``scalars`` is the table of rounded host scalars.
+rows x cols tensor in the same order; ``scalars`` is the table of rounded host scalars. ``emit.flat`` and ``emit.product``
+say what the sizes of lists and of products are.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from dataclasses import dataclass
 from importlib import resources
 
 from ..lower.flat import FlatPlan
+from ..lower.product import ProductPlan
 from ..lower.rowwise import RowPlan
 from .flat import FlatEmitter
+from .product import ProductEmitter
 from .rowwise import RowEmitter
 
 HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "rows.h")
+OF_PRODUCTS = ("accumulators.h", "products.h")
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,15 @@ class KernelText:
     headers: Mapping[str, str]
 
 
-def headers() -> dict[str, str]:
+def headers(of_products: bool = False) -> dict[str, str]:
     """The headers of the cpu target, by the name under which a kernel includes them."""
     folder = resources.files(__package__) / "cpu"
-    return {name: (folder / name).read_text() for name in HEADERS}
+    return {name: (folder / name).read_text() for name in HEADERS + OF_PRODUCTS * of_products}
 
 
-def emit_cpu(plan: RowPlan | FlatPlan) -> KernelText:
+def emit_cpu(plan: RowPlan | FlatPlan | ProductPlan) -> KernelText:
     """The text of the kernel for this plan."""
+    if isinstance(plan, ProductPlan):
+        return KernelText(ProductEmitter(plan).text(), headers(of_products=True))
     printer = FlatEmitter(plan) if isinstance(plan, FlatPlan) else RowEmitter(plan)
     return KernelText(printer.text(), headers())

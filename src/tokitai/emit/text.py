@@ -35,13 +35,18 @@ class Printer:
         """What stands between the braces of the kernel."""
         raise NotImplementedError
 
+    def includes(self) -> list[str]:
+        """The lines that bring the headers."""
+        return ['#include "rows.h"']
+
     def text(self) -> str:
         """The whole text."""
         g = self.graph
         self.line(f"// {g.name}, stored in {g.dtype}. Definition {g.digest[:16]}:")
         for row in str(g).splitlines():
             self.line(f"//   {row}")
-        self.line('#include "rows.h"')
+        for row in self.includes():
+            self.line(row)
         self.line()
         self.line("namespace tokitai {")
         for f in g.functions:

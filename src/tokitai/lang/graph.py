@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-Space = Literal["rc", "r", "c", "s"]  # rows x cols, one a row, one a column, one in all
+# rows x cols, one a row, one a column, one in all; then what products take: rows x inner, inner x cols, their transposes
+Space = Literal["rc", "r", "c", "s", "rk", "kr", "kc", "ck"]
 Type = Literal["f32", "f64", "i32", "i64", "u32", "bool", "host"]
 
 
@@ -26,7 +27,7 @@ class Primitive:
 
     name: str
     arity: int
-    kind: Literal["leaf", "host", "float", "compare", "logic", "int", "cast", "reduce", "index", "call"]
+    kind: Literal["leaf", "host", "float", "compare", "logic", "int", "cast", "reduce", "index", "call", "product"]
     symmetric: bool = False
 
 
@@ -95,6 +96,7 @@ PRIMITIVES: dict[str, Primitive] = {
         Primitive("total_sum", 1, "reduce"),  # over all elements of all tensors of a list
         Primitive("total_max", 1, "reduce"),
         Primitive("take_column", 2, "index"),
+        Primitive("matmul", 2, "product"),  # data = (how operands are stored, format of the accumulator)
         # a function that is itself a definition (exp, tanh ...); data = (name,)
         Primitive("call", -1, "call"),
     )
@@ -103,6 +105,12 @@ PRIMITIVES: dict[str, Primitive] = {
 COL_SUM_BLOCK = 32
 """Rows in one chain of a column sum: a chain inside aligned blocks, then the balanced tree over the blocks."""
 
+
+MATMUL_BLOCK = 4096
+"""Products in one chain of a matrix product: a chain inside aligned blocks along k, then the tree over the blocks."""
+
+OPERANDS = frozenset({"rk", "kr", "kc", "ck"})
+"""Spaces of what a matrix product takes."""
 
 ROW_REDUCTIONS = frozenset({"row_sum", "row_max"})
 TOTALS = frozenset({"total_sum", "total_max"})
@@ -145,7 +153,7 @@ class TensorSpec:
     """A tensor that an operator takes: its name, space and format (None where `dtype=` selects it)."""
 
     name: str
-    space: Space
+    space: Space  # of an operand of a product before a definition is traced: rk, wherever it will be used
     format: str | None
     optional: bool = False
 

@@ -14,19 +14,19 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NoReturn, Union, overload
 
 import numpy as np
 
 from ..errors import ArgumentError, DefinitionError, UnknownNameError
 from ..formats import STORAGE, format_of
-from .graph import Graph, Node, Output, Space, TensorSpec
-from .values import INTEGERS, Cols, Matrix, Rows, Value, format_name, make, refuse, tracing
+from .graph import OPERANDS, Graph, Node, Output, Space, TensorSpec
+from .values import INTEGERS, Cols, Matrix, Operand, Rows, Value, format_name, make, refuse, tracing
 
 Array = np.ndarray[Any, Any]
 RESERVED = ("out", "threads", "copy")  # arguments of every call
-_SPACES: dict[object, Space] = {Matrix: "rc", Rows: "r", Cols: "c"}
+_SPACES: dict[object, Space] = {Matrix: "rc", Rows: "r", Cols: "c", Operand: "rk"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Contract:
     switches: Mapping[str, str] = field(default_factory=dict)  # options that follow from a scalar: on where it is not 0
     indices: Mapping[str, Index] = field(default_factory=dict)  # integer inputs that choose a column
     draw: Mapping[str, str] = field(default_factory=dict)  # inputs whose seeded values are not plain noise
+    batched: bool = False  # leading dimensions of a product's operands are a batch; else they flatten into one side
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,9 @@ class Operator:
             stored_as = dtype if t.format == "storage" else str(t.format)
             inputs.append(TensorSpec(t.name, t.space, stored_as, t.optional))
             kind: Any = stored_as if stored_as in ("f64", *INTEGERS) else "f32"
+            if t.space in OPERANDS:
+                arguments[t.name] = Operand(t.name, stored_as)
+                continue
             exact = kind in INTEGERS
             data = (t.name, stored_as)
             arguments[t.name] = Value(make("input", space=t.space, type=kind, data=data, exact=exact))
@@ -193,8 +197,20 @@ class Operator:
             returned = Outputs(y=returned)
         if not isinstance(returned, Outputs) or not returned:
             self._refuse(f"{self.name} returns {returned!r}", "outputs(name=value, ...) or a single value")
-        results = [self._output(name, value, dtype, inputs) for name, value in returned.items()]
-        return Graph(self.name, dtype, tuple(inputs), tuple(p.name for p in self.params), tuple(results), dict(options))
+        results = tuple(self._output(name, value, dtype, inputs) for name, value in returned.items())
+        names = tuple(p.name for p in self.params)
+        graph = Graph(self.name, dtype, tuple(inputs), names, results, dict(options))
+        return replace(graph, inputs=tuple(self._placed(t, graph) for t in inputs))
+
+    def _placed(self, t: TensorSpec, graph: Graph) -> TensorSpec:
+        """An operand of a product with the sides that its use there gives it."""
+        if t.space not in OPERANDS:
+            return t
+        found = [n.space for n in graph.nodes if n.op == "input" and n.data[0] == t.name]
+        if len(found) != 1:
+            what = "is not used" if not found else f"is used as {' and as '.join(found)}"
+            self._refuse(f"the operand {t.name} {what}", "an operand with one place in the products")
+        return replace(t, space=found[0])
 
     def _output(self, name: str, result: Any, dtype: str, inputs: Sequence[TensorSpec]) -> Output:
         value, declared = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
@@ -227,7 +243,7 @@ class Operator:
         try:
             hints = typing.get_type_hints(self.definition)
         except Exception as error:
-            accepted = "Matrix[...], Rows[...], Cols[...], float"
+            accepted = "Matrix[...], Rows[...], Cols[...], Operand[...], float"
             self._refuse(f"annotations of {self.name} cannot be read ({error})", accepted)
         tensors, params, choices = [], [], []
         for name, parameter in inspect.signature(self.definition).parameters.items():
@@ -250,7 +266,7 @@ class Operator:
             else:
                 self._refuse(
                     f"the parameter {name}: {hint!r} of {self.name}",
-                    "Matrix[...], Rows[...] or Cols[...] of a format, or after * a float, int, bool or Literal[...]",
+                    "Matrix[...], Rows[...], Cols[...] or Operand[...] of a format, or after * a float, int, bool or Literal[...]",
                 )
         return tuple(tensors), tuple(params), tuple(choices)
 

@@ -6,10 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .graph import Function, Node, Type, topological
+from .graph import Function, Node, Space, Type, topological
 from .values import (
     INTEGERS,
     Number,
+    Operand,
     Value,
     binary,
     floating,
@@ -138,6 +139,30 @@ def take_column(x: Value, index: Value) -> Value:
     if not isinstance(index, Value) or index.node.type not in ("i32", "i64") or index.node.space != "r":
         refuse(f"take_column with the index {index}", "an i32 or i64 value, one a row")
     return Value(make("take_column", node, index.node, space="r", type=node.type))
+
+
+_PLACES: dict[str, tuple[Space, Space]] = {"NN": ("rk", "kc"), "NT": ("rk", "ck"), "TN": ("kr", "kc")}
+
+
+def matmul(a: Operand[Any], b: Operand[Any], layout: str = "NN", accumulator: str = "f32") -> Value:
+    """The product of two matrices: over k, the sum of a[r, k] b[k, c], rows x cols, in f32.
+
+    The sum is a chain of fused multiply-adds in the order of k inside aligned blocks of 4096, then the balanced tree
+    over the blocks. A chain begins with -0.0, so that its first step is the product, rounded, with its sign; a product
+    of -0.0 at its end changes nothing, which is how tails may be padded. A sum over nothing is +0.
+
+    ``layout`` says how the operands are stored: N as rows x inner and inner x cols, T as the transpose of that; NN, NT
+    or TN. With the ``accumulator`` f64 the sum is computed in f64, then rounded once to f32.
+    """
+    for name, x in (("left", a), ("right", b)):
+        if not isinstance(x, Operand):
+            refuse(f"matmul with {x!r} on the {name}", "an input that is annotated as Operand[...]")
+        if x.format not in ("f16", "bf16", "f32"):
+            refuse(f"matmul with {x!r} of format {x.format}", "storage, f16, bf16 or f32")
+    if layout not in _PLACES or accumulator not in FLOAT_TYPES:
+        refuse(f"matmul(..., {layout!r}, {accumulator!r})", f"one of {', '.join(_PLACES)}; f32 or f64")
+    left, right = _PLACES[layout]
+    return Value(make("matmul", a.placed(left), b.placed(right), space="rc", data=(layout, accumulator)))
 
 
 def rows(x: Value) -> Value:
@@ -281,7 +306,7 @@ def _across(name: str, x: Value, *spaces: str) -> Node:
 
 __all__ = [
     "binary", "bit_and", "bit_xor", "col_sum", "column_index", "columns", "convert", "element_word", "exponent",
-    "fma", "function", "maximum", "minimum", "multiply_high", "power_of_two", "round_even", "round_stochastic",
+    "fma", "function", "matmul", "maximum", "minimum", "multiply_high", "power_of_two", "round_even", "round_stochastic",
     "round_to", "row_index", "row_max", "row_sum", "rows", "shift_right", "significand", "sqrt", "take_column",
     "tensor_index", "total_max", "total_sum", "where",
 ]  # fmt: skip

@@ -254,6 +254,27 @@ class Matrix(Value, Generic[F]):
     """A tensor of rows x cols; leading dimensions flatten into rows."""
 
 
+class Operand(Value, Generic[F]):
+    """A matrix that a product takes; which of its sides are rows, columns or inner follows from its use there."""
+
+    __slots__ = ("format", "name")
+
+    def __init__(self, name: str, stored_as: str) -> None:
+        self.name, self.format = name, stored_as
+
+    @property
+    def node(self) -> Node:  # type: ignore[override]
+        """An operand is no value that can be computed with."""
+        refuse(f"{self} outside a product", "matmul(a, b)")
+
+    def placed(self, space: Space) -> Node:
+        """The operand as it lies in memory."""
+        return make("input", space=space, type="f32", data=(self.name, self.format))
+
+    def __repr__(self) -> str:
+        return f"the operand {self.name}"
+
+
 class Rows(Value, Generic[F]):
     """A tensor with one element a row."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..errors import DefinitionError
 from ..lang import TOTALS, Graph
 from .flat import FlatPlan, is_flat, plan_flat
+from .product import ProductPlan, is_product, plan_product
 from .rowwise import RowPlan, plan_rows
 
-Plan = RowPlan | FlatPlan
+Plan = RowPlan | FlatPlan | ProductPlan
 
 
 def make_plan(graph: Graph) -> Plan:
@@ -15,6 +16,8 @@ def make_plan(graph: Graph) -> Plan:
     for n in graph.nodes:
         if n.type == "f64":
             raise DefinitionError(f"{n.origin}: {n.op} in f64; accepted by the cpu target: f32 and integers")
+    if is_product(graph):
+        return plan_product(graph)
     if is_flat(graph):
         return plan_flat(graph)
     for n in graph.nodes:
@@ -25,4 +28,4 @@ def make_plan(graph: Graph) -> Plan:
     return plan_rows(graph)
 
 
-__all__ = ["FlatPlan", "Plan", "RowPlan", "make_plan"]
+__all__ = ["FlatPlan", "Plan", "ProductPlan", "RowPlan", "make_plan"]

@@ -16,6 +16,7 @@ from ..errors import FloatModeError
 from ..formats import FORMATS, canonical
 from ..lang import COL_SUM_BLOCK, TOTALS, Function, Graph, Node, TensorSpec
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
+from .product import chains
 
 F32 = np.float32
 CHUNK = 1 << 18  # elements computed at a time, so that intermediate arrays stay in cache
@@ -257,6 +258,8 @@ class Bits:
                 return self.row_max(args[0])
             case "col_sum":
                 return column_sum(args[0], np.add)
+            case "matmul":
+                return self.product(node, *args)
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
             case "call":
@@ -265,6 +268,14 @@ class Bits:
             case op if op in _FLOAT:
                 return _FLOAT[op](*np.broadcast_arrays(*args))
         return integer(node, args, shape)
+
+    @staticmethod
+    def product(node: Node, a: Array, b: Array) -> Array:
+        """In f64 the product of two f32 numbers is exact, so that one addition is the fused operation."""
+        if node.data[1] == "f32":
+            return tree(chains(node, a, b, np.multiply, fma), np.add, axis=0)[0]
+        wide = (x.astype(np.float64) for x in (a, b))
+        return tree(chains(node, *wide, np.multiply, lambda x, y, z: x * y + z), np.add, axis=0)[0].astype(F32)
 
     @staticmethod
     def row_max(x: Array) -> Array:
@@ -338,7 +349,7 @@ def evaluate(
     check_float_mode()
     domain = Bits(params)
     rows, cols = shape
-    meets = any(n.op in (*TOTALS, "col_sum", "row_index", "rows", "element_word") for n in graph.nodes)
+    meets = any(n.op in (*TOTALS, "col_sum", "row_index", "rows", "element_word", "matmul") for n in graph.nodes)
     step = max(1, CHUNK // max(cols, 1))
     if meets or rows <= step:
         return evaluate_graph(graph, domain, tensors, shape)

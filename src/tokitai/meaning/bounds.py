@@ -20,9 +20,10 @@ import numpy as np
 
 from ..errors import TokitaiError
 from ..formats import FORMATS
-from ..lang import COL_SUM_BLOCK, TOTALS, Graph, Node, TensorSpec
+from ..lang import COL_SUM_BLOCK, MATMUL_BLOCK, TOTALS, Graph, Node, Sizes, TensorSpec, extents
 from . import bits
-from .interpret import Array, as_rows_cols
+from .interpret import Array, as_rows_cols, items_of
+from .product import operands
 
 U = 2.0**-24  # unit roundoff of f32
 TINY = 2.0**-150  # half the smallest subnormal
@@ -89,6 +90,8 @@ class Bounds:
             if node.type == "host":
                 return self.bits.apply(node, args, shape)
             plain = [a.value if isinstance(a, Bounded) else a for a in args]
+            if node.op == "matmul":
+                return self._product(node, plain, shape)
             if node.op in ("row_sum", "col_sum", "row_max", "take_column"):
                 return self._across(node, args, plain, shape)
             value = self.bits.apply(node, plain, shape)
@@ -153,6 +156,18 @@ class Bounds:
         passed = np.where(e[0] == 0, 0, np.asarray(LIPSCHITZ[name](x[0], e[0])) * e[0])
         return passed + (proved()[name] + 1) * ulp
 
+    def _product(self, node: Node, plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
+        """Operands are exact. A term of the sum goes through all roundings of its chain at most, its own among them, and
+        one a level of the tree; one that is subnormal errs by TINY. An f64 sum is rounded to f32 in the end."""
+        value = self.bits.apply(node, plain, shape)
+        left, right = operands(node, *(np.abs(x.astype(np.float64)) for x in plain))
+        inner, f64 = left.shape[1], node.data[1] == "f64"
+        depth = min(inner, MATMUL_BLOCK) + int(np.ceil(np.log2(max(-(-inner // MATMUL_BLOCK), 1))))
+        grown = np.expm1(depth * np.log1p(U * U * 2**-5 if f64 else U))
+        total = (left @ right) * (1 + inner * 2.0**-52)
+        error = grown * total + (0 if f64 else inner * TINY * (1 + grown))
+        return Bounded(value, WIDEN * (error + (U * np.abs(np.asarray(value, np.float64)) + TINY if f64 else 0)))
+
     def _across(self, node: Node, args: Sequence[Any], plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
         value = self.bits.apply(node, plain, shape)
         first = args[0]
@@ -193,6 +208,9 @@ def evaluate(
     """
     if any(n.op in TOTALS and _matters(graph, n) for n in graph.nodes):
         raise TokitaiError(f"{graph.name}: bounds of totals over a list are not computed")
+    if isinstance(shape, Sizes) and shape.batch != 1:
+        items = [evaluate(graph, some, shape.one, params) for some in items_of(graph, tensors, shape)]
+        return {n: (np.stack([i[n][0] for i in items]), np.stack([i[n][1] for i in items])) for n in items[0]}
     domain = Bounds(params)
     specs = {t.name: t for t in graph.inputs}
     values: dict[Node, Any] = {}
@@ -204,14 +222,13 @@ def evaluate(
             values[node] = Bounded(np.zeros((1, 1), np.float32), np.zeros((1, 1)))  # a gate that is open
         else:
             values[node] = domain.apply(node, [values[a] for a in node.args], shape)
-    full = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
     results = {}
     for o in graph.outputs:
         stored = domain.store(values[o.node], o.format)
         if isinstance(stored, Bounded):
             results[o.name] = (
-                np.broadcast_to(stored.value, full[o.space]),
-                np.broadcast_to(stored.error, full[o.space]),
+                np.broadcast_to(stored.value, extents(o.space, shape)),
+                np.broadcast_to(stored.error, extents(o.space, shape)),
             )
     return results
 

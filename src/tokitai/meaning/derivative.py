@@ -12,8 +12,9 @@ import numpy as np
 
 from ..errors import DefinitionError
 from ..formats import FORMATS
-from ..lang import Graph, Node, Operator, TensorSpec
+from ..lang import OPERANDS, Graph, Node, Operator, TensorSpec, extents
 from .interpret import Array, apply, as_rows_cols
+from .product import operands, stored
 from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, sigmoid, silu_slope
 
 _ROOT_PI = np.sqrt(4 * np.arctan(REAL(1)))
@@ -53,7 +54,6 @@ def gradient(
     ``cotangents`` holds the gradients of some results by name; the others count as zero.
     """
     domain = Real(params)
-    sizes: dict[str, tuple[int, int]] = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
     values: dict[Node, Array] = {}
     specs = {t.name: t for t in graph.inputs}
     for node in graph.nodes:
@@ -67,7 +67,7 @@ def gradient(
 
     def give(node: Node, amount: Array) -> None:
         """Add to what flows into a node; where it was broadcast, its parts add up."""
-        size = sizes[node.space]
+        size = extents(node.space, shape)
         amount = np.broadcast_to(amount, np.broadcast_shapes(amount.shape, size))
         for axis in (0, 1):
             if size[axis] == 1 and amount.shape[axis] != 1:
@@ -77,7 +77,7 @@ def gradient(
     for o in graph.outputs:
         if o.name in cotangents:
             give(o.node, cotangents[o.name].astype(REAL))
-    result = {t.name: np.zeros(sizes[t.space], REAL) for t in graph.inputs if FORMATS[str(t.format)].is_float}
+    result = {t.name: np.zeros(extents(t.space, shape), REAL) for t in graph.inputs if FORMATS[str(t.format)].is_float}
     with np.errstate(all="ignore"):
         for node in reversed(graph.nodes):
             if node not in flow:
@@ -130,6 +130,10 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
             give(a[0], g)
         case "convert" if a[0].type in ("f32", "f64"):
             give(a[0], g)
+        case "matmul":
+            left, right = operands(node, *x)
+            give(a[0], stored(node, 0, g @ right.T))
+            give(a[1], stored(node, 1, left.T @ g))
         case "row_sum" | "col_sum" | "total_sum":
             give(a[0], g)
         case "row_max" | "total_max":
@@ -152,7 +156,8 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
 
 
 def check_backward(
-    backward: Operator, forward: Operator, dtype: str, shape: tuple[int, int], seed: int
+    backward: Operator, forward: Operator, dtype: str, shape: tuple[int, int], seed: int,
+    options: Mapping[str, object] | None = None,
 ) -> list[tuple[str, float, float]]:
     """For every result ``d<name>`` of a backward operator: its distance from the derivative of the forward operator in
     ``<name>``, and the distance that rounding explains, both relative to the largest element.
@@ -160,18 +165,21 @@ def check_backward(
     What rounding explains is measured: the same backward graph evaluated in f64, against its evaluation in the higher
     precision in which the derivative is taken. Where that precision is f64 itself the figure is a bound from above of
     both evaluations' error: n roundings of 2^-53, with n the number of operations times the longest sum.
+    ``options`` are those that both operators have. A product and its gradients give the three sizes each its own part, so
+    that all three are taken as long as a column.
     Raises DefinitionError for a result that is named after no input of the forward operator.
     """
     from . import real
 
     names = {t.name for t in backward.tensors}
-    f, b = forward.trace(dtype), backward.trace(dtype)
+    f, b = forward.trace(dtype, options=options), backward.trace(dtype, options=options)
+    if any(t.space in OPERANDS for t in f.inputs):
+        shape = (shape[0], shape[0])
     rng = np.random.default_rng(seed)
-    size = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
     params = {p.name: p.default if p.default is not None else 0.5 for p in (*forward.params, *backward.params)}
     tensors: dict[str, Array] = {}
     for t in (*f.inputs, *b.inputs):
-        tensors.setdefault(t.name, _sample(rng, t, size[t.space], shape))
+        tensors.setdefault(t.name, _sample(rng, t, extents(t.space, shape), shape))
     results = real.evaluate(f, tensors, shape, params)
     for name in names & set(results):  # saved by the forward pass: its result, its statistics
         tensors[name] = results[name]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import ArgumentError
-from ..lang import TOTALS, Function, Graph, Node, TensorSpec, topological
+from ..lang import TOTALS, Function, Graph, Node, Sizes, TensorSpec, extents, topological
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +35,7 @@ class Domain(Protocol):
 
 def as_rows_cols(tensor: TensorSpec, values: Array, shape: tuple[int, int]) -> Array:
     """`values` as a broadcasting two-dimensional view. Raises ArgumentError where the size does not fit."""
-    want = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}[tensor.space]
+    want = extents(tensor.space, shape)
     if values.size != want[0] * want[1]:
         raise ArgumentError(f"{tensor.name}: shape {values.shape} where {want[0]} x {want[1]} elements are needed")
     return values.reshape(want)
@@ -49,9 +49,19 @@ def evaluate_graph(
     known: Mapping[Node, Array] | None = None,
 ) -> dict[str, Array]:
     """All results of a graph over a domain, two-dimensional, by name. ``known`` gives values that are not computed."""
+    if isinstance(shape, Sizes) and shape.batch != 1:
+        items = [evaluate_graph(graph, domain, some, shape.one, known) for some in items_of(graph, tensors, shape)]
+        return {o.name: np.stack([item[o.name] for item in items]) for o in graph.outputs}
     values = evaluate_nodes(graph.nodes, graph, domain, tensors, shape, known or {})
-    full = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
-    return {o.name: np.broadcast_to(domain.store(values[o.node], o.format), full[o.space]) for o in graph.outputs}
+    return {
+        o.name: np.broadcast_to(domain.store(values[o.node], o.format), extents(o.space, shape)) for o in graph.outputs
+    }
+
+
+def items_of(graph: Graph, tensors: Mapping[str, Array], shape: Sizes) -> list[dict[str, Array]]:
+    """The tensors of each product of a batch. One that has no dimension for the batch is that of all of them."""
+    whole = {t.name for t in graph.inputs if tensors[t.name].ndim == 3}
+    return [{n: a[i] if n in whole else a for n, a in tensors.items()} for i in range(shape.batch)]
 
 
 def evaluate_list(

@@ -17,6 +17,7 @@ from ..formats import FORMATS
 from ..lang import Graph, Node, TensorSpec
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph
+from .product import operands
 
 REAL = np.longdouble
 PRECISION = np.finfo(REAL).nmant + 1
@@ -158,6 +159,8 @@ class Real:
                 return np.asarray(args[0].max(axis=1, keepdims=True, initial=-np.inf))
             case "col_sum":
                 return np.asarray(args[0].sum(axis=0, keepdims=True))
+            case "matmul":
+                return operands(node, *args)[0] @ operands(node, *args)[1]
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
             case "call":

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats import FORMATS
-from ..lang import Graph, Node, TensorSpec
+from ..lang import Graph, Node, Sizes, TensorSpec, extents
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
+from .product import chains
 
 U64 = np.uint64
 _ODD = U64(0x9E3779B97F4A7C15)
@@ -32,7 +33,7 @@ TAGS = {
     for i, name in enumerate(
         "add sub mul div fma sqrt neg abs maximum minimum round_even power_of_two exponent significand lt le eq ne "
         "logical_and logical_or logical_not where convert round_f16 round_bf16 row_max const "
-        "stochastic_f16 stochastic_bf16".split()
+        "stochastic_f16 stochastic_bf16 widen_f64 round_f32".split()
     )
 }
 
@@ -70,6 +71,11 @@ def symmetric(name: str, a: Array, b: Array) -> Array:
 def ordered(name: str, a: Array, b: Array) -> Array:
     """A hash that tells (a, b) from (b, a)."""
     return mix(mix(a + _tag(name)) + mix(b ^ _tag(name)) * U64(3))
+
+
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """The hash of a fused multiply-add: its factors may be swapped."""
+    return mix(symmetric("fma", a, b) + mix(c ^ _tag("fma")) * U64(5))
 
 
 def add(a: Array, b: Array) -> Array:
@@ -122,7 +128,11 @@ class Structure:
             case "where":
                 return mix(ordered("where", args[1], args[2]) + mix(args[0] ^ _tag("where")) * U64(5))
             case "fma":
-                return mix(symmetric("fma", args[0], args[1]) + mix(args[2] ^ _tag("fma")) * U64(5))
+                return fma(*args)
+            case "matmul":
+                a, b = (unary("widen_f64", x) for x in args) if node.data[1] == "f64" else args
+                total = bits.tree(chains(node, a, b, lambda x, y: symmetric("mul", x, y), fma), add, axis=0)[0]
+                return unary("round_f32", total) if node.data[1] == "f64" else total
             case "row_sum":
                 return bits.tree(args[0], add)
             case "col_sum":
@@ -157,9 +167,13 @@ def total(node: Node, parts: Sequence[Array]) -> Array:
 def hashes(graph: Graph, shape: tuple[int, int], seed: int) -> tuple[dict[str, Array], dict[Node, int]]:
     """Random hashes for every element of the float inputs and for every rounded host scalar."""
     rng = np.random.default_rng([seed, int.from_bytes(hashlib.sha256(graph.digest.encode()).digest()[:8], "little")])
-    size = {"rc": shape[0] * shape[1], "r": shape[0], "c": shape[1], "s": 1}
+    batch = (shape.batch,) if isinstance(shape, Sizes) and shape.batch != 1 else ()
     floats = [t for t in graph.inputs if FORMATS[str(t.format)].is_float]
-    tensors = {t.name: rng.integers(1, 2**64, size[t.space], dtype=U64) for t in floats}
+    tensors = {}
+    for t in floats:
+        sides = extents(t.space, shape)
+        size = (*batch, *sides) if len(t.space) == 2 else (sides[0] * sides[1],)
+        tensors[t.name] = rng.integers(1, 2**64, size, dtype=U64)
     scalars = {n: int(rng.integers(1, 2**64, dtype=U64)) for n in graph.nodes if n.op == "round" and not n.exact}
     return tensors, scalars
 
