@@ -21,6 +21,7 @@ from .formats import FORMATS, format_of
 from .kernel import Kernel, compile
 from .lang import Operator, Output, TensorSpec
 from .lang.operator import RESERVED
+from .lower import ProductPlan
 
 Array = np.ndarray[Any, Any]
 
@@ -57,6 +58,10 @@ def call(
     arrays = {name: as_numpy(name, value) for name, value in given.items()}
     dtype = storage_format(operator, arrays)
     kernel = _kernel(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
+    if isinstance(kernel.plan, ProductPlan):
+        from .call_product import call_product
+
+        return call_product(operator, kernel, given, arrays, params, out, threads or cpu.default_threads(), copy)
     lead, shape = common_shape(operator, arrays)
     check_indices(operator, arrays, params, shape)
     tensors = {t.name: _flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}

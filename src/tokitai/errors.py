@@ -10,6 +10,7 @@
     │   ├── CompilerMissingError   no compiler; the message names the package to install
     │   ├── CompileError           a compiler that failed, with its last words
     │   ├── DeviceMissingError     no such device here
+    │   ├── TargetMissingError     a target that has no kernels for this operator yet
     │   ├── DeviceError            a call of the device's driver that failed
     │   │   ├── DeviceOutOfMemoryError   less memory than was asked for; all else is as it was
     │   │   └── DeviceLostError          this process cannot use the device any more
@@ -81,6 +82,10 @@ class CompileError(UnavailableError):
 
 class DeviceMissingError(UnavailableError):
     """A device that this machine does not have."""
+
+
+class TargetMissingError(UnavailableError):
+    """A target that has no kernels for this operator yet."""
 
 
 class DeviceError(UnavailableError):

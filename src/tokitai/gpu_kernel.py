@@ -17,9 +17,10 @@ import numpy as np
 from .emit.cpp import KernelText
 from .emit.gpu_flat import ENTRY
 from .emit.gpu_text import emit_flat, emit_rows
+from .errors import TargetMissingError
 from .kernel import Array, Identity, KernelBase
 from .lang import Graph, Operator
-from .lower import FlatPlan, Plan
+from .lower import FlatPlan, Plan, ProductPlan, make_plan
 from .lower import gpu as layout
 from .lower.gpu import CHUNK, Schedule, Step
 from .lower.rowwise import RowPlan, plan_rows
@@ -87,6 +88,7 @@ class GpuKernel(KernelBase):
         element = 8 if self.structure else 4
         if isinstance(self.plan, FlatPlan):
             return element * layout.flat_workspace_elements(self.plan, shapes)
+        assert isinstance(self.plan, RowPlan)
         return element * layout.workspace_elements(self.plan, *shapes[0])
 
     # ------------------------------------------------------------------ texts
@@ -137,7 +139,7 @@ class GpuKernel(KernelBase):
     def _rows(
         self, addresses: Sequence[int], sizes: Sequence[int], rows: int, cols: int
     ) -> tuple[Program, list[Step]]:
-        assert not isinstance(self.plan, FlatPlan)
+        assert isinstance(self.plan, RowPlan)
         plan = self.plan
         where, strides, bytes_of, k = [], [], [], 2
         for (space, size), address in zip(self.tensor_sizes, addresses, strict=True):
@@ -240,9 +242,17 @@ class GpuKernel(KernelBase):
         return f"<kernel {self.graph.name} {self.graph.dtype} {self.target.name}>"
 
 
+def gpu_plan(graph: Graph, target: str) -> RowPlan | FlatPlan:
+    """The plan of a kernel for a GPU. Raises TargetMissingError for a product, which has none there yet."""
+    plan = make_plan(graph)
+    if isinstance(plan, ProductPlan):
+        raise TargetMissingError(f"{graph.name}: there are no kernels of products for {target} yet; accepted: cpu")
+    return plan
+
+
 def source_digest(text: KernelText) -> str:
     """SHA-256 of a text."""
     return hashlib.sha256(text.text.encode()).hexdigest()
 
 
-__all__ = ["GpuKernel", "Program", "Table", "Target", "source_digest"]
+__all__ = ["GpuKernel", "Program", "Table", "Target", "gpu_plan", "source_digest"]

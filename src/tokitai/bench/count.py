@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..formats import format_of
-from ..lang import PRIMITIVES, Graph, Node
+from ..lang import PRIMITIVES, Graph, Node, Sizes
+from ..lang.graph import Space
 from ..verification.cases import size_of
 
 FREE = {"leaf", "host", "index"}  # kinds of nodes that compute nothing with an element
@@ -23,18 +24,22 @@ def bytes_of(graph: Graph, shapes: Sequence[tuple[int, int]]) -> int:
 
 def operations_of(graph: Graph, shapes: Sequence[tuple[int, int]]) -> int:
     """Primitive operations of the definition: one for each element, functions such as exp by their own primitives, a
-    sum by one addition for each element. Nothing is said about instructions: one may do eight of them."""
-    return sum(_cost(n) * _elements(_span(n), s) for n in graph.nodes for s in shapes)
+    sum by one addition for each element, a matrix product by its fused multiply-adds. Nothing is said about instructions: one may do eight of them."""
+    return sum(_cost(n) * _times(n, s) * _elements(_span(n), s) for n in graph.nodes for s in shapes)
 
 
-def _elements(space: str, shape: tuple[int, int]) -> int:
+def _times(node: Node, shape: tuple[int, int]) -> int:
+    return Sizes.of(shape).inner if node.op == "matmul" else 1
+
+
+def _elements(space: Space, shape: tuple[int, int]) -> int:
     count = 1
     for n in size_of(space, shape):
         count *= n
     return count
 
 
-def _span(node: Node) -> str:
+def _span(node: Node) -> Space:
     """The space over which a node works: for a reduction, that of its operand."""
     return node.args[0].space if PRIMITIVES[node.op].kind == "reduce" else node.space
 

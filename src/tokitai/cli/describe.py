@@ -8,14 +8,18 @@ from typing import Any
 from ..emit.cpp import emit_cpu
 from ..emit.gpu_text import emit_flat, emit_rows
 from ..errors import UnknownNameError
+from ..gpu_kernel import gpu_plan
 from ..kernel import TARGETS
-from ..lang import Operator
-from ..lower import FlatPlan, Plan, make_plan
+from ..lang import OPERANDS, Operator, TensorSpec
+from ..lower import FlatPlan, make_plan
 from ..lower import gpu as layout
-from ..lower.rowwise import plan_rows
+from ..lower.rowwise import RowPlan, plan_rows
 from ..verification.verdict import Variant
 
-SPACES = {"rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar"}
+SPACES = {
+    "rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar", "rk": "rows x inner", "kr": "inner x rows",
+    "kc": "inner x cols", "ck": "cols x inner",
+}  # fmt: skip
 
 
 def operator_json(o: Operator) -> dict[str, Any]:
@@ -25,8 +29,8 @@ def operator_json(o: Operator) -> dict[str, Any]:
         "operator": o.name,
         "definition": _first_line(o),
         "inputs": [
-            {"name": t.name, "shape": SPACES[t.space], "format": str(t.format), "optional": t.optional}
-            for t in o.tensors
+            {"name": t.name, "shape": SPACES[t.space], "format": _format(o, t), "optional": t.optional}
+            for t in placed(o)
         ],
         "scalars": [{"name": p.name, "default": p.default, "whole": p.whole} for p in o.params],
         "options": [{"name": p.name, "default": p.default, "accepted": list(p.accepted)} for p in o.options],
@@ -39,14 +43,32 @@ def operator_json(o: Operator) -> dict[str, Any]:
             "formats": list(c.formats), "max_rows": c.max_rows, "min_cols": c.min_cols, "max_cols": c.max_cols,
             "domain": c.domain,
         },
-        "targets": list(TARGETS),
+        "targets": list(targets_of(o)),
     }  # fmt: skip
+
+
+def placed(o: Operator) -> tuple[TensorSpec, ...]:
+    """The inputs; the operands of a product with the sides that they have where no option is chosen."""
+    return o.trace(o.contract.formats[0]).inputs if _is_product(o) else o.tensors
+
+
+def _format(o: Operator, t: TensorSpec) -> str:
+    return str(next(x.format for x in o.tensors if x.name == t.name))
+
+
+def targets_of(o: Operator) -> tuple[str, ...]:
+    """The targets that have kernels for an operator."""
+    return ("cpu",) if _is_product(o) else TARGETS
+
+
+def _is_product(o: Operator) -> bool:
+    return any(t.space in OPERANDS for t in o.tensors)
 
 
 def operator_text(o: Operator) -> str:
     """An operator in a few lines."""
     c = o.contract
-    inputs = [f"{t.name}: {SPACES[t.space]} {t.format}{' (optional)' if t.optional else ''}" for t in o.tensors]
+    inputs = [f"{t.name}: {SPACES[t.space]} {_format(o, t)}{' (optional)' if t.optional else ''}" for t in placed(o)]
     scalars = [p.name if p.default is None else f"{p.name}={p.default:g}" for p in o.params]
     scalars += [f"{p.name}: {' | '.join(map(str, p.accepted))}" for p in o.options]
     rows = [
@@ -55,7 +77,7 @@ def operator_text(o: Operator) -> str:
         ("gradient of", o.backward_of.name if o.backward_of else ""),
         ("storage", f"{', '.join(c.formats)}; up to {c.max_rows:,} rows and {c.max_cols:,} columns"),
         ("domain", c.domain),
-        ("targets", ", ".join(TARGETS)),
+        ("targets", ", ".join(targets_of(o))),
     ]
     return f"{o.name}\n  {_first_line(o)}\n" + "\n".join(f"    {name:<12} {text}" for name, text in rows if text)
 
@@ -72,9 +94,9 @@ def part_text(
     graph = o.trace(dtype) if variant is None else o.trace(dtype, variant.present, dict(variant.options))
     if part == "graph":
         return str(graph)
-    plan = make_plan(graph)
     if target != "cpu":
-        return _gpu_text(plan, part, shape or _usual_shape(o))
+        return _gpu_text(gpu_plan(graph, target), part, shape or _usual_shape(o))
+    plan = make_plan(graph)
     if part == "plan":
         return _aligned(plan.describe())
     return emit_cpu(plan).text.rstrip()
@@ -85,7 +107,7 @@ def _usual_shape(o: Operator) -> tuple[int, int]:
     return min(4096, c.max_rows), min(max(4096, c.min_cols), c.max_cols)
 
 
-def _gpu_text(plan: Plan, part: str, shape: tuple[int, int]) -> str:
+def _gpu_text(plan: RowPlan | FlatPlan, part: str, shape: tuple[int, int]) -> str:
     """The plan with its schedule and launches, or the source, for one shape."""
     if isinstance(plan, FlatPlan):
         steps, schedule = layout.flat_steps(plan, [shape]), f"tiles of {layout.TILE} elements"

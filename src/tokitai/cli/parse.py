@@ -94,6 +94,9 @@ def isa_named(name: str | None) -> Isa | None:
     return None if name is None else known[name]
 
 
+SIDES = ("rows", "cols", "inner", "batch")
+
+
 def shape_from(text: str | None) -> dict[str, int] | None:
     """``rows=4,cols=8`` in whichever order. Raises ArgumentError."""
     if text is None:
@@ -101,11 +104,12 @@ def shape_from(text: str | None) -> dict[str, int] | None:
     shape: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
-        if name not in ("rows", "cols") or name in shape or not re.fullmatch(r"\d{1,18}", size, flags=re.ASCII):
-            raise ArgumentError(f"--shape {text!r}: {part!r} is wrong; accepted: rows=N,cols=N with N at least 0")
+        if name not in SIDES or name in shape or not re.fullmatch(r"\d{1,18}", size, flags=re.ASCII):
+            accepted = "rows=N,cols=N with N at least 0, of a product inner=N as well"
+            raise ArgumentError(f"--shape {text!r}: {part!r} is wrong; accepted: {accepted}")
         shape[name] = int(size)
-    if len(shape) < 2:
-        missing = "cols" if "rows" in shape else "rows"
+    missing = next((side for side in ("rows", "cols") if side not in shape), None)
+    if missing is not None:
         raise ArgumentError(f"--shape {text!r}: {missing} is missing; accepted: rows=N,cols=N")
     return shape
 

@@ -9,8 +9,8 @@ The kernel's one symbol is::
                            int32_t threads)
 
 ``tensors`` are the inputs, then the results; ``sizes`` are rows, columns, then the row stride in elements of every
-rows x cols tensor in the same order; ``scalars`` is the table of rounded host scalars. ``emit.flat`` and ``emit.product``
-say what the sizes of lists and of products are.
+rows x cols tensor in the same order; ``scalars`` is the table of rounded host scalars. What the sizes of lists and of
+products are, `emit.flat` and `emit.product` say.
 """
 
 from __future__ import annotations

@@ -12,6 +12,15 @@ VERDICTS = {
 }
 
 
+def _cols(case: Mapping[str, Any]) -> str:
+    """The columns; of a product also what it sums over, and how many products there are."""
+    text = str(case["cols"])
+    if case.get("inner") is not None:
+        text += f", inner {case['inner']}"
+        text += f", batch of {case['batch']}" if case["batch"] != 1 else ""
+    return text
+
+
 def render(statement: Mapping[str, Any]) -> str:
     """The Markdown text of a statement that `check` finds no problem with."""
     p = statement["predicate"]
@@ -26,7 +35,7 @@ def render(statement: Mapping[str, Any]) -> str:
         _table(
             ["kind", "case", "rows", "cols", "seed", "scalars", "threads", "elements", "equal", "largest error (ulp)"],
             ([
-                c["kind"], c["name"], c["rows"], c["cols"], c["seed"],
+                c["kind"], c["name"], c["rows"], _cols(c), c["seed"],
                 ", ".join(f"{name}={_value(value)}" for name, value in sorted(c["scalars"].items())),
                 c["threads"], f"{c['compared']:,}", "yes" if c["equal"] else "**no**", _ulps(c["max_ulp_error"]),
             ] for c in p["cases"]),

@@ -89,6 +89,8 @@ class Case:
     compared: int
     equal: bool
     max_ulp_error: float | None = None
+    inner: int | None = None  # of a product: the size over which it sums, and how many are in the batch
+    batch: int | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-# rows x cols, one a row, one a column, one in all; then what products take: rows x inner, inner x cols, their transposes
+# rows x cols, one a row, one a column, one in all; operands of products: rows x inner, inner x cols, their transposes
 Space = Literal["rc", "r", "c", "s", "rk", "kr", "kc", "ck"]
 Type = Literal["f32", "f64", "i32", "i64", "u32", "bool", "host"]
 

@@ -266,7 +266,8 @@ class Operator:
             else:
                 self._refuse(
                     f"the parameter {name}: {hint!r} of {self.name}",
-                    "Matrix[...], Rows[...], Cols[...] or Operand[...] of a format, or after * a float, int, bool or Literal[...]",
+                    "Matrix[...], Rows[...], Cols[...] or Operand[...] of a format, or after * a float, int, bool or "
+                    "Literal[...]",
                 )
         return tuple(tensors), tuple(params), tuple(choices)
 

@@ -73,5 +73,5 @@ def extents(space: Space, shape: Shape) -> tuple[int, int]:
     length = {"1": 1, "r": shape[0], "c": shape[1]}
     if "k" in space:
         length["k"] = Sizes.of(shape).inner
-    first, second = _SIDES[space]
-    return length[first], length[second]
+    sides = _SIDES[space]
+    return length[sides[0]], length[sides[1]]

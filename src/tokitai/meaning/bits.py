@@ -273,9 +273,9 @@ class Bits:
     def product(node: Node, a: Array, b: Array) -> Array:
         """In f64 the product of two f32 numbers is exact, so that one addition is the fused operation."""
         if node.data[1] == "f32":
-            return tree(chains(node, a, b, np.multiply, fma), np.add, axis=0)[0]
-        wide = (x.astype(np.float64) for x in (a, b))
-        return tree(chains(node, *wide, np.multiply, lambda x, y, z: x * y + z), np.add, axis=0)[0].astype(F32)
+            return np.asarray(tree(chains(node, a, b, np.multiply, fma), np.add, axis=0)[0])
+        made = chains(node, a.astype(np.float64), b.astype(np.float64), np.multiply, lambda x, y, z: x * y + z)
+        return np.asarray(tree(made, np.add, axis=0)[0].astype(F32))
 
     @staticmethod
     def row_max(x: Array) -> Array:

@@ -157,8 +157,8 @@ class Bounds:
         return passed + (proved()[name] + 1) * ulp
 
     def _product(self, node: Node, plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
-        """Operands are exact. A term of the sum goes through all roundings of its chain at most, its own among them, and
-        one a level of the tree; one that is subnormal errs by TINY. An f64 sum is rounded to f32 in the end."""
+        """Operands are exact. A term of the sum goes through all roundings of its chain at most, its own among them,
+        and one a level of the tree; each errs by TINY at least. An f64 sum is rounded to f32 in the end."""
         value = self.bits.apply(node, plain, shape)
         left, right = operands(node, *(np.abs(x.astype(np.float64)) for x in plain))
         inner, f64 = left.shape[1], node.data[1] == "f64"

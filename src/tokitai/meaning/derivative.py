@@ -165,8 +165,8 @@ def check_backward(
     What rounding explains is measured: the same backward graph evaluated in f64, against its evaluation in the higher
     precision in which the derivative is taken. Where that precision is f64 itself the figure is a bound from above of
     both evaluations' error: n roundings of 2^-53, with n the number of operations times the longest sum.
-    ``options`` are those that both operators have. A product and its gradients give the three sizes each its own part, so
-    that all three are taken as long as a column.
+    ``options`` are those that both operators have. The gradients of a product have their sizes in other places than it
+    has, so that all sizes are then as long as a column.
     Raises DefinitionError for a result that is named after no input of the forward operator.
     """
     from . import real

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..errors import TokitaiError
 from ..formats import FORMATS, Format
-from ..lang import Graph
+from ..lang import Graph, Sizes, extents
 from ..meaning import bits, bounds, real
 from ..meaning.real import REAL
-from .cases import Array, Case
+from .cases import Array, Case, size_of
 from .compare import spacing, ulp_errors
 from .run import CaseResult
 
@@ -40,7 +40,7 @@ def measure_error(
         value = np.broadcast_to(np.asarray(exact[o.name], REAL), want[o.name].shape)
         errors = ulp_errors(want[o.name], value, fmt)
         finite = np.where(np.isfinite(value), np.abs(value), 0)
-        scale = finite.max(axis=1, keepdims=True) if o.space == "rc" else finite.max(keepdims=True)
+        scale = finite.max(axis=-1, keepdims=True) if o.space == "rc" else finite.max(keepdims=True)
         with np.errstate(all="ignore"):
             of_row = np.where(
                 np.isfinite(errors), errors * (spacing(finite, fmt) / spacing(np.maximum(finite, scale), fmt)), errors
@@ -48,7 +48,7 @@ def measure_error(
         top = float(errors.max())
         if result.max_ulp is None or top > result.max_ulp:
             at = tuple(int(i) for i in np.unravel_index(int(errors.argmax()), errors.shape))
-            result.max_ulp, result.worst = top, f"{o.name}[{at[0]},{at[1]}] of {case.id}"
+            result.max_ulp, result.worst = top, f"{o.name}[{','.join(map(str, at))}] of {case.id}"
         result.max_ulp_of_row = max(result.max_ulp_of_row or 0.0, float(of_row.max()))
         if o.name in limits:
             _hold(o.name, value, want[o.name], limits[o.name], fmt, textbook is not None, result)
@@ -57,12 +57,11 @@ def measure_error(
 def _exact(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Mapping[str, Any]:
     if textbook is None:
         return real.evaluate(graph, case.tensors, case.shape, case.params)
-    full = {"rc": case.shape, "r": (case.shape[0], 1), "c": (1, case.shape[1]), "s": (1, 1)}
     with np.errstate(all="ignore"):
         wide = {
             t.name: case.tensors[t.name]
             .astype(REAL if FORMATS[str(t.format)].is_float else np.int64)
-            .reshape(full[t.space])
+            .reshape(size_of(t.space, case.shape) if len(t.space) == 2 else extents(t.space, case.shape))
             for t in graph.inputs
         }
         scalars: dict[str, Any] = {p: case.params[p] for p in graph.params}
@@ -73,7 +72,8 @@ def _exact(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Map
 
 
 def _limits(graph: Graph, case: Case) -> dict[str, Array]:
-    if case.shape[0] * case.shape[1] > BOUNDED:
+    shape = Sizes.of(case.shape)
+    if shape[0] * shape[1] * shape.batch > BOUNDED:
         return {}
     try:
         return {n: e for n, (_, e) in bounds.evaluate(graph, case.tensors, case.shape, case.params).items()}
@@ -92,7 +92,7 @@ def _hold(name: str, exact: Array, got: Array, limit: Array, fmt: Format, judged
     if judged and beyond.any():
         at = tuple(int(i) for i in np.argwhere(beyond)[0])
         result.failure = (
-            f"{name}[{at[0]},{at[1]}]: the definition gives {float(value[at]):.9g}, "
+            f"{name}[{','.join(map(str, at))}]: the definition gives {float(value[at]):.9g}, "
             f"the textbook {float(exact[at]):.9g}; "
             f"rounding explains a distance of {float(limit[at]):.3g}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,14 @@ class Buffer:
         self.name, self.dtype = name, np.dtype(dtype)
         self.shape = shape
         cols = shape[-1] if shape else 1
-        rows = shape[0] if len(shape) == 2 else 1
+        rows = math.prod(shape[:-1])
         self.pitch = cols + gap
         used = (rows * self.pitch + offset) * self.dtype.itemsize
         raw = np.full(used + 2 * GUARD + 64, CANARY, np.uint8)
         start = GUARD + (-(raw.ctypes.data + GUARD)) % 64 + offset * self.dtype.itemsize
         self.raw = raw
-        strides = (self.pitch * self.dtype.itemsize, self.dtype.itemsize)[-len(shape) :] if shape else ()
+        steps = [1, self.pitch, *([self.pitch * shape[-2]] if len(shape) > 2 else [])]  # from the last dimension on
+        strides = tuple(step * self.dtype.itemsize for step in reversed(steps[: len(shape)]))
         self.array: Array = np.ndarray(shape, self.dtype, buffer=raw.data, offset=start, strides=strides)
 
     def poison(self) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..errors import DefinitionError
 from ..formats import FORMATS, Format, format_of
-from ..lang import TOTALS, Graph, HardInput, Operator, TensorSpec
+from ..lang import OPERANDS, TOTALS, Graph, HardInput, Operator, Sizes, TensorSpec, extents, shape_text
+from ..lang.graph import Space
 from ..lower.flat import is_flat
 from ..meaning.bits import round_to
 
@@ -20,7 +21,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs. Its `id` is enough to build it again: ``kind/name@ROWSxCOLS#seed``."""
+    """One set of inputs. Its `id` is enough to build it again: ``kind/name@ROWSxCOLS#seed``, of a product
+    ``kind/name@ROWSxCOLSxINNER#seed``."""
 
     kind: str  # "seeded", "hard", "exhaustive" or "yours"
     name: str
@@ -32,12 +34,15 @@ class Case:
 
     @property
     def id(self) -> str:
-        return f"{self.kind}/{self.name}@{self.shape[0]}x{self.shape[1]}#{self.seed}"
+        return f"{self.kind}/{self.name}@{shape_text(self.shape)}#{self.seed}"
 
 
-def size_of(space: str, shape: tuple[int, int]) -> tuple[int, ...]:
+def size_of(space: Space, shape: tuple[int, int]) -> tuple[int, ...]:
     """The shape of a tensor of this space, as kernels take it."""
-    return {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[space]
+    if space == "rc" or space in OPERANDS:
+        batch = (shape.batch,) if isinstance(shape, Sizes) and shape.batch != 1 else ()
+        return (*batch, *extents(space, shape))
+    return {"r": shape[:1], "c": shape[1:], "s": (1,)}[space]
 
 
 def to_format(values: Any, fmt: Format) -> Array:
@@ -146,6 +151,8 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
         for t in graph.inputs:
             if t.name in h.tensors:
                 values = to_format(h.tensors[t.name], format_of(t.format))
+                if t.space in ("kr", "ck"):  # operands are named as rows x inner and inner x cols
+                    values = values.T
                 tensors[t.name] = np.broadcast_to(
                     values.reshape(-1) if t.space in ("r", "c") else values, size_of(t.space, shape)
                 ).copy()
@@ -161,6 +168,8 @@ def _is_float(graph: Graph, name: str) -> bool:
 
 
 def _shape_of(h: HardInput, graph: Graph) -> tuple[int, int]:
+    if any(t.space in OPERANDS for t in graph.inputs):
+        return _sizes_of(h, graph)
     for t in graph.inputs:
         if t.space == "rc" and t.name in h.tensors:
             rows, cols = np.asarray(h.tensors[t.name]).shape
@@ -168,6 +177,16 @@ def _shape_of(h: HardInput, graph: Graph) -> tuple[int, int]:
     raise DefinitionError(
         f"{graph.name}: the hard input {h.name!r} names no tensor of rows x cols; accepted: at least one"
     )
+
+
+def _sizes_of(h: HardInput, graph: Graph) -> Sizes:
+    """The sizes that the operands tell, as rows x inner and inner x cols; five where none tells a size."""
+    found = {"r": 5, "c": 5, "k": 5}
+    for t in graph.inputs:
+        if t.name in h.tensors and t.space in (*OPERANDS, "rc"):
+            sides = {"kr": "rk", "ck": "kc"}.get(t.space, t.space)
+            found |= dict(zip(sides, np.asarray(h.tensors[t.name]).shape, strict=True))
+    return Sizes(found["r"], found["c"], found["k"])
 
 
 def exhaustive(operator: Operator, graph: Graph) -> Case | None:

@@ -8,7 +8,7 @@ from .. import numerics
 from ..device import cpu
 from ..evidence import statement as ev
 from ..evidence.render import render
-from ..lang import Operator
+from ..lang import Operator, Sizes, shape_text
 from .verdict import Verdict
 
 
@@ -42,6 +42,7 @@ def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
                 ev.Case(
                     *(r.kind, r.name, *r.shape, r.seed, r.params, cpu.default_threads()),
                     *(r.inputs, r.outputs, r.oracle, r.compared, r.equal, r.max_ulp),
+                    *((r.shape.inner, r.shape.batch) if isinstance(r.shape, Sizes) else ()),
                 )
                 for r in verdict.results
             ],
@@ -67,13 +68,15 @@ def _worst(verdict: Verdict) -> str | None:
 
 
 def _proofs(verdict: Verdict) -> list[ev.Proof]:
-    shapes = sorted({r.shape for r in verdict.results if r.kind == "structure" and r.equal})
+    found = {r.shape for r in verdict.results if r.kind == "structure" and r.equal}
+    shapes = sorted(found, key=lambda s: (*s, *((s.inner, s.batch) if isinstance(s, Sizes) else ())))
+    sides = "rows x cols x inner" if any(isinstance(s, Sizes) for s in shapes) else "rows x cols"
     proofs = []
     if shapes:
-        listed = ", ".join(f"{r}x{c}" for r, c in shapes)
+        listed = ", ".join(map(shape_text, shapes))
         proofs.append(
             ev.Proof(
-                f"for all inputs at rows x cols of {listed}, the kernel evaluates exactly the defined expression",
+                f"for all inputs at {sides} of {listed}, the kernel evaluates exactly the defined expression",
                 "proved",
                 "structure run: 64-bit hashes in place of numbers, collision probability below 2**-50",
             )

@@ -6,16 +6,18 @@ import json
 import math
 import struct
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from ..call_product import sizes_of
 from ..errors import ArgumentError, InputFileError
 from ..formats import FORMATS, format_of
-from ..lang import Graph, Operator
-from .cases import Case, defaults, to_format
+from ..lang import OPERANDS, Graph, Operator
+from .cases import Case, defaults, size_of, to_format
 
 Array = np.ndarray[Any, Any]
 
@@ -57,6 +59,22 @@ def _safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     return tensors, metadata
 
 
+def _shape(
+    operator: Operator, graph: Graph, path: Path, tensors: Mapping[str, Array]
+) -> tuple[tuple[int, int], str]:
+    """The sizes of a case, and the tensor that tells them."""
+    if any(t.space in OPERANDS for t in graph.inputs):
+        try:
+            return sizes_of(operator, graph, tensors).sizes, "the operands"
+        except ArgumentError as error:
+            raise InputFileError(f"{path}: {error}") from error
+    first = next(t for t in graph.inputs if t.space == "rc")
+    if tensors[first.name].ndim < 1:
+        raise InputFileError(f"{path}: {first.name} is a scalar; accepted: rows x cols")
+    sides = tensors[first.name].shape
+    return (math.prod(sides[:-1]), sides[-1]), first.name
+
+
 def case_from_file(operator: Operator, path: Path, dtype: str) -> tuple[Graph, Case]:
     """A case of the user's own tensors: named like the operator's inputs, of any float format, rounded once to `dtype`.
 
@@ -78,22 +96,18 @@ def case_from_file(operator: Operator, path: Path, dtype: str) -> tuple[Graph, C
         accepted = ", ".join(t.name for t in operator.tensors)
         raise InputFileError(f"{path}: holds {found}; accepted for {operator.name}: {accepted}")
     graph = operator.trace(dtype, present=set(tensors))
-    first = next(t for t in graph.inputs if t.space == "rc")
-    if tensors[first.name].ndim < 1:
-        raise InputFileError(f"{path}: {first.name} is a scalar; accepted: rows x cols")
-    cols = tensors[first.name].shape[-1]
-    shape = (math.prod(tensors[first.name].shape[:-1]), cols)
+    shape, beside = _shape(operator, graph, path, tensors)
     stored = {}
     for t in graph.inputs:
         fmt = FORMATS[str(t.format)]
         array = tensors[t.name]
-        count = {"rc": shape[0] * cols, "r": shape[0], "c": cols, "s": 1}[t.space]
-        if array.size != count:
-            beside = f"accepted beside {first.name}: {count} elements"
-            raise InputFileError(f"{path}: {t.name} has shape {array.shape}; {beside}")
+        size = size_of(t.space, shape)
+        if array.size != math.prod(size):
+            accepted = f"accepted beside {beside}: {math.prod(size)} elements"
+            raise InputFileError(f"{path}: {t.name} has shape {array.shape}; {accepted}")
         if fmt.is_float != format_of(array.dtype).is_float:
             raise InputFileError(f"{path}: {t.name} has format {array.dtype}; accepted: {fmt}")
-        flat = array.reshape(shape if t.space == "rc" else (count,))
+        flat = array.reshape(size)
         stored[t.name] = flat if array.dtype == fmt.dtype else to_format(flat, fmt)
     try:
         return graph, Case("yours", path.name, shape, 0, stored, {**defaults(operator), **given})

@@ -14,12 +14,13 @@ from typing import Any
 
 from ..evidence.check import check
 from ..formats import format_of
-from ..lang import Graph, Operator
+from ..lang import Graph, Operator, Sizes, shape_text
 from ..meaning import bits, structure
 from . import cases
 from .buffers import digest
 from .cases import Array
 from .lists import LISTS
+from .run import work_of
 from .verdict import variants
 
 Digests = Mapping[str, str]
@@ -52,7 +53,7 @@ def recheck(path: Path | str, operator: Operator, sample: int = 6, seed: int = 0
 def sampled(given: Sequence[Mapping[str, Any]], count: int, seed: int) -> list[Mapping[str, Any]]:
     """Some of the cases that can be computed again, one of each kind at least where there are so many."""
     rng = random.Random(seed)
-    able = [c for c in given if c["kind"] != "yours" and c["rows"] * c["cols"] <= MOST_ELEMENTS]
+    able = [c for c in given if c["kind"] != "yours" and work_of(_shape(c)) <= MOST_ELEMENTS]
     rng.shuffle(able)
     kinds = {c["kind"]: c for c in able}
     first = list(kinds.values())[:count]
@@ -60,9 +61,14 @@ def sampled(given: Sequence[Mapping[str, Any]], count: int, seed: int) -> list[M
     return first + rest[: count - len(first)]
 
 
+def _shape(case: Mapping[str, Any]) -> tuple[int, int]:
+    rows, cols = case["rows"], case["cols"]
+    return (rows, cols) if case.get("inner") is None else Sizes(rows, cols, case["inner"], case["batch"])
+
+
 def _case(operator: Operator, dtype: str, case: Mapping[str, Any]) -> list[str]:
     """Nothing, where some graph of the operator has the inputs and the oracle that the case states."""
-    name = f"{case['kind']}/{case['name']}@{case['rows']}x{case['cols']}#{case['seed']}"
+    name = f"{case['kind']}/{case['name']}@{shape_text(_shape(case))}#{case['seed']}"
     problems = [f"case {name}: no graph of {operator.name} has it"]
     for v in variants(operator):
         graph = operator.trace(dtype, v.present, dict(v.options))
@@ -83,7 +89,7 @@ def _case(operator: Operator, dtype: str, case: Mapping[str, Any]) -> list[str]:
 
 def recomputed(operator: Operator, graph: Graph, case: Mapping[str, Any]) -> tuple[Digests, Digests] | None:
     """The digests of a case's inputs and of its oracle, computed here; None where the graph has no such case."""
-    kind, name, shape, seed = case["kind"], case["name"], (case["rows"], case["cols"]), case["seed"]
+    kind, name, shape, seed = case["kind"], case["name"], _shape(case), case["seed"]
     if kind == "list" or name.startswith("list, "):
         return _list(operator, graph, kind, name.removeprefix("list, "), seed)
     if kind == "structure":

@@ -17,8 +17,9 @@ import numpy as np
 from ..device import cpu
 from ..errors import KernelFaultError, TokitaiError
 from ..kernel import KernelBase, Scalars
-from ..lang import TOTALS, Graph
-from ..lower import FlatPlan
+from ..lang import TOTALS, Graph, Sizes, shape_text
+from ..lang.graph import Space
+from ..lower import RowPlan
 from ..meaning import bits, structure
 from .buffers import Buffer, GuardError, digest
 from .cases import Case, size_of
@@ -99,9 +100,9 @@ class Launch:
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
         self.before = {n: digest(b.array) for n, b in self.inputs.items() if n not in replaced}
 
-    def _buffer(self, name: str, space: str, format_name: str) -> Buffer:
+    def _buffer(self, name: str, space: Space, format_name: str) -> Buffer:
         size = size_of(space, self.shape)
-        gap = self.layout.gap if space == "rc" else 0
+        gap = self.layout.gap if len(size) > 1 else 0
         return Buffer(name, size, self.kernel.element(format_name), self.layout.offset, gap)
 
     def run(self, scalars: Scalars) -> dict[str, Array]:
@@ -134,12 +135,18 @@ def layouts(case_size: int, threads: int) -> tuple[Layout, ...]:
     )
 
 
+def work_of(shape: tuple[int, int]) -> int:
+    """Elements of a result; of a product, sixteen multiplications count as one."""
+    elements = shape[0] * shape[1]
+    return max(elements, elements * shape.inner * shape.batch // 16) if isinstance(shape, Sizes) else elements
+
+
 def run_numbers(kernel: KernelBase, case: Case, measure: Measure | None, threads: int) -> CaseResult:
     """Compare a kernel with the oracle on one case, under several layouts, then measure the oracle's distance from the
     real result (the bits are equal, so it is the kernel's as well)."""
     graph = kernel.graph
     want = bits.evaluate(graph, case.tensors, case.shape, case.params)
-    chosen = layouts(case.shape[0] * case.shape[1], threads)
+    chosen = layouts(work_of(case.shape), threads)
     result = _blank(case, chosen)
     result.inputs = {t.name: digest(case.tensors[t.name]) for t in graph.inputs}
     result.oracle = {n: digest(a) for n, a in want.items()}
@@ -172,13 +179,13 @@ def run_structure(
     tensors |= integers
     want = structure.evaluate(graph, tensors, shape, hashes, params)
     scalars = kernel.hash_table(hashes, *shape, params)
-    chosen = layouts(shape[0] * shape[1], threads)
+    chosen = layouts(work_of(shape), threads)
     result = CaseResult(
         "structure",
         "all inputs",
         shape,
         seed,
-        f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}",
+        f"structure/all inputs@{shape_text(shape)}#{seed}",
         {},
         tuple(x.name for x in chosen),
     )
@@ -222,17 +229,16 @@ def _split(
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do: left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
-    early = not isinstance(kernel.plan, FlatPlan) and kernel.plan.early
+    early = isinstance(kernel.plan, RowPlan) and kernel.plan.early
     meets = bool(early) or any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in kernel.graph.nodes)
-    if rows < 2 or meets or not local or rows * cols > 1 << 20:
+    batch = isinstance(case.shape, Sizes) and case.shape.batch != 1
+    if rows < 2 or meets or batch or not local or rows * cols > 1 << 20:
         return None
     cut = rows // 3 + 1
     for part in (slice(0, cut), slice(cut, rows)):
-        some = {
-            t.name: case.tensors[t.name][part] if t.space in ("rc", "r") else case.tensors[t.name]
-            for t in kernel.graph.inputs
-        }
-        shape = (len(range(rows)[part]), cols)
+        some = {t.name: _part(t.space, case.tensors[t.name], part) for t in kernel.graph.inputs}
+        count = len(range(rows)[part])
+        shape = Sizes(count, cols, case.shape.inner) if isinstance(case.shape, Sizes) else (count, cols)
         try:
             got = Launch(kernel, shape, some, Layout("split", threads)).run(scalars)
         except (GuardError, KernelFaultError) as error:
@@ -244,6 +250,13 @@ def _split(
             if mismatch is not None:
                 return mismatch
     return None
+
+
+def _part(space: Space, values: Array, rows: slice) -> Array:
+    """Some rows of a tensor, or all of one that knows no rows."""
+    if "r" not in space:
+        return values
+    return values[:, rows] if space == "kr" else values[rows]
 
 
 def default_threads() -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..lang import Operator
-from ..lower import FlatPlan, Plan
+from ..lang import Operator, Sizes
+from ..lower import FlatPlan, Plan, ProductPlan
 from . import cases
 from .cases import Case
 
@@ -26,8 +26,22 @@ SIM_COLS = (1, 8, 17, 200, 257, 1025)
 SIM_LONG = ((2, 2056),)
 
 
+# Of a product: edges of the micro-kernel's tiles and of what is packed at a time, along rows, columns and k; chains of
+# 4096, one and two and three of them and what is left; nothing along each side; batches that are shared out and not.
+PRODUCTS: tuple[tuple[int, int], ...] = (
+    Sizes(1, 1, 1), Sizes(1, 1, 2), Sizes(3, 5, 7), Sizes(6, 16, 9), Sizes(7, 17, 33), Sizes(12, 32, 31),
+    Sizes(13, 33, 1), Sizes(25, 65, 130), Sizes(2, 129, 255), Sizes(5, 9, 256), Sizes(37, 18, 257), Sizes(1, 300, 12),
+    Sizes(150, 7, 65), Sizes(301, 2, 19), Sizes(2, 3, 4096), Sizes(3, 2, 4097), Sizes(1, 2, 8193), Sizes(2, 1, 12290),
+    Sizes(3, 1031, 5), Sizes(2053, 3, 4), Sizes(2, 3, 0), Sizes(0, 3, 4), Sizes(3, 0, 4), Sizes(0, 0, 0),
+)  # fmt: skip
+BATCHES: tuple[tuple[int, int], ...] = (Sizes(3, 5, 7, 2), Sizes(7, 17, 33, 3), Sizes(2, 3, 5, 40), Sizes(2, 3, 0, 2))
+PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
+
+
 def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) -> list[tuple[int, int]]:
     """Shapes at which it is shown that a kernel evaluates its definition for all inputs."""
+    if isinstance(plan, ProductPlan):
+        return [*PRODUCTS, *BATCHES] if operator.contract.batched else [*PRODUCTS]
     most = operator.contract.max_rows
     if device == "cpu":
         return branch_shapes(plan, lanes, most) + list(EMPTY)
@@ -63,6 +77,12 @@ def number_cases(
     """The cases of a verification, cheapest first: hard inputs, all values, seeded noise, the shape asked for."""
     graph = plan.graph
     yield from cases.hard(operator, graph)
+    if isinstance(plan, ProductPlan):
+        of_use = [shape] if shape is not None else PRODUCTS_OF_USE
+        tried = [(how, PRODUCTS[i + 3]) for i, how in enumerate(cases.DRAWS)]
+        tried += [("normal", s) for s in (*structure_shapes(operator, plan, lanes, device), *of_use)]
+        yield from (cases.seeded(operator, graph, how, s, seed) for how, s in dict.fromkeys(tried))
+        return
     every = cases.exhaustive(operator, graph)
     if every is not None:
         yield every
@@ -73,14 +93,16 @@ def number_cases(
     some = branches[:: 3 if device == "cpu" else 2]
     small += [("normal", shape) for shape in [(67, 130 if device == "cpu" else 200), *some, *EMPTY]]
     drawn = [(how, (min(rows, most), cols)) for how, (rows, cols) in small]
-    drawn += [("normal", asked) for asked in ([shape] if shape is not None else default_shapes(operator, device))]
+    drawn += [("normal", asked) for asked in ([shape] if shape is not None else default_shapes(operator, plan, device))]
     for how, chosen in dict.fromkeys(drawn):
         if allowed(operator, chosen):
             yield cases.seeded(operator, graph, how, chosen, seed)
 
 
-def default_shapes(operator: Operator, device: str = "cpu") -> Sequence[tuple[int, int]]:
+def default_shapes(operator: Operator, plan: Plan, device: str = "cpu") -> Sequence[tuple[int, int]]:
     """Shapes of ordinary use, where none is asked for."""
+    if isinstance(plan, ProductPlan):
+        return PRODUCTS_OF_USE
     if device == "sim":
         return []
     return [(96, 1024), (17, 4096)] if operator.contract.max_rows > 1 else [(1, 98304), (1, 69632)]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
 from ..formats import format_of
 from ..kernel import TARGETS, KernelBase, build_text, compile
-from ..lang import Graph, Operator
+from ..lang import OPERANDS, Graph, Operator, Sizes, shape_from_text, shape_text
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
@@ -142,7 +142,7 @@ def verify(
         raise UnknownNameError("device", device, TARGETS)
     fmt = format_of(dtype).name
     asked = asked_shape(operator, shape)
-    verdict = Verdict(operator.name, fmt, device, None if asked is None else dict(rows=asked[0], cols=asked[1]))
+    verdict = Verdict(operator.name, fmt, device, None if asked is None else named_sizes(asked))
     started = time.perf_counter()
     files = [Path(p) for p in ([inputs] if isinstance(inputs, (str, Path)) else inputs or ())]
     yours = [(_optional(graph), c) for graph, c in (case_from_file(operator, p, fmt) for p in files)]
@@ -171,7 +171,7 @@ def verify(
         if not verdict.failure and operator.backward_of is not None and case is None:
             _derivative(verdict, operator, operator.backward_of, fmt)
         if not verdict.results:
-            accepted = "an id as a failure prints it, KIND/NAME@ROWSxCOLS#SEED"
+            accepted = "an id as a failure prints it, KIND/NAME@ROWSxCOLS#SEED (of a product ROWSxCOLSxINNER)"
             raise UsageError(f"{operator.name}: no case {case!r}; accepted: {accepted}")
         verdict.verdict = "refuted" if verdict.failure else "verified"
     except UnavailableError as error:
@@ -197,12 +197,20 @@ def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[in
     """The shape asked for, checked against the contract. Raises ArgumentError."""
     if shape is None:
         return None
-    if set(shape) != {"rows", "cols"}:
-        raise ArgumentError(f"shape has {', '.join(shape) or 'nothing'}; accepted: rows and cols")
+    product = any(t.space in OPERANDS for t in operator.tensors)
+    batched = product and operator.contract.batched
+    wanted = ["rows", "cols", *(["inner"] if product else [])]
+    if not set(wanted) <= set(shape) or set(shape) - {*wanted, *(["batch"] if batched else [])}:
+        accepted = f"{', '.join(wanted[:-1])} and {wanted[-1]}{', and for several products batch' * batched}"
+        raise ArgumentError(f"{operator.name}: shape has {', '.join(shape) or 'nothing'}; accepted: {accepted}")
     for name, size in shape.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ArgumentError(f"{name}={size!r}; accepted: a whole number of at least 0")
-    asked = (shape["rows"], shape["cols"])
+    if shape.get("batch") == 0:
+        raise ArgumentError("batch=0; accepted: at least 1")
+    asked: tuple[int, int] = (shape["rows"], shape["cols"])
+    if product:
+        asked = Sizes(*asked, shape["inner"], shape.get("batch", 1))
     if not suite.allowed(operator, asked):
         c = operator.contract
         raise ArgumentError(
@@ -210,6 +218,14 @@ def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[in
             f"{c.min_cols} to {c.max_cols} columns"
         )
     return asked
+
+
+def named_sizes(shape: tuple[int, int]) -> dict[str, int]:
+    """A shape by the names of its sides."""
+    named = dict(rows=shape[0], cols=shape[1])
+    if isinstance(shape, Sizes):
+        named |= dict(inner=shape.inner) | (dict(batch=shape.batch) if shape.batch != 1 else {})
+    return named
 
 
 def _kernels(
@@ -220,18 +236,19 @@ def _kernels(
     from ..lower import make_plan
 
     if device != "cpu":
+        from ..gpu_kernel import gpu_plan
         from ..gpu_targets import gpu_kernel_class, target_named
 
         target, graph = target_named(device, compiler), operator.trace(dtype, v.present, dict(v.options))
-        made = gpu_kernel_class(device)
-        return [made(operator, graph, make_plan(graph), s, target, edit) for s in (False, True)]
+        made, plan = gpu_kernel_class(device), gpu_plan(graph, device)
+        return [made(operator, graph, plan, s, target, edit) for s in (False, True)]
     if edit is None:
         return [compile(operator, "cpu", dtype, v.present, dict(v.options), compiler, isa, s) for s in (False, True)]
     graph = operator.trace(dtype, v.present, dict(v.options))
-    plan = make_plan(graph)
-    text = emit_cpu(plan)
+    cpu_plan = make_plan(graph)
+    text = emit_cpu(cpu_plan)
     changed = {name: edit(t) for name, t in text.headers.items()}
-    return [build_text(operator, graph, plan, edit(text.text), changed, compiler, isa, s) for s in (False, True)]
+    return [build_text(operator, graph, cpu_plan, edit(text.text), changed, compiler, isa, s) for s in (False, True)]
 
 
 def _run_variant(
@@ -244,10 +261,10 @@ def _run_variant(
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
     structures = suite.structure_shapes(operator, plan, lanes, verdict.device)
-    structures += [asked] if asked is not None else list(suite.default_shapes(operator, verdict.device))
+    structures += [asked] if asked is not None else list(suite.default_shapes(operator, plan, verdict.device))
     for shape in dict.fromkeys(structures):
-        name = f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}"
-        if not suite.allowed(operator, shape) or shape[0] * shape[1] > STRUCTURE_LIMIT or only not in (None, name):
+        name = f"structure/all inputs@{shape_text(shape)}#{seed}"
+        if not suite.allowed(operator, shape) or run.work_of(shape) > STRUCTURE_LIMIT or only not in (None, name):
             continue
         integers = {
             t.name: cases.draw(operator, t, "normal", shape, seed)
@@ -286,8 +303,7 @@ def _run_variant(
 def _shape_and_seed(only: str, asked: tuple[int, int] | None, seed: int) -> tuple[tuple[int, int] | None, int]:
     try:
         size, _, number = only.rpartition("@")[2].partition("#")
-        rows, _, cols = size.partition("x")
-        return (int(rows), int(cols)), int(number)
+        return shape_from_text(size), int(number)
     except ValueError:
         return asked, seed
 
@@ -302,7 +318,9 @@ def _add(verdict: Verdict, operator: Operator, v: Variant, result: CaseResult, p
 
 
 def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: str) -> None:
-    verdict.derivative = check_backward(operator, forward, dtype, (5, 7), seed=1)
+    both = [o for o in operator.options if any(o.name == other.name for other in forward.options)]
+    for options in [{}, *({o.name: v} for o in both for v in o.accepted if v != o.default)]:
+        verdict.derivative += check_backward(operator, forward, dtype, (5, 7), seed=1, options=options)
     for name, error, explained in verdict.derivative:
         if not error <= explained:
             verdict.failure = (
