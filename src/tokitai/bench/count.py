@@ -24,7 +24,8 @@ def bytes_of(graph: Graph, shapes: Sequence[tuple[int, int]]) -> int:
 
 def operations_of(graph: Graph, shapes: Sequence[tuple[int, int]]) -> int:
     """Primitive operations of the definition: one for each element, functions such as exp by their own primitives, a
-    sum by one addition for each element, a matrix product by its fused multiply-adds. Nothing is said about instructions: one may do eight of them."""
+    sum by one addition for each element, a matrix product by its fused multiply-adds. Nothing is said about
+    instructions: one may do eight of them."""
     return sum(_cost(n) * _times(n, s) * _elements(_span(n), s) for n in graph.nodes for s in shapes)
 
 

@@ -307,6 +307,6 @@ def _across(name: str, x: Value, *spaces: str) -> Node:
 __all__ = [
     "binary", "bit_and", "bit_xor", "col_sum", "column_index", "columns", "convert", "element_word", "exponent",
     "fma", "function", "matmul", "maximum", "minimum", "multiply_high", "power_of_two", "round_even",
-    "round_stochastic", "round_to", "row_index", "row_max", "row_sum", "rows", "shift_right", "significand", "sqrt", "take_column",
-    "tensor_index", "total_max", "total_sum", "where",
+    "round_stochastic", "round_to", "row_index", "row_max", "row_sum", "rows", "shift_right", "significand", "sqrt",
+    "take_column", "tensor_index", "total_max", "total_sum", "where",
 ]  # fmt: skip
