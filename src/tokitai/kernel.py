@@ -26,6 +26,16 @@ T = TypeVar("T")
 TARGETS = ("cpu", "sim", "cuda")
 
 
+def is_product(operator: Operator) -> bool:
+    """Whether an operator is a matrix product."""
+    return any(t.space in OPERANDS for t in operator.tensors)
+
+
+def targets_of(operator: Operator) -> tuple[str, ...]:
+    """The targets that have kernels for an operator."""
+    return ("cpu",) if is_product(operator) else TARGETS
+
+
 @dataclass(frozen=True, eq=False)
 class Scalars:
     """The host scalars of a launch: those rounded to f32 (or hashes in their place), and whole numbers."""
@@ -279,4 +289,6 @@ def build_text(
     return Kernel(operator, graph, plan, text, artifact, structure)
 
 
-__all__ = ["TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile"]
+__all__ = [
+    "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_product", "targets_of",
+]  # fmt: skip

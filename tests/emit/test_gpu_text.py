@@ -12,7 +12,7 @@ import pytest
 
 from tokitai.emit.cpp import KernelText
 from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
-from tokitai.kernel import Identity
+from tokitai.kernel import Identity, targets_of
 from tokitai.lang import Graph, Node, Operator
 from tokitai.lower import make_plan
 from tokitai.lower.gpu import Step
@@ -24,7 +24,8 @@ from tokitai.toolchain.ptx import Finding, opcodes, scan
 from tokitai.verification.verdict import Variant, variants
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-FORMATS = [(o, fmt) for o in registry().values() for fmt in o.contract.formats]
+HERE = [o for o in registry().values() if "cuda" in targets_of(o)]
+FORMATS = [(o, fmt) for o in HERE for fmt in o.contract.formats]
 CYCLE = ("f16", "bf16", "f32")
 
 # Bytes that a thread may spill, by operator, format and columns. All for one reason: 8,192 columns of f32 are two
@@ -149,7 +150,7 @@ def test_long_rows_fit_into_registers(op: Operator, dtype: str) -> None:
         assert spilled(made), "no exception any more: take it out of the list"
 
 
-VARIANTS = [(o, v, rotated(i)) for i, o in enumerate(registry().values()) for v in variants(o)[1:]]
+VARIANTS = [(o, v, rotated(i)) for i, o in enumerate(HERE) for v in variants(o)[1:]]
 
 
 @pytest.mark.slow
@@ -161,7 +162,7 @@ def test_every_variant_compiles(op: Operator, variant: Variant, dtype: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "dtype"), [(o, rotated(i)) for i, o in enumerate(registry().values())], ids=names)
+@pytest.mark.parametrize(("op", "dtype"), [(o, rotated(i)) for i, o in enumerate(HERE)], ids=names)
 def test_every_structure_build_compiles_and_holds_no_float(op: Operator, dtype: str) -> None:
     for a in built(op, dtype, "sm_90", structure=True):
         assert a.structure
@@ -170,7 +171,7 @@ def test_every_structure_build_compiles_and_holds_no_float(op: Operator, dtype: 
 
 
 # ------------------------------------------------------------------ where fused multiply-adds come from
-FUSED = [(o, rotated(i)) for i, o in enumerate(registry().values()) if asks_for_fma(o, rotated(i))]
+FUSED = [(o, rotated(i)) for i, o in enumerate(HERE) if asks_for_fma(o, rotated(i))]
 TWO_ROUNDINGS = "INLINE S fma(S a, S b, S c) { return __fadd_rn(__fmul_rn(a, b), c); }"
 ONE_ROUNDING = "INLINE S fma(S a, S b, S c) { return __fmaf_rn(a, b, c); }"
 

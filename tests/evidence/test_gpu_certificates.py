@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tokitai.kernel import targets_of
 from tokitai.lang import Operator
 from tokitai.ops import get, registry
 from tokitai.verification import verify
@@ -21,9 +22,12 @@ from tokitai.verification.recheck import recheck, recomputed, sampled
 from tokitai.verification.verdict import variants
 
 FOLDER = Path(__file__).parents[2] / "evidence" / "cuda"
-WANTED = [(o, fmt) for o in registry().values() for fmt in o.contract.formats]
+WANTED = [(o, fmt) for o in registry().values() if "cuda" in targets_of(o) for fmt in o.contract.formats]
 SAMPLE = 3
-NOT_YET = {"add_layer_norm.f16.cuda.json": "its run on the card ended without a resource report of NVRTC: undecided"}
+NOT_YET = {
+    "add_layer_norm.f16.cuda.json": "its run on the card ended without a resource report of NVRTC: undecided",
+    **{f"linear_backward_bias.{fmt}.cuda.json": "it has not been run on a card yet" for fmt in ("f16", "bf16", "f32")},
+}
 
 
 def names(value: object) -> str:

@@ -9,8 +9,8 @@ from ..emit.cpp import emit_cpu
 from ..emit.gpu_text import emit_flat, emit_rows
 from ..errors import UnknownNameError
 from ..gpu_kernel import gpu_plan
-from ..kernel import TARGETS
-from ..lang import OPERANDS, Operator, TensorSpec
+from ..kernel import TARGETS, is_product, targets_of
+from ..lang import Operator, TensorSpec
 from ..lower import FlatPlan, make_plan
 from ..lower import gpu as layout
 from ..lower.rowwise import RowPlan, plan_rows
@@ -49,20 +49,11 @@ def operator_json(o: Operator) -> dict[str, Any]:
 
 def placed(o: Operator) -> tuple[TensorSpec, ...]:
     """The inputs; the operands of a product with the sides that they have where no option is chosen."""
-    return o.trace(o.contract.formats[0]).inputs if _is_product(o) else o.tensors
+    return o.trace(o.contract.formats[0]).inputs if is_product(o) else o.tensors
 
 
 def _format(o: Operator, t: TensorSpec) -> str:
     return str(next(x.format for x in o.tensors if x.name == t.name))
-
-
-def targets_of(o: Operator) -> tuple[str, ...]:
-    """The targets that have kernels for an operator."""
-    return ("cpu",) if _is_product(o) else TARGETS
-
-
-def _is_product(o: Operator) -> bool:
-    return any(t.space in OPERANDS for t in o.tensors)
 
 
 def operator_text(o: Operator) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..errors import DefinitionError
 from ..lang import MATMUL_BLOCK, OPERANDS, Graph, Node, Sizes
 
-TALL, WIDE, DEPTH, BLOCK_ROWS = 2048, 1024, 256, 144
+TALL, WIDE, DEPTH, BLOCK_ROWS = 2016, 1024, 256, 144
 PANEL_ROWS, PANEL_COLS = 16, 64  # of the micro-kernel at most, whatever the instruction set
 SHARE = 2  # batches of so many products a thread are shared out whole
 _REFUSED = frozenset({"row_sum", "row_max", "col_sum", "total_sum", "total_max", "take_column", "tensor_index"})

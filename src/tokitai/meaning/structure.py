@@ -131,7 +131,9 @@ class Structure:
                 return fma(*args)
             case "matmul":
                 a, b = (unary("widen_f64", x) for x in args) if node.data[1] == "f64" else args
-                total = bits.tree(chains(node, a, b, lambda x, y: symmetric("mul", x, y), fma), add, axis=0)[0]
+                made = chains(node, a, b, lambda x, y: symmetric("mul", x, y), fma)
+                nothing = unary("const", np.zeros((1, *made.shape[1:]), U64))  # +0: a hash of 0 would be neutral
+                total = bits.tree(made if len(made) else nothing, add, axis=0)[0]
                 return unary("round_f32", total) if node.data[1] == "f64" else total
             case "row_sum":
                 return bits.tree(args[0], add)

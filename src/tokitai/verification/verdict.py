@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
 from ..formats import format_of
-from ..kernel import TARGETS, KernelBase, build_text, compile
-from ..lang import OPERANDS, Graph, Operator, Sizes, shape_from_text, shape_text
+from ..kernel import TARGETS, KernelBase, build_text, compile, is_product
+from ..lang import Graph, Operator, Sizes, shape_from_text, shape_text
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
@@ -197,7 +197,7 @@ def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[in
     """The shape asked for, checked against the contract. Raises ArgumentError."""
     if shape is None:
         return None
-    product = any(t.space in OPERANDS for t in operator.tensors)
+    product = is_product(operator)
     batched = product and operator.contract.batched
     wanted = ["rows", "cols", *(["inner"] if product else [])]
     if not set(wanted) <= set(shape) or set(shape) - {*wanted, *(["batch"] if batched else [])}:

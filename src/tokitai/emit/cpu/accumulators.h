@@ -24,6 +24,7 @@ static_assert(NR % LANES == 0, "a row of accumulators is whole vectors of result
 typedef S E;
 struct X { S lane[XLANES]; };
 constexpr E NEUTRAL = {0};
+INLINE E nothing() { return constant(0.0f, S{}); }
 INLINE E widened(S x) { return ACCUMULATORS_F64 ? unary(WIDEN_F64, x) : x; }
 INLINE X repeat(E x) {
   X r;
@@ -46,6 +47,7 @@ INLINE V finished(const E* p) {
 #elif ACCUMULATORS_F64
 typedef double E;
 constexpr E NEUTRAL = -0.0;
+INLINE E nothing() { return 0.0; }
 INLINE E widened(S x) { return x; }
 #if LANES == 1
 typedef double X;
@@ -76,6 +78,7 @@ INLINE X both(X a, X b) { return a + b; }
 typedef S E;
 typedef V X;
 constexpr E NEUTRAL = -0.0f;
+INLINE E nothing() { return 0.0f; }
 INLINE E widened(S x) { return x; }
 INLINE X repeat(E x) { return splat(x); }
 INLINE X chain(E a, X b, X c) { return fma(splat(a), b, c); }

@@ -117,6 +117,11 @@ template <bool FRESH> static __attribute__((noinline)) void micro(int64_t depth,
     for (int j = 0; j < NV; ++j) put(tile + i * NR + j * XLANES, sum[i][j]);
 }
 
+// The sum over nothing.
+static __attribute__((unused)) void clear(E* tile) {
+  for (int i = 0; i < TILE_SIZE; ++i) tile[i] = nothing();
+}
+
 INLINE void add_tile(E* to, const E* left) {
   for (int i = 0; i < TILE_SIZE; i += XLANES) put(to + i, both(get(left + i), get(to + i)));
 }
@@ -177,14 +182,14 @@ INLINE void products(
                 const E* const a = packed + (i - begin) * MR * depth;
                 const E* const b = room.right(team) + (n * wide + q) * NR * depth;
                 fresh ? micro<true>(depth, a, b, tile) : micro<false>(depth, a, b, tile);
-                if (inner == 0) __builtin_memset(tile, 0, TILE_SIZE * sizeof(E));
+                if (inner == 0) clear(tile);
                 if (whole && room.levels) join_chain(tile, room.level, k0 / CHAIN, last);
                 if (!last || n + 1 < N) continue;
-                for (int64_t y = 0; y < least(MR, rows - r0 - i * MR); ++y)
+                for (int64_t y = 0; y < least(MR, height - i * MR); ++y)
                   for (int64_t x = 0; x < least(NR, width - q * NR); x += LANES) {
                     V product[N];
                     for (int m = 0; m < N; ++m) product[m] = finished(tiles + m * TILE_SIZE + y * NR + x);
-                    const int64_t to_r = r0 + i * MR + y, to_c = c0 + q * NR + x, room_left = cols - to_c;
+                    const int64_t to_r = r0 + i * MR + y, to_c = c0 + q * NR + x, room_left = c0 + width - to_c;
                     if (room_left >= LANES) at(to_r, to_c, Full{}, product);
                     else at(to_r, to_c, Part{room_left}, product);
                   }
