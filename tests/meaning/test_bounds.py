@@ -91,8 +91,8 @@ def test_no_result_is_further_from_the_textbook_than_its_bound(op: Operator, dty
             # Half an ulp of a stored result is at most 2**-precision of it; a whole one where it is rounded at random,
             # and where the definition rounds half-way and an element may lie on either side of a tie. In f32 before: a
             # few roundings for each of the definition's operations and levels of its sums, ten times that where
-            # results cancel. An angle of up to 32768 is rounded to f32. A product rounds at each step of its chain, which
-            # is as long as a row here.
+            # results cancel. An angle of up to 32768 is rounded to f32. A product rounds at each step of its chain, as
+            # long as a row here.
             used = {n.op for n in graph.nodes}
             ulps = {n: 2.0 ** -FORMATS[n].precision if FORMATS[n].precision < 24 else 0 for n in (o.format, dtype)}
             stored = ulps[o.format] * (1 + ("round_stochastic" in used)) + ulps[dtype] * 4 * ("round_to" in used)

@@ -8,12 +8,13 @@ import re
 import pytest
 
 from tests.mutants.graphs import mutants
+from tests.mutants.products import SHAPES, SLIPS, slipped
 from tokitai import ops
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import DefinitionError
 from tokitai.kernel import Kernel, build_text
 from tokitai.lang import Graph, Operator
-from tokitai.lower import make_plan
+from tokitai.lower import ProductPlan, make_plan
 from tokitai.toolchain.build import native_isa
 from tokitai.verification import cases, run, suite
 
@@ -40,6 +41,11 @@ def text_mutants(operator: Operator, graph: Graph) -> list[tuple[str, Kernel]]:
     plan = make_plan(graph)
     text = emit_cpu(plan)
     made = []
+    if isinstance(plan, ProductPlan):
+        for what in SLIPS:
+            wrong = slipped(text, what)
+            made.append((what, build_text(operator, graph, plan, wrong.text, wrong.headers, structure=True)))
+        return made
     for what, (pattern, replacement) in {**KERNEL, **HEADER}.items():
         one_row = operator.contract.max_rows == 1 and "rows" in what
         no_sum = "row_sums" not in text.text and ("tree" in what or "padded" in what)
@@ -90,7 +96,8 @@ def refuted(operator: object, kernel: Kernel) -> bool:
     """Whether a structure run at any of a few shapes shows that a kernel evaluates something else."""
     assert isinstance(operator, Operator)
     params = cases.settled(operator, kernel.graph, cases.defaults(operator))
-    for shape in ((3, 5), (2, 101), (35, 9), (1, 101), (1, 16401)):
+    usual = ((3, 5), (2, 101), (35, 9), (1, 101), (1, 16401))
+    for shape in SHAPES if isinstance(kernel.plan, ProductPlan) else usual:
         if not suite.allowed(operator, shape):
             continue
         integers = {
@@ -105,8 +112,9 @@ def refuted(operator: object, kernel: Kernel) -> bool:
     return False
 
 
-def test_the_right_kernel_survives() -> None:
-    operator = ops.get("layer_norm")
+@pytest.mark.parametrize("name", ["layer_norm", "matmul"])
+def test_the_right_kernel_survives(name: str) -> None:
+    operator = ops.get(name)
     graph = operator.trace("f16")
     plan = make_plan(graph)
     text = emit_cpu(plan)
