@@ -15,15 +15,26 @@ SLIPS = {
     "sums of chains are not joined": ("products.h", r"if \(whole && room.levels\)", "if (whole && false)"),
     "the last of the sums is lost": ("products.h", r"if \(rest & 1\) add_tile\(tile, waiting\);", ";"),
     "the last row of a panel is left out": ("products.h", r"line \+ i < count;", "line + i + 1 < count;"),
+    "a panel begins with the line behind": ("products.h", r"row \+ panel \* W \+ i\)", "row + panel * (W + 1) + i)"),
     "a panel of columns is taken twice": ("products.h", r"n \* wide \+ q\)", "n * wide + q - (q > 0))"),
     "a tile ends with the matrix, not with itself": ("products.h", r"least\(MR, height - i \* MR\)", "MR"),
     "columns behind the last one are written": ("products.h", r"Part\{room_left\}", "Full{}"),
     "a row's elements are added in another order": ("accumulators.h", r"fma\(a, b.lane\[i\], c", "fma(c.lane[i], a, b"),
     "nothing is minus zero": ("accumulators.h", r"return constant\(0.0f, S\{\}\);", "return constant(-0.0f, S{});"),
 }
+# Of the two ways to pack an operand, a layout takes those that it needs.
+PACKING = {
+    "the last row of a panel is left out": ("NN", "NT"),
+    "a panel begins with the line behind": ("NN", "TN"),
+}
 SHAPES = (
     Sizes(3, 5, 7), Sizes(13, 33, 300), Sizes(2, 3, 0), Sizes(2, 3, 4100), Sizes(1, 2, 8200), Sizes(2, 1, 12300),
 )  # fmt: skip
+
+
+def slips(layout: str) -> list[str]:
+    """Those that matter for a layout."""
+    return [what for what in SLIPS if layout in PACKING.get(what, (layout,))]
 
 
 def slipped(text: KernelText, what: str) -> KernelText:

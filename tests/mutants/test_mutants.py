@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.mutants.graphs import mutants
-from tests.mutants.products import SHAPES, SLIPS, slipped
+from tests.mutants.products import SHAPES, slipped, slips
 from tokitai import ops
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import DefinitionError
@@ -42,7 +42,7 @@ def text_mutants(operator: Operator, graph: Graph) -> list[tuple[str, Kernel]]:
     text = emit_cpu(plan)
     made = []
     if isinstance(plan, ProductPlan):
-        for what in SLIPS:
+        for what in slips(str(plan.products[0].data[0])):
             wrong = slipped(text, what)
             made.append((what, build_text(operator, graph, plan, wrong.text, wrong.headers, structure=True)))
         return made
