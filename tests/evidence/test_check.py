@@ -85,7 +85,8 @@ LATER = {"inner", "batch"}  # of a case: older certificates have none
 
 
 def test_the_schema_is_closed() -> None:
-    """Every property that it names is required, but for those that certificates gained later, no other is accepted, and every pattern is for the whole text."""
+    """Every property that it names is required, but for those that certificates gained later; no other is accepted, and
+    every pattern is for the whole text."""
     parts = [part for at in paths(SCHEMA_OBJECT) if isinstance(part := at_place(SCHEMA_OBJECT, at), dict)]
     closed = [part for part in parts if part.get("type") == "object" and "properties" in part]
     assert len(closed) == 12
