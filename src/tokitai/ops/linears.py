@@ -141,15 +141,13 @@ def hard_swiglu() -> Iterator[HardInput]:
 
 @linear_backward_input.set_hard_inputs
 def hard_input() -> Iterator[HardInput]:
-    """Square ones and products."""
-    yield from square("dy", "weight")
+    """Products."""
     yield from hard_products("dy", "weight")
 
 
 @linear_backward_weight.set_hard_inputs
 def hard_weight() -> Iterator[HardInput]:
-    """Square ones and products."""
-    yield from square("dy", "x")
+    """Products."""
     yield from hard_products("dy", "x")
 
 
