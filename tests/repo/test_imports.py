@@ -27,7 +27,7 @@ ORDER = (
     {"toolchain"},
     {"device"},
     {"kernel", "gpu_kernel", "gpu_targets", "gpu_call", "call_list", "call"},
-    {"worker"},
+    {"worker", "wire"},
     {"verification"},
     {"judge"},
     {"torch"},
