@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 from typing import Annotated
@@ -10,6 +12,8 @@ import typer
 
 from ..errors import UsageError
 from . import output
+
+PIPE_BYTES = 1 << 20
 
 
 def kernel(
@@ -30,7 +34,9 @@ def kernel(
     replies = os.dup(1)
     os.dup2(2, 1)  # whatever else a library prints must not lie between replies
 
-    def write(data: bytes) -> None:
+    _widen(0, replies)
+
+    def write(data: bytes | bytearray | memoryview) -> None:
         left = memoryview(data)
         while left:
             left = left[os.write(replies, left) :]
@@ -40,7 +46,15 @@ def kernel(
     except UsageError as error:
         output.note(f"error: {error}")
         return refuse(Refused(str(error), error.exit_code), write, server)
-    return serve(chosen, runner, lambda count: os.read(0, count), write, server)
+    return serve(chosen, runner, lambda room: os.readv(0, [room]), write, server)
+
+
+def _widen(*descriptors: int) -> None:
+    """Let pipes hold more, so that a large request does not come in thousands of pieces. It is well without, too."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):  # no pipe, or more than a user may have
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
 def _is_open(descriptor: int) -> bool:

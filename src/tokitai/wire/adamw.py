@@ -15,7 +15,7 @@ import numpy as np
 from ..ops import get
 from .execute import Ran, Runner
 from .fields import MOST_RESULTS, Fields, Wrong
-from .reply import Reply
+from .reply import Buffer, Reply, raw
 
 Array = np.ndarray[Any, Any]
 
@@ -23,6 +23,7 @@ FIELDS = ("n", "lr", "beta1", "beta2", "eps", "weight_decay", "t", "theta", "m",
 MAGIC = struct.pack("<I", 0x57414441)
 HEADER = struct.Struct("<4sI5fi4x")
 REPLY = struct.Struct("<IIf4x")
+RESULTS = {"THETA": "param", "M": "exp_avg", "V": "exp_avg_sq"}
 LAST_STEP = 2**31 - 1
 NOT_NEGATIVE: tuple[Callable[[float], bool], str] = (lambda x: x >= 0, "a finite number of at least 0")
 BELOW_ONE: tuple[Callable[[float], bool], str] = (lambda x: 0 <= x < 1, "at least 0 and below 1")
@@ -30,7 +31,7 @@ SCALARS = {"lr": NOT_NEGATIVE, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "eps": NO
            "weight_decay": NOT_NEGATIVE}  # fmt: skip
 
 
-def answer(payload: bytes, runner: Runner) -> bytes:
+def answer(payload: bytearray, runner: Runner) -> list[Buffer]:
     """The reply to a payload, of text or of bytes as the payload is. Raises WireError and what a device raises."""
     if payload.startswith(MAGIC):
         return _bytes(payload, runner)
@@ -46,13 +47,13 @@ def answer(payload: bytes, runner: Runner) -> bytes:
     ran = _step(runner, theta, m, v, grad, scalars, step)
     reply = Reply(",")
     runner.describe(reply, ran, N=n)
-    for key, name in (("THETA", "param"), ("M", "exp_avg"), ("V", "exp_avg_sq")):
+    for key, name in RESULTS.items():
         reply.array(key, ran.results[name])
-    return reply.encoded()
+    return reply.parts
 
 
-def _bytes(payload: bytes, runner: Runner) -> bytes:
-    """A payload of bytes: every array begins where the one before it ends."""
+def _bytes(payload: bytearray, runner: Runner) -> list[Buffer]:
+    """A payload of bytes: every array begins where the one before it ends. The step is made where they lie."""
     wrong = Wrong(FIELDS)
     if len(payload) < HEADER.size:
         cut = FIELDS[:7][(len(payload) - 4) // 4] if len(payload) < HEADER.size - 4 else "padding"
@@ -68,15 +69,14 @@ def _bytes(payload: bytes, runner: Runner) -> bytes:
         end = at + n * np.dtype(dtype).itemsize
         if len(payload) < end:
             wrong.fail(name, f"{len(payload) - at} bytes; accepted: {end - at}, as n is {n}")
-        arrays.append(np.frombuffer(payload, dtype, n, at).astype(dtype[1:]).reshape(1, n))  # a copy, and aligned
+        array = np.frombuffer(payload, dtype, n, at).reshape(1, n)
+        arrays.append(array if array.flags.aligned else array.copy())
         at = end
     if len(payload) > at:
         wrong.fail("grad", f"{len(payload) - at} bytes more than there are places for, as n is {n}")
     theta, m, v, grad = arrays
     ran = _step(runner, theta, m, v, grad, dict(zip(SCALARS, scalars, strict=True)), step)
-    made = [ran.results[name].astype(dtype, copy=False) for name, dtype in
-            (("param", "<f2"), ("exp_avg", "<f4"), ("exp_avg_sq", "<f4"))]  # fmt: skip
-    return b"".join([REPLY.pack(0, n, ran.milliseconds), *(a.tobytes() for a in made)])
+    return [REPLY.pack(0, n, ran.milliseconds), *(raw(ran.results[name]) for name in RESULTS.values())]
 
 
 def _step(

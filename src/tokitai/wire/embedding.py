@@ -1,4 +1,4 @@
-"""embedding: ``queries dim vocab op``, ids, then the table (op 0, look up) or grad_output (op 1, the table's gradient)."""
+"""embedding: ``queries dim vocab op``, ids, then the table (op 0: look up) or grad_output (op 1: its gradient)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import UnavailableError
 from ..ops import registry
 from .execute import Ran, Runner
 from .fields import Fields
-from .reply import Reply
+from .reply import Buffer, Reply
 
 Array = np.ndarray[Any, Any]
 
@@ -19,7 +19,7 @@ MOST = 2**31 - 1
 FIELDS = ("queries", "dim", "vocab", "op", "ids", "table", "grad_output")
 
 
-def answer(payload: bytes, runner: Runner) -> bytes:
+def answer(payload: bytearray, runner: Runner) -> list[Buffer]:
     """The reply to a payload. Raises WireError and what a device raises."""
     fields = Fields(payload, FIELDS)
     queries = fields.whole("queries", 0, MOST)
@@ -42,7 +42,7 @@ def answer(payload: bytes, runner: Runner) -> bytes:
     reply = Reply(" ")
     runner.describe(reply, ran, QUERIES=queries, DIM=dim, VOCAB=vocab)
     reply.array("RESULTS", ran.results["y"])
-    return reply.encoded()
+    return reply.parts
 
 
 def look_up(runner: Runner, table: Array, ids: Array) -> Ran:
@@ -55,4 +55,7 @@ def look_up(runner: Runner, table: Array, ids: Array) -> Ran:
 
 def gradient(runner: Runner, dy: Array, ids: Array, vocab: int) -> Ran:
     """The sum of the rows of dy that chose an entry, for every entry. Raises UnavailableError."""
-    raise UnavailableError("embedding: this version has no operator for the gradient of a table")
+    operator = registry().get("embedding_backward")
+    if operator is None:
+        raise UnavailableError("embedding: this version has no operator embedding_backward")
+    return runner.call(operator, "y", dy, ids, entries=vocab)

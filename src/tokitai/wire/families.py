@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..errors import UnknownNameError
 from . import adamw, embedding, gemm, layernorm, softmax
 from .execute import Runner
+from .reply import Buffer
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Family:
 
     name: str
     fields: tuple[str, ...]
-    answer: Callable[[bytes, Runner], bytes]
+    answer: Callable[[bytearray, Runner], list[Buffer]]
 
 
 FAMILIES = {

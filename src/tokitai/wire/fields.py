@@ -56,7 +56,7 @@ class Wrong:
 class Fields(Wrong):
     """A payload, of which each call reads the next field. Raises WireError."""
 
-    def __init__(self, payload: bytes, names: Sequence[str]) -> None:
+    def __init__(self, payload: bytearray, names: Sequence[str]) -> None:
         super().__init__(names)
         self.payload = payload
         white = _WHITE[np.frombuffer(payload, np.uint8)]
@@ -68,8 +68,7 @@ class Fields(Wrong):
     def word(self, index: int) -> bytes:
         """One word of the payload."""
         begin = int(self.starts[index])
-        found: bytes = self.payload[begin : self._begin(index + 1)].split(None, 1)[0]
-        return found
+        return bytes(self.payload[begin : self._begin(index + 1)].split(None, 1)[0])
 
     def _begin(self, index: int) -> int:
         return int(self.starts[index]) if index < len(self.starts) else len(self.payload)
@@ -147,7 +146,7 @@ class Fields(Wrong):
         if left < count:
             self.fail(name, f"{left} values; accepted: {count}, each {accepted}")
         begin, end = self._begin(self.at), self._begin(self.at + count)
-        text = self.payload[begin:end]
+        text = bytes(self.payload[begin:end])
         if not alphabet[np.frombuffer(text, np.uint8)].all():
             self._blame(name, self.at, count, pattern, accepted)
         self.at += count

@@ -1,7 +1,7 @@
 """Read requests, write replies, and end with the exit code that says how it went.
 
-`read(n)` gives at most n bytes, and none where the input has ended; `write` takes all of its bytes. Nothing is set
-aside for a length before its bytes have come.
+`read` fills a part of the room that it is given and says how much, 0 where the input has ended; `write` takes all of
+its bytes. The room for a payload grows as its bytes come: a length alone sets nothing aside.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import struct
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..errors import CacheError, TokitaiError, UnavailableError, WireError
 from .execute import Runner
 from .families import Family
-from .reply import error_reply
+from .reply import Buffer, error_reply
 
-Read = Callable[[int], bytes]
-Write = Callable[[bytes], object]
+Read = Callable[[memoryview], int]
+Write = Callable[[Buffer], object]
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 2**32 - 1
@@ -36,11 +36,11 @@ class Refused(Exception):
 
     def __init__(self, message: str, exit_code: int, field: str | None = None) -> None:
         super().__init__(message)
-        self.exit_code, self.reply = exit_code, error_reply(message, exit_code, field)
+        self.exit_code, self.reply = exit_code, [error_reply(message, exit_code, field)]
 
 
-def answer(family: Family, runner: Runner, payload: bytes) -> bytes:
-    """The reply to a payload. Raises Refused, whatever the payload holds."""
+def answer(family: Family, runner: Runner, payload: bytearray) -> list[Buffer]:
+    """The parts of the reply to a payload, which may lie in it. Raises Refused, whatever the payload holds."""
     try:
         return family.answer(payload, runner)
     except WireError as error:
@@ -87,7 +87,7 @@ def refuse(refused: Refused, write: Write, framed: bool) -> int:
     return refused.exit_code
 
 
-def _respond(family: Family, runner: Runner, payload: bytes, write: Write, framed: bool) -> int:
+def _respond(family: Family, runner: Runner, payload: bytearray, write: Write, framed: bool) -> int:
     try:
         reply = answer(family, runner, payload)
     except Refused as refused:
@@ -96,18 +96,23 @@ def _respond(family: Family, runner: Runner, payload: bytes, write: Write, frame
     return 0
 
 
-def _send(reply: bytes, write: Write, framed: bool) -> None:
+def _send(reply: Sequence[Buffer], write: Write, framed: bool) -> None:
     if framed:
-        write(LENGTH.pack(len(reply)))
-    write(reply)
+        write(LENGTH.pack(sum(memoryview(part).nbytes for part in reply)))
+    for part in reply:
+        write(part)
 
 
-def _take(read: Read, count: int) -> bytes:
+def _take(read: Read, count: int) -> bytearray:
     """So many bytes, fewer only where the input ends before."""
-    taken = bytearray()
-    while len(taken) < count:
-        part = read(min(count - len(taken), AT_A_TIME))
-        if not part:
+    room, filled = bytearray(min(count, AT_A_TIME)), 0
+    while filled < count:
+        if filled == len(room):
+            room += bytes(min(count, 2 * filled) - filled)
+        with memoryview(room) as view, view[filled:] as rest:
+            taken = read(rest)
+        if not taken:
             break
-        taken += part
-    return bytes(taken)
+        filled += taken
+    del room[filled:]
+    return room

@@ -13,7 +13,7 @@ from ..errors import UnavailableError
 from ..ops import registry
 from .execute import Ran, Runner
 from .fields import Fields
-from .reply import Reply
+from .reply import Buffer, Reply
 
 Array = np.ndarray[Any, Any]
 
@@ -22,7 +22,7 @@ MOST = 2**31 - 1
 FIELDS = ("id", "M", "N", "K", "grad_C", "B", "A")
 
 
-def answer(payload: bytes, runner: Runner) -> bytes:
+def answer(payload: bytearray, runner: Runner) -> list[Buffer]:
     """The reply to a payload. Raises WireError and what a device raises."""
     fields = Fields(payload, FIELDS)
     which = fields.whole("id", LEFT, RIGHT)
@@ -40,7 +40,7 @@ def answer(payload: bytes, runner: Runner) -> bytes:
     reply = Reply(" ")
     runner.describe(reply, ran, M=m, N=n, K=k)
     reply.array("RESULTS", ran.results["y"])
-    return reply.encoded()
+    return reply.parts
 
 
 def product(runner: Runner, a: Array, b: Array, layout: str) -> Ran:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..ops import get
 from .execute import Runner
 from .fields import Fields
-from .reply import Reply
+from .reply import Buffer, Reply
 
 FORWARD, BACKWARD = 1, 2
 MOST_THREADS = 1024
@@ -19,7 +19,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-def answer(payload: bytes, runner: Runner) -> bytes:
+def answer(payload: bytearray, runner: Runner) -> list[Buffer]:
     """The reply to a payload. Raises WireError and what a device raises."""
     fields = Fields(payload, FIELDS)
     limits = get("layer_norm").contract
@@ -51,4 +51,4 @@ def answer(payload: bytes, runner: Runner) -> bytes:
     runner.describe(reply, ran, ROWS=rows, COLS=cols)
     for key, name in names.items():
         reply.array(key, ran.results[name])
-    return reply.encoded()
+    return reply.parts

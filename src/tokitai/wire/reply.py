@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Buffer = bytes | bytearray | memoryview
 
 _AT_A_TIME = 1 << 18  # values that are text in memory twice
 _LONGEST = 20  # characters of an f32: -1234567900000000.0
@@ -19,7 +20,7 @@ class Reply:
 
     def __init__(self, separator: str) -> None:
         self.separator = separator
-        self.parts: list[bytes] = []
+        self.parts: list[Buffer] = []
 
     def put(self, key: str, value: object) -> None:
         """A line with one value, whose own line breaks become spaces."""
@@ -35,6 +36,11 @@ class Reply:
     def encoded(self) -> bytes:
         """The whole reply."""
         return b"".join(self.parts)
+
+
+def raw(array: Array) -> memoryview:
+    """The bytes of a contiguous array, where they lie."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def pattern_words(values: Array) -> Array:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from ..ops import get
 from .execute import Runner
 from .fields import Fields
-from .reply import Reply
+from .reply import Buffer, Reply
 
 FORWARD, BACKWARD = 0, 1
 FIELDS = ("mode", "rows", "cols", "input", "grad_output", "softmax_output")
 
 
-def answer(payload: bytes, runner: Runner) -> bytes:
+def answer(payload: bytearray, runner: Runner) -> list[Buffer]:
     """The reply to a payload. Raises WireError and what a device raises."""
     fields = Fields(payload, FIELDS)
     limits = get("softmax").contract
@@ -31,4 +31,4 @@ def answer(payload: bytes, runner: Runner) -> bytes:
     reply = Reply(",")
     runner.describe(reply, ran, ROWS=rows, COLS=cols)
     reply.array(key, ran.results[name])
-    return reply.encoded()
+    return reply.parts
