@@ -40,6 +40,12 @@ PIECES = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few elements a frame: threads would only wait for each other."""
+    monkeypatch.setenv("TOKITAI_NUM_THREADS", "1")
+
+
 def altered(drawn: random.Random, payload: bytes) -> bytes:
     data = bytearray(payload)
     for _ in range(drawn.choice((0, 1, 1, 2, 5))):
@@ -97,6 +103,7 @@ def check(family: str, code: int, out: bytes) -> None:
         assert "this version has no operator" in said["ERROR"]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_frames(capsys: pytest.CaptureFixture[str]) -> None:
     drawn, ended = random.Random(0), Counter[int]()
     begin = time.process_time()
