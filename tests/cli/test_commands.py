@@ -104,23 +104,21 @@ def test_doctor_does_not_take_a_wrong_kernel_for_a_working_one(
     monkeypatch.setattr(doctor, "verify", wrong)
     monkeypatch.setattr(doctor, "all_compilers", lambda: [find_compiler()])
     done = tokitai("doctor", "--json")
-    assert (done.code, done.object["claims"]) == (3, [])
+    assert done.code == 3
+    assert [done.object["targets"][name]["claims"] for name in ("cpu", "sim")] == [[], []]
     assert any("seeded/normal@3x33#0" in text for text in done.object["missing"])
 
 
-def test_doctor_on_a_bare_machine(tokitai: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_on_a_bare_machine(tokitai: Command) -> None:
     """No compiler at all: nothing is claimed that needs one, and what to install is said for each target."""
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("TOKITAI_CXX", raising=False)
-    monkeypatch.setattr(machine, "CLANGS", machine.CLANGS[:-1])  # ROCm's lies at a path of its own
-    done = tokitai("doctor", "--json")
+    done = tokitai.process("doctor", "--json", PATH="", TOKITAI_CXX="")
     report = done.object
     assert (done.code, report["compilers"], report["compiler"]) == (3, [], None)
     assert not any(report["targets"][name]["works"] for name in ("cpu", "sim", "hip"))
     assert [report["targets"][name]["claims"] for name in ("cpu", "sim", "hip")] == [[], [], []]
     assert any("apt install g++" in text for text in report["missing"])
     assert any(text.startswith("hip: ") for text in report["missing"])
-    people = tokitai("doctor")
+    people = tokitai.process("doctor", PATH="", TOKITAI_CXX="")
     assert people.code == 3 and "no claim    cpu: nothing\n" in people.out
 
 
