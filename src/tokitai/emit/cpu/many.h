@@ -36,9 +36,15 @@ template <class F> INLINE auto in_turn(const F& f) {
 LIFT(add) LIFT(sub) LIFT(mul) LIFT(div) LIFT(fma) LIFT(sqrt) LIFT(neg) LIFT(abs) LIFT(maximum) LIFT(minimum)
 LIFT(round_even) LIFT(power_of_two) LIFT(exponent) LIFT(significand) LIFT(lt) LIFT(le) LIFT(eq) LIFT(ne)
 LIFT(logical_and) LIFT(logical_or) LIFT(logical_not) LIFT(where) LIFT(to_value) LIFT(leaf_max)
-LIFT(round_to_f16) LIFT(round_to_bf16) LIFT(round_to_f32) LIFT(round_stochastic_f16) LIFT(round_stochastic_bf16)
+LIFT(round_to_f16) LIFT(round_to_bf16) LIFT(round_to_f32)
 LIFT(int_add) LIFT(int_sub) LIFT(int_mul) LIFT(int_mulhi) LIFT(int_xor) LIFT(int_and) LIFT(int_shift_right)
 LIFT(to_u32) LIFT(to_i32)
+template <class T, class N> INLINE auto round_stochastic_f16(Many<T> x, N random) {
+  return in_turn([&](int i) INLINE_LAMBDA { return round_stochastic_f16(x.v[i], at(random, i)); });
+}
+template <class T, class N> INLINE auto round_stochastic_bf16(Many<T> x, N random) {
+  return in_turn([&](int i) INLINE_LAMBDA { return round_stochastic_bf16(x.v[i], at(random, i)); });
+}
 template <class T> INLINE auto constant(float x, const Many<T>&) { return constant(x, T{}); }
 
 // ------------------------------------------------------------------ lanes that hold elements, beside Full and Part
