@@ -8,7 +8,6 @@ addresses and scalars together.
 
 from __future__ import annotations
 
-import math
 import struct
 import sys
 from collections.abc import Mapping
@@ -22,7 +21,6 @@ from .call import (
     check_indices,
     check_params,
     common_shape,
-    extent,
     flatten,
     full_shape,
     place_results,
@@ -32,8 +30,17 @@ from .device.device_array import as_device, empty_like, handed_out, library_of
 from .errors import ArgumentError
 from .formats import FORMATS
 from .gpu_card import (
-    Card, Launcher, card, copied, handle_of, kernel_on, launcher, phantom, stream_of, within,
-)  # fmt: skip
+    Card,
+    Launcher,
+    card,
+    copied,
+    handle_of,
+    kernel_on,
+    launcher,
+    phantom,
+    stream_of,
+    within,
+)
 from .gpu_kernel import GpuKernel, Ready
 from .kernel import Array
 from .lang import Operator, Output
@@ -67,11 +74,20 @@ class _Seen:
 
     __slots__ = ("addresses", "key", "names", "params", "tensors")
 
+    addresses: list[int]
+    key: tuple[object, ...]
+    names: list[object]  # of the tensors: of inputs, and places in ``out``
+    params: tuple[object, ...]
+    tensors: list[Any]
+
     @classmethod
     def of(cls, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> _Seen | None:
         """None where it has other arrays than torch's, or what only the full checks can judge."""
-        made, key, tensors, names = cls(), [operator], [], []
-        params: list[Any] = []
+        made, addresses = cls(), []
+        key: list[Any] = [operator]
+        tensors: list[Any] = []
+        names: list[object] = []
+        params: list[object] = []
         declared, scalars = _declared(operator)
         for name, x in zip(declared, args, strict=False):
             if x is not None:
@@ -94,7 +110,6 @@ class _Seen:
                     names.append(i)
                     tensors.append(x)
             key.append(len(out) if isinstance(out, (tuple, list)) else -1)
-        addresses = []
         try:
             for x in tensors:
                 if library_of(x) != "torch":
@@ -137,7 +152,6 @@ class Recipe:
     extents: tuple[int, ...]  # bytes from the first to behind the last element of each of the caller's tensors
     written: tuple[int, ...]
     example: int
-    nothing: bool  # there is nothing to write
     byte: Any  # torch's dtype of workspace
     pack: Any
     launches: tuple[Launcher, ...]
@@ -169,19 +183,18 @@ class Recipe:
             x = tensors[place] if place >= 0 else new_empty(shape, dtype=dtype)
             made.append(x)
             ordered.append(x.data_ptr())
-        if not self.nothing:
-            ready = self.ready
-            room = new_empty((ready.workspace,), dtype=self.byte) if ready.workspace else None
-            ordered.append(0 if room is None else room.data_ptr())
-            last = len(ordered) - 1
-            call = b"".join((ready.head, self.pack(*ordered[:last]), ready.middle, packed, _word(ordered[last])))
-            stream = stream_of(tensors[self.example])
-            for launch in self.launches:
-                launch(call, stream)
+        ready = self.ready
+        room = new_empty((ready.workspace,), dtype=self.byte) if ready.workspace else None
+        workspace = _NOWHERE if room is None else _word(room.data_ptr())
+        call = ready.head + self.pack(*ordered) + ready.middle + packed + workspace
+        stream = stream_of(tensors[self.example])
+        for launch in self.launches:
+            launch(call, stream)
         return made[0] if len(made) == 1 else tuple(made)
 
 
 _word = struct.Struct("<q").pack
+_NOWHERE = _word(0)
 _recipes: dict[tuple[object, ...], Recipe] = {}
 
 
@@ -200,25 +213,26 @@ def _checked(
             said = "out beside lists" if lists else "out"
             raise ArgumentError(f"{operator.name}: {said}; accepted: results in place or new ones")
         several = given if lists else {n: [x] for n, x in given.items()}
-        made = prepare_on_gpu(operator, several, options, copy)(params, stream)
+        all_made = prepare_on_gpu(operator, several, options, copy)(params, stream)
         if lists:
-            return made
-        single = tuple(m[0] if isinstance(m, list) else m for m in (made if isinstance(made, tuple) else (made,)))
-        return single if isinstance(made, tuple) else single[0]
+            return all_made
+        in_order = all_made if isinstance(all_made, tuple) else (all_made,)
+        single = [m[0] if isinstance(m, list) else m for m in in_order]
+        return tuple(single) if isinstance(all_made, tuple) else single[0]
     example = first
     now = stream_of(example)
     chosen = now if stream is None else handle_of(stream)
-    views = {n: as_device(n, x, chosen) for n, x in given.items()}
-    beside, index = next((n, v.device) for n, v in views.items())
-    where = card(index)
+    beside = next(iter(given))
+    index = as_device(beside, example, chosen).device
+    where, views = card(index), []
 
     def located(name: str, x: Any) -> Array:
-        view = as_device(name, x, chosen)
-        if view.device != index:
-            raise ArgumentError(f"{name}: lies on cuda:{view.device}; accepted beside {beside}: cuda:{index}")
-        return phantom(view)
+        views.append(as_device(name, x, chosen))
+        if views[-1].device != index:
+            raise ArgumentError(f"{name}: lies on cuda:{views[-1].device}; accepted beside {beside}: cuda:{index}")
+        return phantom(views[-1])
 
-    arrays = {n: located(n, v.owner if n not in given else given[n]) for n, v in views.items()}
+    arrays = {n: located(n, x) for n, x in given.items()}
     dtype = storage_format(operator, arrays)
     kernel = kernel_on(where, operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
     lead, shape = common_shape(operator, arrays)
@@ -229,7 +243,7 @@ def _checked(
             f"where there are targets to be checked"
         )
     _wait_for_others(where, given, example, chosen)
-    alive: list[Any] = [views]
+    alive: list[Any] = []  # copies
     with within(example, chosen, now, index):
         tensors = {}
         for t in kernel.graph.inputs:
@@ -258,7 +272,7 @@ def _checked(
             scalars = kernel.scalar_bytes(kernel.scalar_table(*shape, params))
             call = ready.head + struct.pack(f"<{len(addresses)}q", *addresses) + ready.middle + scalars
             with_workspace(where, example, ready, call, chosen)
-    if seen is not None and len(alive) == 1 and not nothing:
+    if seen is not None and not alive and not nothing:
         recipe = _recipe(operator, kernel, shape, lead, ready, index, seen, theirs, given)
         if len(_recipes) >= MOST_RECIPES:
             _recipes.clear()
@@ -309,8 +323,8 @@ def _recipe(
     pack = struct.Struct(f"<{len(inputs) + len(results)}q").pack
     launches = tuple(launcher(ready.program, step) for step in ready.steps)
     return Recipe(
-        operator, kernel, shape, ready, index, inputs, tuple(results), extents, tuple(written), example, False,
-        torch.uint8, pack, launches,
+        operator, kernel, shape, ready, index, inputs, tuple(results), extents, tuple(written), example, torch.uint8,
+        pack, launches,
     )  # fmt: skip
 
 
@@ -332,4 +346,4 @@ def _wait_for_others(where: Card, given: Mapping[str, Any], example: Any, stream
             where.wait(stream_of(x))
 
 
-__all__ = ["Recipe", "call_gpu", "extent", "math"]
+__all__ = ["Recipe", "call_gpu"]

@@ -32,7 +32,11 @@ Launcher = Callable[[bytes, int], None]  # the bytes of a kernel's parameter, an
 class Card(Protocol):
     """One device on which calls run."""
 
-    target: Target
+    @property
+    def target(self) -> Target:
+        """Where its kernels are built and run."""
+
+    def __hash__(self) -> int: ...
 
     def capturing(self, stream: int) -> bool:
         """Whether what is put into a stream is recorded for a CUDA graph instead of being run."""
@@ -76,7 +80,8 @@ class CudaCard:
     def write(self, address: int, values: Array, stream: int) -> None:
         """From memory that is not pinned, so the driver has taken a copy when it returns."""
         with self.device.entered():
-            call("cuMemcpyHtoDAsync", address, values.ctypes.data, values.nbytes, stream, about=f"{values.nbytes} bytes")
+            about = f"{values.nbytes} bytes"
+            call("cuMemcpyHtoDAsync", address, values.ctypes.data, values.nbytes, stream, about=about)
 
     @contextmanager
     def room(self, nbytes: int, stream: int) -> Iterator[int]:
@@ -168,7 +173,7 @@ def handle_of(stream: Any) -> int:
             found = found[1]
         if isinstance(found, int):
             return found
-    raise ArgumentError(f"cuda_stream={stream!r}; accepted: a stream of torch, CuPy or cuda.core, or its handle as an integer")
+    raise ArgumentError(f"cuda_stream={stream!r}; accepted: a stream of torch, CuPy or cuda.core, or its handle")
 
 
 def within(example: Any, stream: int, now: int, device: int) -> AbstractContextManager[Any]:

@@ -149,12 +149,13 @@ class GpuKernel(KernelBase):
     def ready(self, addresses: Sequence[int], sizes: Sequence[int], shape: tuple[int, int]) -> Ready:
         """What calls on one tensor of each name have in common whose sizes are these, without whole numbers, and whose
         addresses have the same remainders by 16."""
-        need, numbers = self.workspace_bytes([shape], 1), len(addresses)
         if isinstance(self.plan, FlatPlan):
             made = self.table(addresses, sizes, [shape])
-            return Ready(self.program_for(made), made.steps, made.packed[: -8 * numbers], b"", self.workspace_bytes(made.shapes, 1))
+            head, need = made.packed[: -8 * len(addresses)], self.workspace_bytes(made.shapes, 1)
+            return Ready(self.program_for(made), made.steps, head, b"", need)
         program, steps = self._rows(addresses, sizes, *shape)
-        return Ready(program, tuple(steps), b"", struct.pack(f"<{len(sizes)}q", *sizes), need)
+        middle = struct.pack(f"<{len(sizes)}q", *sizes)
+        return Ready(program, tuple(steps), b"", middle, self.workspace_bytes([shape], 1))
 
     def scalar_bytes(self, scalars: Scalars) -> bytes:
         """Host scalars as the kernels' parameter holds them: whole numbers, then those rounded to f32."""
@@ -206,7 +207,7 @@ class GpuKernel(KernelBase):
         cols[dense] *= rows[dense]
         rows[dense] = 1
         own[dense] = cols[dense, None]
-        tiles_each = layout.tiles_of(rows, cols)
+        tiles_each = rows * -(-cols // layout.TILE)
         some = tiles_each > 0
         entries = np.zeros((max(count, 1), ENTRY + self.matrices + names), np.int64)
         if count:

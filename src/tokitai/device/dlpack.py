@@ -45,7 +45,7 @@ _KINDS = {0: "i", 1: "u", 2: "f"}
 
 
 def on_gpu(x: Any) -> bool | None:
-    """Whether an argument lies in a GPU's memory, by its first element where it is a list; None for what is no array."""
+    """Whether an argument (of a list the first element) lies in a GPU's memory; None for what is no array."""
     if isinstance(x, np.ndarray):
         return False
     if isinstance(x, (list, tuple)):
