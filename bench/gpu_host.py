@@ -80,8 +80,8 @@ def calls() -> dict[str, dict[str, tuple[Callable[[], object], int]]]:
 
     def theirs() -> None:
         torch._fused_adamw_(
-            param, grad, exp_avg, exp_avg_sq, [], steps, lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, amsgrad=False,
-            maximize=False,
+            param, grad, exp_avg, exp_avg_sq, [], steps, lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8,
+            amsgrad=False, maximize=False,
         )  # fmt: skip
 
     table[f"adamw, {TENSORS} tensors"] = {

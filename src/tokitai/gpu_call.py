@@ -63,8 +63,11 @@ def call_gpu(
     quick = stream is None and not (check and operator.contract.indices)
     seen = _Seen.of(operator, args, kwargs, out) if quick else None
     if seen is not None:
-        recipe = _recipes.get(seen.key)
-        if recipe is not None and recipe.apart(seen.addresses):
+        try:
+            recipe = _recipes.get(seen.key)
+        except TypeError:  # an option that cannot be hashed, and so is none
+            recipe = seen = None
+        if seen is not None and recipe is not None and recipe.apart(seen.addresses):
             return recipe.run(seen, args, kwargs)
     return _checked(operator, args, kwargs, out, copy, stream, check, seen)
 
@@ -112,19 +115,29 @@ class _Seen:
             key.append(len(out) if isinstance(out, (tuple, list)) else -1)
         try:
             for x in tensors:
-                if library_of(x) != "torch":
+                kind = type(x)
+                if kind not in _of_torch and not _is_of_torch(x):
                     return None
                 address = x.data_ptr()
                 addresses.append(address)
-                key += type(x), x.dtype, x.shape, x.stride(), x.get_device(), x.requires_grad, x.is_neg(), address & 15
+                key += kind, x.dtype, x.shape, x.stride(), x.get_device(), x.requires_grad, x.is_neg(), address & 15
             key += names
             made.params = tuple(params)
             made.key = (*key, made.params) if operator.contract.switches else tuple(key)
-            hash(made.key), hash(made.params)
+            hash(made.params)
         except (RuntimeError, TypeError):  # a tensor without strides, or a scalar that is none
             return None
         made.tensors, made.addresses, made.names = tensors, addresses, names
         return made
+
+
+_of_torch: set[type] = set()
+
+
+def _is_of_torch(x: Any) -> bool:
+    if library_of(x) == "torch":
+        _of_torch.add(type(x))
+    return type(x) in _of_torch
 
 
 _declarations: dict[Operator, tuple[tuple[str, ...], frozenset[str]]] = {}

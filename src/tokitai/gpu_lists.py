@@ -41,7 +41,7 @@ class PreparedOnGpu(Prepared):
         self.device, self.where = view.device, card(view.device)
         self.made: dict[str, list[Any]] = {}
         self.copies: list[Any] = []
-        self.table: tuple[int, bytes, Table] | None = None
+        self.table: tuple[int, bytes, Table, int] | None = None  # stream, addresses, workspace in bytes
         self.layout: _Layout | None = None
         super().__init__(operator, kernel, lists, copy)
         self.names = [t.name for t in self.kernel.graph.inputs] + [o.name for o in self.kernel.graph.outputs]
@@ -99,10 +99,9 @@ class PreparedOnGpu(Prepared):
     def _launch(self, params: Mapping[str, float], stream: int) -> None:
         kernel = self.kernel
         addresses = self._own_values()
-        table = self._table(addresses, stream)
+        table, need = self._table(addresses, stream)
         call = table.packed + kernel.scalar_bytes(kernel.scalar_table(1, 1, params))
         program = kernel.program_for(table)
-        need = kernel.workspace_bytes(table.shapes, 1)
         if library_of(self.example) in ("torch", "cupy"):
             room = empty_like(self.example, (need,), "bool", stream)
             place = as_device("workspace", room).address if need else 0
@@ -123,8 +122,8 @@ class PreparedOnGpu(Prepared):
                 addresses[k::names] = [address] * len(addresses[k::names])
         return addresses
 
-    def _table(self, addresses: list[int], stream: int) -> Table:
-        """The table on the device, written in the order of the stream."""
+    def _table(self, addresses: list[int], stream: int) -> tuple[Table, int]:
+        """The table on the device, written in the order of the stream; and the bytes of workspace."""
         capturing = self.where.capturing(stream)
         key = np.array(addresses, np.int64).tobytes()
         if self.table is None or self.table[:2] != (stream, key):
@@ -142,12 +141,13 @@ class PreparedOnGpu(Prepared):
                 self.where.write(address, np.ascontiguousarray(values), stream)
                 return address, memory
 
-            self.table = stream, key, self.kernel.table(addresses, self.sizes, self.shapes, place)
+            table = self.kernel.table(addresses, self.sizes, self.shapes, place)
+            self.table = stream, key, table, self.kernel.workspace_bytes(table.shapes, 1)
             if self.layout is not None:
                 self.layout.bare.table = self.table
         if capturing and self.table[2] not in _recorded:
             _recorded.append(self.table[2])
-        return self.table[2]
+        return self.table[2:]
 
 
 def prepare_on_gpu(
