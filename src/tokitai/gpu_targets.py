@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -73,6 +73,12 @@ class CudaProgram:
         if step.in_turn:
             grid = min(grid, self._at_a_time.get(step.name) or self._fit(step))
         self.module.launch(step.name, grid, step.block, call, stream)
+
+    def bound(self, step: Step) -> Callable[[bytes, int], None]:
+        """The same launch with all settled but the parameter's bytes and the stream."""
+        grid = min(step.grid, self._fit(step)) if step.in_turn else step.grid
+        bound: Callable[[bytes, int], None] = self.module.bound(step.name, grid, step.block)
+        return bound
 
     def spills(self, name: str) -> int:
         """Bytes that are spilled, as ptxas reports them."""
