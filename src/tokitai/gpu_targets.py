@@ -139,7 +139,8 @@ class SimTarget:
 
         source = Source(text.text, text.headers, stem)
         made = sim.build_sim(source, self.compiler, structure, self.warp, self.hip)
-        about = (made.compiler.kind, made.compiler.version, made.compiler.digest, f"sim{', HIP' * self.hip}, warps of {self.warp}")
+        isa = f"sim{', HIP' * self.hip}, warps of {self.warp}"
+        about = (made.compiler.kind, made.compiler.version, made.compiler.digest, isa)
         identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about, made.flags)
         return SimProgram(sim.load(made)), identity
 

@@ -1,16 +1,16 @@
 """Look through a kernel for AMD GPUs for arithmetic that the definition did not ask for.
 
-Two texts are read. In LLVM's intermediate text (after its optimizer) every operation says what it is, and what may be
-done with it: whether a product and a sum may become one operation, how exact a division must be, whether subnormal
-numbers count. In the assembly that is made of it every instruction is of a list, no word changes the mode in which floats
+Two texts are read. In LLVM's intermediate text (after its optimizer) every operation says what it is, and what may
+be done with it: whether a product and a sum may become one operation, how exact a division must be, whether subnormal
+numbers count. In the assembly that is made of it every instruction is of a list, none changes the mode in which floats
 are rounded, and each kernel has exactly as many operations as its intermediate text asks for: a contraction makes one
 fused operation more, a square root left approximate two fewer.
 
-The counts know what AMD's instructions leave to do. A correctly rounded division is two ``v_div_scale``, a ``v_rcp``, a
-product, five fused operations (the last is ``v_div_fmas``' neighbour, not counted), ``v_div_fmas`` and ``v_div_fixup``; a
-square root is ``v_sqrt`` between two products by powers of two, and two fused operations. Integers are divided through
-floats: 32 bits wide by a ``v_rcp_iflag`` and a product, 64 bits wide by a ``v_rcp``, a ``v_trunc``, two products and two
-fused operations (on gfx9 without rounding: the numbers are whole, so nothing is lost).
+The counts know what AMD's instructions leave to do. A correctly rounded division is two ``v_div_scale``, a ``v_rcp``,
+a product, five fused operations, ``v_div_fmas`` and ``v_div_fixup``; a square root is a ``v_sqrt`` between two products
+by powers of two, and two fused operations. Integers are divided through floats: 32 bits wide by a ``v_rcp_iflag`` and a
+product, 64 bits wide by a ``v_rcp``, a ``v_trunc``, two products and two fused operations (on gfx9 ``v_mad``, which
+takes subnormal numbers for 0: of whole numbers there are none).
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _TYPE = r"(?:<(\d+) x )?(half|bfloat|float|double)\b"
 _ARITHMETIC = re.compile(rf"= (fadd|fsub|fmul|fdiv|frem)((?: {_FLAGS})*) {_TYPE}")
 _FLAGGED = re.compile(rf"= (?:\w+ )*?(?:f\w+|call|select|phi)((?: {_FLAGS})+) ")
 _CALL = re.compile(r"\bcall\b[^@\n]*@([\w.$]+)\(")
-_FUNCTION = re.compile(rf"llvm\.(\w+)\.(?:v(\d+))?(f16|bf16|f32|f64)\b")
+_FUNCTION = re.compile(r"llvm\.(\w+)\.(?:v(\d+))?(f16|bf16|f32|f64)\b")
 _EXACT = {"fma", "sqrt", "fabs", "copysign", "rint", "roundeven"}  # rounded once, or exact
-_OWN = re.compile(r"llvm\.amdgcn\.(workitem|workgroup)\.id\.\w|llvm\.amdgcn\.(kernarg\.segment|dispatch|implicitarg)\.ptr"
-                  r"|llvm\.amdgcn\.(ds\.bpermute|s\.barrier)(\.i32)?")  # fmt: skip
+_OWN = re.compile(
+    r"llvm\.amdgcn\.((workitem|workgroup)\.id\.\w|(kernarg\.segment|dispatch|implicitarg)\.ptr|ds\.bpermute|s\.barrier)"
+)
 _ATTRIBUTE = re.compile(r'"([\w-]*fp-math[\w-]*)"="([^"]*)"')
 
 Counts = dict[str, Counter[str]]
@@ -112,7 +113,7 @@ _KINDS = {
 # Of the division of 64-bit integers on gfx9: 2^32 and -2^32 times a whole number.
 _WHOLE = re.compile(r"v_mad(mk|ak)?_f32 .*0x[4c]f800000\b")
 _FLOAT = re.compile(r"_(pk_)?b?f(16|32|64)(_|$)|_fp?8|_bf8|_xf32")
-_ATOMIC = re.compile(r"(global|flat|buffer|ds|image)_(atomic_)?(pk_)?(add|sub|min|max|fmin|fmax|add_rtn|\w*_rtn)_\w*f(16|32|64)")
+_ATOMIC = re.compile(r"(global|flat|buffer|ds|image)_(atomic_)?(pk_)?(add|sub|f?min|f?max|cmpst)_\w*f(16|32|64)")
 _MODE = re.compile(r"s_setreg\w* (?!hwreg\(HW_REG_FLAT_SCR_(LO|HI)\)).*|s_(denorm|round)_mode .*")
 _WANTED = {"round_mode_32": "0", "round_mode_16_64": "0", "denorm_mode_32": "3", "denorm_mode_16_64": "3"}
 

@@ -55,8 +55,8 @@ JOIN: tuple[str, ...] = ("--target=amdgcn-amd-amdhsa", "-nogpulib", "-Wno-unused
 @dataclass(frozen=True)
 class Resources:
     """What the compiler gave a kernel: registers a lane (of vectors and of accumulators) and a wavefront (scalars);
-    how many of them are spilled (scalars into lanes of vectors); bytes of scratch memory a lane, spills and arrays that
-    are indexed; bytes of LDS a workgroup; bytes of its argument; threads of a workgroup at most; lanes of a wavefront."""
+    how many of them are spilled (scalars into lanes of vectors); bytes of scratch memory a lane, for spills and indexed
+    arrays; bytes of LDS a workgroup; bytes of its argument; threads of a workgroup at most; lanes of a wavefront."""
 
     registers: int
     accumulators: int
@@ -251,14 +251,18 @@ def parse_metadata(asm: str) -> dict[str, Resources]:
             continue
         explicit = re.findall(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(?!hidden)(\w+)", kernel)
         single = len(explicit) == 1 and (explicit[0][0], explicit[0][2]) == ("0", "by_value")
-        names = (
-            "vgpr_count", "agpr_count", "sgpr_count", "vgpr_spill_count", "sgpr_spill_count",
-            "private_segment_fixed_size", "group_segment_fixed_size",
-        )  # fmt: skip
-        counts = [int(values.get(name, 0)) for name in names]
-        argument = int(explicit[0][1]) if single else 0
-        rest = (argument, int(values["max_flat_workgroup_size"]), int(values["wavefront_size"]))
-        found[values["name"]] = Resources(*counts, *rest)
+        found[values["name"]] = Resources(
+            registers=int(values["vgpr_count"]),
+            accumulators=int(values.get("agpr_count", 0)),
+            scalars=int(values["sgpr_count"]),
+            spills=int(values["vgpr_spill_count"]),
+            scalar_spills=int(values["sgpr_spill_count"]),
+            scratch=int(values["private_segment_fixed_size"]),
+            shared=int(values["group_segment_fixed_size"]),
+            argument=int(explicit[0][1]) if single else 0,
+            threads=int(values["max_flat_workgroup_size"]),
+            warp=int(values["wavefront_size"]),
+        )
     return found
 
 

@@ -15,7 +15,7 @@ from ..kernel import TARGETS, compile
 from ..lang import Operator
 from ..toolchain.build import Isa
 from .files import case_from_file
-from .verdict import Variant, Verdict, asked_shape, variants, verify
+from .verdict import Variant, Verdict, archs_of, asked_shape, variants, verify
 from .workers import run_tasks
 
 BUILDS = 2  # compilations at a time
@@ -41,6 +41,7 @@ def verify_many(
     seed: int = 0,
     compiler: str | None = None,
     isa: Isa | None = None,
+    arch: str | None = None,
     case: str | None = None,
     started: Callable[[Job], None] | None = None,
     progress: Callable[[str], None] | None = None,
@@ -55,12 +56,14 @@ def verify_many(
     """
     for job in jobs:
         _check(job, shape, device)
+    archs_of(device, arch)
     if device != "cpu":
         processes = 1
     tasks = [
         functools.partial(
             verify, job.operator, shape=shape, dtype=job.dtype, device=device, inputs=job.inputs, out=out, seed=seed,
-            compiler=compiler, isa=isa, variant=job.variant, case=case, progress=progress if processes < 2 else None,
+            compiler=compiler, isa=isa, arch=arch, variant=job.variant, case=case,
+            progress=progress if processes < 2 else None,
         )
         for job in jobs
     ]  # fmt: skip

@@ -58,6 +58,7 @@ class Verdict:
     about: dict[str, Any] | None = None  # the device, where it is not this machine's processor
     derivative: list[tuple[str, float, float]] = field(default_factory=list)
     failure: str | None = None
+    not_run: str | None = None  # why a kernel that was compiled for a card was not run on one
     seconds: float = 0.0
     certificate: Path | None = None
 
@@ -99,7 +100,7 @@ class Verdict:
             "cases": self.cases,
             "max_ulp_error": self.max_ulp_error,
             "max_ulp_error_of_row": self.max_ulp_error_of_row,
-            "failure": self.failure,
+            "failure": self.failure or self.not_run,
             "seconds": round(self.seconds, 3),
             "certificate": str(self.certificate) if self.certificate else None,
         }
@@ -126,6 +127,7 @@ def verify(
     seed: int = 0,
     compiler: str | None = None,
     isa: Isa | None = None,
+    arch: str | None = None,
     variant: Variant | None = None,
     case: str | None = None,
     edit: Edit | None = None,
@@ -135,7 +137,9 @@ def verify(
 
     ``shape`` is ``dict(rows=.., cols=..)`` to try beside the suite's own shapes; ``inputs`` are files of the user's own
     tensors; ``out`` a folder for the certificate; ``case`` the id of the only case to run; ``edit`` changes the emitted
-    text before it is compiled (that is how wrong kernels are made).
+    text before it is compiled (that is how wrong kernels are made). ``arch`` is the AMD architecture that kernels of
+    the device hip are compiled for (default: one of each width of wavefronts). They are run on fibers, not on a card:
+    the verdict is `refuted` or `undecided`.
     Raises UsageError for wrong arguments; a compiler that is missing or fails gives the verdict `undecided`.
     """
     if device not in TARGETS:
@@ -157,13 +161,11 @@ def verify(
         chosen.append(Variant(present))
     try:
         isa = isa or native_isa()
-        if device != "cpu":
-            from ..gpu_targets import target_named
-
-            verdict.about = target_named(device, compiler).describe()
-        for v in chosen:
+        archs = archs_of(device, arch)
+        verdict.about = _about(device, compiler, archs)
+        for v, chosen_arch in ((v, a) for v in chosen for a in archs or (None,)):
             mine = [c for present, c in yours if present == v.present]
-            kernels = _kernels(operator, device, fmt, v, compiler, isa, edit)
+            kernels = _kernels(operator, device, fmt, v, compiler, isa, chosen_arch, edit)
             verdict.kernels += kernels
             _run_variant(verdict, operator, v, kernels, asked, seed, case, mine, isa, progress)
             if verdict.failure:
@@ -173,16 +175,43 @@ def verify(
         if not verdict.results:
             accepted = "an id as a failure prints it, KIND/NAME@ROWSxCOLS#SEED"
             raise UsageError(f"{operator.name}: no case {case!r}; accepted: {accepted}")
-        verdict.verdict = "refuted" if verdict.failure else "verified"
+        verdict.verdict = "refuted" if verdict.failure else "undecided" if device == "hip" else "verified"
     except UnavailableError as error:
         verdict.failure = str(error)
     verdict.evidence = _evidence(verdict)
     verdict.seconds = time.perf_counter() - started
-    if out is not None and verdict.verdict != "undecided":
+    if verdict.verdict == "undecided" and not verdict.failure:
+        from ..device.hip import probe
+
+        verdict.not_run = f"compiled and inspected for {', '.join(archs)}, not run: {probe()}"
+    if out is not None and (verdict.verdict != "undecided" or verdict.not_run):
         from .certificate import certify
 
         verdict.certificate = certify(operator, verdict, Path(out))
     return verdict
+
+
+def archs_of(device: str, arch: str | None) -> tuple[str, ...]:
+    """The AMD architectures to compile for. Raises UsageError."""
+    from ..gpu_hip import DEFAULT
+    from ..toolchain.hip import flags_of
+
+    if arch is None:
+        return DEFAULT if device == "hip" else ()
+    if device != "hip":
+        raise ArgumentError(f"arch={arch!r} goes with the device hip, not with {device}")
+    flags_of(arch)
+    return (arch,)
+
+
+def _about(device: str, compiler: str | None, archs: tuple[str, ...]) -> dict[str, Any] | None:
+    """The device, where it is not this machine's processor."""
+    from ..gpu_hip import describe
+    from ..gpu_targets import target_named
+
+    if device == "cpu":
+        return None
+    return describe(archs, compiler) if device == "hip" else target_named(device, compiler).describe()
 
 
 def _optional(graph: Graph) -> frozenset[str]:
@@ -213,12 +242,19 @@ def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[in
 
 
 def _kernels(
-    operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None
-) -> list[KernelBase]:
+    operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, arch: str | None,
+    edit: Edit | None,
+) -> list[KernelBase]:  # fmt: skip
     """The kernel over numbers, and the same text over hashes."""
     from ..emit.cpp import emit_cpu
     from ..lower import make_plan
 
+    if arch is not None:
+        from ..gpu_hip import HipKernel, HipTarget, holds_fma
+
+        graph = operator.trace(dtype, v.present, dict(v.options))
+        on = HipTarget(arch, holds_fma(graph), compiler)
+        return [HipKernel(operator, graph, make_plan(graph), s, on, edit) for s in (False, True)]
     if device != "cpu":
         from ..gpu_targets import gpu_kernel_class, target_named
 
@@ -241,10 +277,11 @@ def _run_variant(
     numbers, hashed = kernels
     lanes = LANES[isa] if verdict.device == "cpu" else GPU_LANES
     threads, plan = run.default_threads(), numbers.plan
+    device = "sim" if verdict.device == "hip" else verdict.device  # whose shapes
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
-    structures = suite.structure_shapes(operator, plan, lanes, verdict.device)
-    structures += [asked] if asked is not None else list(suite.default_shapes(operator, verdict.device))
+    structures = suite.structure_shapes(operator, plan, lanes, device)
+    structures += [asked] if asked is not None else list(suite.default_shapes(operator, device))
     for shape in dict.fromkeys(structures):
         name = f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}"
         if not suite.allowed(operator, shape) or shape[0] * shape[1] > STRUCTURE_LIMIT or only not in (None, name):
@@ -276,7 +313,7 @@ def _run_variant(
         if verdict.device == "cpu" or c.shape[0] * c.shape[1] <= MEASURED_ELSEWHERE:
             measure_error(graph, c, want, operator.textbook, result)
 
-    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, verdict.device)):
+    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, device)):
         if only in (None, c.id):
             _add(verdict, operator, v, run.run_numbers(numbers, c, measure, threads), progress)
             if verdict.failure:
@@ -316,4 +353,5 @@ def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: 
 def _evidence(verdict: Verdict) -> list[str]:
     tried = {r.kind for r in verdict.results}
     kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
-    return kinds + (["derivative"] if verdict.derivative else [])
+    compiled = verdict.device == "hip" and any(k.identities() for k in verdict.kernels)
+    return kinds + ["derivative"] * bool(verdict.derivative) + ["compiled"] * compiled
