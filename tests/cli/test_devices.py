@@ -100,10 +100,10 @@ def test_a_wrong_kernel_is_refuted_with_a_line_that_replays_it(
 def test_a_device_that_there_is_not(tokitai: Command, name: str) -> None:
     done = tokitai("verify", "softmax", "--device", name)
     assert (done.code, done.out) == (2, "")
-    assert f"no device named {name!r}" in done.err and "(accepted: cpu, cuda, sim)" in done.err
+    assert f"no device named {name!r}" in done.err and "(accepted: cpu, cuda, hip, sim)" in done.err
     found = tokitai("verify", "softmax", "--device", name, "--json")
     assert (found.code, found.object["kind"]) == (2, "UnknownNameError")
-    assert "(accepted: cpu, cuda, sim)" in found.object["error"]
+    assert "(accepted: cpu, cuda, hip, sim)" in found.object["error"]
 
 
 def test_the_cases_of_a_gpu_kernel_do_not_depend_on_the_processor() -> None:

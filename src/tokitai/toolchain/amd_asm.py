@@ -9,7 +9,7 @@ fused operation more, a square root left approximate two fewer.
 The counts know what AMD's instructions leave to do. A correctly rounded division is two ``v_div_scale``, a ``v_rcp``,
 a product, five fused operations, ``v_div_fmas`` and ``v_div_fixup``; a square root is a ``v_sqrt`` between two products
 by powers of two, and two fused operations. Integers are divided through floats: 32 bits wide by a ``v_rcp_iflag`` and a
-product, 64 bits wide by a ``v_rcp``, a ``v_trunc``, two products and two fused operations (on gfx9 ``v_mad``, which
+product, 64 bits wide by a ``v_rcp``, a ``v_trunc``, two products and two fused operations (on gfx9 ``v_mac``, which
 takes subnormal numbers for 0: of whole numbers there are none).
 """
 
@@ -111,7 +111,7 @@ _KINDS = {
     ),
 }  # fmt: skip
 # Of the division of 64-bit integers on gfx9: 2^32 and -2^32 times a whole number.
-_WHOLE = re.compile(r"v_mad(mk|ak)?_f32 .*0x[4c]f800000\b")
+_WHOLE = re.compile(r"v_(mac|mad|madmk)_f32 .*\b0x[4c]f800000\b")
 _FLOAT = re.compile(r"_(pk_)?b?f(16|32|64)(_|$)|_fp?8|_bf8|_xf32")
 _ATOMIC = re.compile(r"(global|flat|buffer|ds|image)_(atomic_)?(pk_)?(add|sub|f?min|f?max|cmpst)_\w*f(16|32|64)")
 _MODE = re.compile(r"s_setreg\w* (?!hwreg\(HW_REG_FLAT_SCR_(LO|HI)\)).*|s_(denorm|round)_mode .*")

@@ -22,7 +22,7 @@ from . import cache
 from .amd_asm import scan
 from .build import Source, check_names, run_compiler
 from .compilers import Compiler, identify, program_of
-from .fingerprint import FileStamp, cache_key, file_digest
+from .fingerprint import FileStamp, cache_key, file_digest, parse_depfile
 
 # architecture -> lanes of a wavefront
 ARCHITECTURES: Mapping[str, int] = {
@@ -48,7 +48,9 @@ FRONT: tuple[str, ...] = (
     "-ffp-contract=off", "-fhip-fp32-correctly-rounded-divide-sqrt", "-fno-gpu-flush-denormals-to-zero",
     "-fno-slp-vectorize", "-fno-strict-aliasing", "-mcode-object-version=5",
 )  # fmt: skip
-BACK: tuple[str, ...] = ("--target=amdgcn-amd-amdhsa", "-nogpulib", "-O3", "-Xclang", "-disable-llvm-passes")
+BACK: tuple[str, ...] = (
+    "--target=amdgcn-amd-amdhsa", "-nogpulib", "-O3", "-ffp-contract=off", "-Xclang", "-disable-llvm-passes",
+)  # fmt: skip
 JOIN: tuple[str, ...] = ("--target=amdgcn-amd-amdhsa", "-nogpulib", "-Wno-unused-command-line-argument")
 
 
@@ -111,6 +113,7 @@ class HipArtifact:
         raise CacheError(f"{path}: has changed since it was built; build it again")
 
 
+READ = "compiler.d"  # the names of the files that were read
 _FILES = {"ir": "kernels.ll", "asm": "kernels.s"}
 
 
@@ -204,7 +207,7 @@ def _compile(
     clang, (ir, asm) = str(compiler.clang.path), _FILES.values()
     started = time.perf_counter()
     for command in (
-        [clang, *flags, "-S", "-emit-llvm", main, "-o", ir],
+        [clang, *flags, "-MD", "-MF", READ, "-S", "-emit-llvm", main, "-o", ir],
         [clang, *BACK, f"-mcpu={arch}", "-x", "ir", "-S", ir, "-o", asm],
         [clang, *JOIN, f"-mcpu={arch}", "-x", "assembler", asm, "-o", binary],
     ):
@@ -217,6 +220,8 @@ def _compile(
     found = [str(f) for f in scan((folder / ir).read_text(), text, fma)]
     resources = parse_metadata(text)
     found += [f"{name}: {problem}" for name, r in resources.items() if (problem := _refused(r, arch))]
+    strange = set(parse_depfile((folder / READ).read_text())) - {main} - set(source.headers)
+    found += [f"{name}: was read, and did not come with the text" for name in sorted(strange)]
     found += [] if resources else ["there is no kernel in the text"]
     if (folder / binary).read_bytes()[:20] != ELF:
         found.append(f"{binary} is no code object of AMD GPUs")
