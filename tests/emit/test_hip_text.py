@@ -1,8 +1,7 @@
-"""The text of GPU kernels as clang sees it for AMD GPUs, for every operator: five architectures, registers, assembly."""
+"""The text of GPU kernels as clang sees it for AMD GPUs, for every operator: architectures, registers, assembly."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -113,21 +112,22 @@ def test_every_kernel_compiles_to_what_was_asked_for(op: Operator, arch: str) ->
     assert all(r.warp == hip.ARCHITECTURES[arch] for a in made for r in a.resources.values())
 
 
-OTHERS = [(o, fmt) for o, fmt in itertools.product(EVERY, ("bf16", "f32")) if fmt in o.contract.formats]
-ONE_OF_EACH = [(o, fmt, ("gfx942", "gfx1101")[i // 2 % 2 ^ i % 2]) for i, (o, fmt) in enumerate(OTHERS)]
+# Formats and widths of wavefronts take turns.
+OTHERS = [(o, ("bf16", "f32")[i % 2], ("gfx942", "gfx1101")[i // 2 % 2]) for i, o in enumerate(EVERY)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "dtype", "arch"), ONE_OF_EACH, ids=names)
+@pytest.mark.parametrize(("op", "dtype", "arch"), OTHERS, ids=names)
 def test_every_format_compiles(op: Operator, dtype: str, arch: str) -> None:
     assert spilled(built(op, dtype, arch)) == {}
 
 
 VARIANTS = [(o, v) for o in EVERY for v in variants(o)[1:]]
+ON_ONE = [(o, v, ARCHITECTURES[i % 5]) for i, (o, v) in enumerate(VARIANTS)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "variant", "arch"), [(*x, ARCHITECTURES[i % 5]) for i, x in enumerate(VARIANTS)], ids=names)
+@pytest.mark.parametrize(("op", "variant", "arch"), ON_ONE, ids=names)
 def test_every_variant_compiles(op: Operator, variant: Variant, arch: str) -> None:
     assert spilled(built(op, "f16", arch, v=variant)) == {}
 
@@ -177,7 +177,7 @@ def test_every_fused_multiply_add_is_one_of_the_text(op: Operator) -> None:
     [
         ("return __fmul_rn(a, b);", "return __fmaf_rn(a, b, 0.0f);", "does not hold"),
         ("return __fdiv_rn(a, b);", "return a * __builtin_amdgcn_rcpf(b);", "not on the list"),
-        ("return __fdiv_rn(a, b);", "return float(double(a) / double(b));", "computes in double"),
+        ("return __fdiv_rn(a, b);", "return float(double(a) * (1.0 / double(b)));", "computes in double"),
         ("return __fsqrt_rn(a);", "return __builtin_amdgcn_sqrtf(a);", "not on the list"),
         ("return __fsqrt_rn(a);", "return a * __builtin_amdgcn_rsqf(a);", "not on the list"),
         ("return __fadd_rn(a, b);", '_Pragma("clang fp contract(fast)") return a + b;', "permits other arithmetic"),
@@ -186,7 +186,7 @@ def test_every_fused_multiply_add_is_one_of_the_text(op: Operator) -> None:
     ],
 )
 def test_another_arithmetic_is_refused(old: str, new: str, reason: str) -> None:
-    op = registry()["l2_normalize"] if "l2_normalize" in registry() else registry()["rms_norm"]
+    op = registry()["rms_norm"]
     assert built(op, "f32", "gfx1101", fma=True)
     with pytest.raises(CompileError, match=reason):
         built(op, "f32", "gfx1101", edit=replacing(old, new), fma="__fmaf" not in new)
