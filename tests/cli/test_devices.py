@@ -185,7 +185,8 @@ needs_clang = pytest.mark.skipif(hip.missing() is not None, reason=str(hip.missi
 
 @needs_clang
 def test_hip_is_compiled_and_inspected_and_stays_undecided(tokitai: Command) -> None:
-    words = ("verify", "silu", "--device", "hip", "--arch", "gfx1201", "--dtype", "f16", "--case", CASE, "--out", "here")
+    where = ("--device", "hip", "--arch", "gfx1201", "--out", "here")
+    words = ("verify", "silu", *where, "--dtype", "f16", "--case", CASE)
     done = tokitai(*words, "--json")
     assert (done.code, set(done.object)) == (3, KEYS)
     found = done.object

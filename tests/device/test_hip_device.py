@@ -1,7 +1,8 @@
-"""What is said of AMD devices: that hip-python is missing, that there is no device, that kernels do not run there yet."""
+"""What is said of AMD devices: no hip-python, no device, or that kernels do not run there yet."""
 
 from __future__ import annotations
 
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -33,8 +34,7 @@ def test_what_hip_python_finds(monkeypatch: pytest.MonkeyPatch, answer: Any, say
 
     monkeypatch.setitem(sys.modules, "hip", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "hip.hip", SimpleNamespace(hipGetDeviceCount=count))
-    with pytest.raises(AssertionError, match=says):
-        raise AssertionError(probe())
+    assert re.match(says, probe())
 
 
 def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
