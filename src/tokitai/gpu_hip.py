@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from .device.hip import probe
 from .emit.cpp import KernelText
-from .errors import CompileError
-from .gpu_kernel import GpuKernel, Program, source_digest
+from .errors import ArgumentError, CompileError
+from .gpu_kernel import Edit, GpuKernel, Program, source_digest
 from .gpu_targets import SimTarget
-from .kernel import Array, Identity
-from .lang import Graph, Node
+from .kernel import Array, Identity, KernelBase
+from .lang import Graph, Node, Operator
+from .lower import make_plan
 from .lower.gpu import Step
 from .toolchain import hip
 from .toolchain.build import Source
@@ -110,8 +112,40 @@ def holds_fma(graph: Graph) -> bool:
     return any(n.op == "fma" for n in under(graph.nodes))
 
 
+def archs_of(device: str, arch: str | None) -> tuple[str, ...]:
+    """The AMD architectures that kernels of a device are compiled for: none but for hip. Raises UsageError."""
+    if arch is None:
+        return DEFAULT if device == "hip" else ()
+    if device != "hip":
+        raise ArgumentError(f"arch={arch!r} goes with the device hip, not with {device}")
+    hip.flags_of(arch)
+    return (arch,)
+
+
+def kernels(
+    operator: Operator, graph: Graph, arch: str, compiler: str | None = None, edit: Edit | None = None
+) -> list[KernelBase]:  # fmt: skip
+    """The kernel over numbers, and the same text over hashes. Raises what `HipTarget` raises."""
+    target, plan = HipTarget(arch, holds_fma(graph), compiler), make_plan(graph)
+    return [HipKernel(operator, graph, plan, structure, target, edit) for structure in (False, True)]
+
+
+def compiled(kernels: Iterable[KernelBase]) -> list[str]:
+    """The architectures for which some text was compiled and inspected: a case over hashes alone needs none."""
+    some = [k for k in kernels if isinstance(k, HipKernel)]
+    made = [p.artifact.arch for k in some for p, _ in k.programs.values() if isinstance(p, HipProgram)]
+    return list(dict.fromkeys(made))
+
+
+def not_run(kernels: Iterable[KernelBase]) -> str:
+    """What was done in place of running kernels on an AMD device, and why."""
+    archs = compiled(kernels)
+    done = f"compiled and inspected for {', '.join(archs)}, not run" if archs else "neither compiled nor run"
+    return f"{done}: {probe()}"
+
+
 def describe(archs: Iterable[str], compiler: str | None = None) -> dict[str, Any]:
-    """Where the kernels were inspected and run, as certificates show it."""
+    """Where the kernels ran, as certificates show it."""
     widths = sorted({hip.ARCHITECTURES[a] for a in archs})
     about = SimTarget(compiler, widths[0], hip=True).describe()
-    return {**about, "compiled_for": ", ".join(archs), "warp": ", ".join(map(str, widths)), "simulated": True}
+    return {**about, "architectures": ", ".join(archs), "warp": ", ".join(map(str, widths))}

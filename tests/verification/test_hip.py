@@ -105,7 +105,7 @@ def test_an_operator_is_compiled_inspected_and_run_on_fibers(tmp_path: Path) -> 
     predicate: dict[str, Any] = json.loads(verdict.certificate.read_text())["predicate"]
     assert (predicate["verdict"], predicate["target"], predicate["failure"]) == ("undecided", "hip", None)
     assert (predicate["isa"], predicate["compiler"]["kind"]) == ("gfx942", "clang")
-    assert predicate["device"]["simulated"] and predicate["device"]["compiled_for"] == "gfx942, gfx1101"
+    assert predicate["device"]["simulated"] and predicate["device"]["architectures"] == "gfx942, gfx1101"
     assert predicate["device"]["warp"] == "32, 64"
     assert any("compiled and inspected for gfx942, gfx1101, not run" in text for text in predicate["non_claims"])
     assert any("ran on the simulated device" in text for text in predicate["claims"])
@@ -135,6 +135,7 @@ def test_code_that_the_scan_refuses_leaves_the_verdict_undecided() -> None:
     edit = Edit(r"return __fdiv_rn\(a, b\);", "return a * __builtin_amdgcn_rcpf(b);")
     verdict = verify(get("softmax"), device="hip", arch="gfx1101", dtype="f16", edit=replace_on_card(edit), case=CASE)
     assert (verdict.verdict, verdict.exit_code, verdict.not_run) == ("undecided", 3, None)
+    assert verdict.evidence == []
     assert "made kernels that are refused" in str(verdict.failure) and "rcp" in str(verdict.failure)
 
 
@@ -148,6 +149,15 @@ def replace_on_card(edit: Edit) -> Any:
         return changed.replace(start, start + stub)
 
     return apply
+
+
+@needs_clang
+def test_a_case_over_hashes_compiles_nothing_and_says_so(tmp_path: Path) -> None:
+    verdict = verify(get("silu"), device="hip", dtype="f16", case="structure/all inputs@3x8#0", out=tmp_path)
+    assert (verdict.verdict, verdict.evidence) == ("undecided", ["structure"])
+    assert str(verdict.not_run).startswith("neither compiled nor run: ")
+    assert verdict.certificate is not None
+    assert "was compiled" not in verdict.certificate.read_text()
 
 
 def test_without_a_clang_the_verdict_is_undecided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

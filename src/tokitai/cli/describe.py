@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from .. import gpu_hip
 from ..emit.cpp import emit_cpu
 from ..emit.gpu_text import emit_flat, emit_rows
 from ..errors import UnknownNameError
@@ -14,7 +15,7 @@ from ..lower import FlatPlan, Plan, make_plan
 from ..lower import gpu as layout
 from ..lower.rowwise import plan_rows
 from ..toolchain import hip
-from ..verification.verdict import Variant, archs_of
+from ..verification.verdict import Variant
 
 SPACES = {"rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar"}
 
@@ -70,7 +71,7 @@ def part_text(
     ArgumentError, DefinitionError."""
     if target not in TARGETS:
         raise UnknownNameError("target", target, TARGETS)
-    archs = archs_of(target, arch)
+    archs = gpu_hip.archs_of(target, arch)
     if part == "definition":
         return inspect.getsource(o.definition).rstrip()
     graph = o.trace(dtype) if variant is None else o.trace(dtype, variant.present, dict(variant.options))

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .. import gpu_hip
 from ..errors import TokitaiError, UnknownNameError, UsageError
 from ..kernel import TARGETS, compile
 from ..lang import Operator
 from ..toolchain.build import Isa
 from .files import case_from_file
-from .verdict import Variant, Verdict, archs_of, asked_shape, variants, verify
+from .verdict import Variant, Verdict, asked_shape, variants, verify
 from .workers import run_tasks
 
 BUILDS = 2  # compilations at a time
@@ -56,7 +57,7 @@ def verify_many(
     """
     for job in jobs:
         _check(job, shape, device)
-    archs_of(device, arch)
+    gpu_hip.archs_of(device, arch)
     if device != "cpu":
         processes = 1
     tasks = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import numerics
+from .. import gpu_hip, numerics
 from ..device import cpu
 from ..evidence import statement as ev
 from ..evidence.render import render
@@ -111,18 +111,21 @@ SIMULATED = " on the simulated device"
 
 def _compiled(verdict: Verdict) -> list[str]:
     """What was seen of kernels for AMD GPUs, which were not run on one."""
-    about = verdict.about or {}
+    about, archs = verdict.about or {}, ", ".join(gpu_hip.compiled(verdict.kernels))
+    inspected = (
+        f"Every text over numbers was compiled for {archs}. In LLVM's text and in the assembly there was no "
+        "contraction, no flushed subnormal number, no approximate division or square root and no float atomic; no "
+        "kernel takes another argument, fewer threads, other wavefronts or more LDS than its launches have."
+    )
     return [
-        f"Every text of numbers was compiled for {about['compiled_for']}. In LLVM's text and in the assembly there was "
-        "no contraction, no flushed subnormal number, no approximate division or square root and no float atomic; no "
-        "kernel takes another argument, fewer threads, other wavefronts or more LDS than its launches have.",
+        *([inspected] if archs else []),
         f"All cases ran{SIMULATED}: the same text as HIP, with its header over fibers of the CPU, in wavefronts of "
         f"{about['warp']} lanes.",
     ]
 
 
 def _not_run(verdict: Verdict) -> str:
-    return f"No kernel ran on an AMD device: {verdict.not_run or 'compiled and inspected, not run'}."
+    return f"No kernel ran on an AMD device: {verdict.not_run or gpu_hip.not_run(verdict.kernels)}."
 
 
 NON_CLAIMS = [

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from .. import gpu_hip
 from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
 from ..formats import format_of
 from ..kernel import TARGETS, KernelBase, build_text, compile
@@ -144,6 +145,7 @@ def verify(
     """
     if device not in TARGETS:
         raise UnknownNameError("device", device, TARGETS)
+    archs = gpu_hip.archs_of(device, arch)
     fmt = format_of(dtype).name
     asked = asked_shape(operator, shape)
     verdict = Verdict(operator.name, fmt, device, None if asked is None else dict(rows=asked[0], cols=asked[1]))
@@ -161,11 +163,19 @@ def verify(
         chosen.append(Variant(present))
     try:
         isa = isa or native_isa()
-        archs = archs_of(device, arch)
-        verdict.about = _about(device, compiler, archs)
-        for v, chosen_arch in ((v, a) for v in chosen for a in archs or (None,)):
+        if archs:
+            verdict.about = gpu_hip.describe(archs, compiler)
+        elif device != "cpu":
+            from ..gpu_targets import target_named
+
+            verdict.about = target_named(device, compiler).describe()
+        for v, amd in ((v, a) for v in chosen for a in archs or (None,)):
             mine = [c for present, c in yours if present == v.present]
-            kernels = _kernels(operator, device, fmt, v, compiler, isa, chosen_arch, edit)
+            if amd is None:
+                kernels = _kernels(operator, device, fmt, v, compiler, isa, edit)
+            else:
+                graph = operator.trace(fmt, v.present, dict(v.options))
+                kernels = gpu_hip.kernels(operator, graph, amd, compiler, edit)
             verdict.kernels += kernels
             _run_variant(verdict, operator, v, kernels, asked, seed, case, mine, isa, progress)
             if verdict.failure:
@@ -181,37 +191,12 @@ def verify(
     verdict.evidence = _evidence(verdict)
     verdict.seconds = time.perf_counter() - started
     if verdict.verdict == "undecided" and not verdict.failure:
-        from ..device.hip import probe
-
-        verdict.not_run = f"compiled and inspected for {', '.join(archs)}, not run: {probe()}"
+        verdict.not_run = gpu_hip.not_run(verdict.kernels)
     if out is not None and (verdict.verdict != "undecided" or verdict.not_run):
         from .certificate import certify
 
         verdict.certificate = certify(operator, verdict, Path(out))
     return verdict
-
-
-def archs_of(device: str, arch: str | None) -> tuple[str, ...]:
-    """The AMD architectures to compile for. Raises UsageError."""
-    from ..gpu_hip import DEFAULT
-    from ..toolchain.hip import flags_of
-
-    if arch is None:
-        return DEFAULT if device == "hip" else ()
-    if device != "hip":
-        raise ArgumentError(f"arch={arch!r} goes with the device hip, not with {device}")
-    flags_of(arch)
-    return (arch,)
-
-
-def _about(device: str, compiler: str | None, archs: tuple[str, ...]) -> dict[str, Any] | None:
-    """The device, where it is not this machine's processor."""
-    from ..gpu_hip import describe
-    from ..gpu_targets import target_named
-
-    if device == "cpu":
-        return None
-    return describe(archs, compiler) if device == "hip" else target_named(device, compiler).describe()
 
 
 def _optional(graph: Graph) -> frozenset[str]:
@@ -242,19 +227,12 @@ def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[in
 
 
 def _kernels(
-    operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, arch: str | None,
-    edit: Edit | None,
-) -> list[KernelBase]:  # fmt: skip
+    operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None
+) -> list[KernelBase]:
     """The kernel over numbers, and the same text over hashes."""
     from ..emit.cpp import emit_cpu
     from ..lower import make_plan
 
-    if arch is not None:
-        from ..gpu_hip import HipKernel, HipTarget, holds_fma
-
-        graph = operator.trace(dtype, v.present, dict(v.options))
-        on = HipTarget(arch, holds_fma(graph), compiler)
-        return [HipKernel(operator, graph, make_plan(graph), s, on, edit) for s in (False, True)]
     if device != "cpu":
         from ..gpu_targets import gpu_kernel_class, target_named
 
@@ -352,6 +330,6 @@ def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: 
 
 def _evidence(verdict: Verdict) -> list[str]:
     tried = {r.kind for r in verdict.results}
-    kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
-    compiled = verdict.device == "hip" and any(k.identities() for k in verdict.kernels)
-    return kinds + ["derivative"] * bool(verdict.derivative) + ["compiled"] * compiled
+    kinds: list[str] = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
+    kinds += ["derivative"] if verdict.derivative else []
+    return kinds + (["compiled"] if gpu_hip.compiled(verdict.kernels) else [])
