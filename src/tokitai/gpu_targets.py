@@ -128,10 +128,10 @@ class SimTarget:
 
     name = "sim"
 
-    def __init__(self, compiler: str | None = None, warp: int = 32) -> None:
+    def __init__(self, compiler: str | None = None, warp: int = 32, hip: bool = False) -> None:
         from .toolchain.compilers import find_compiler
 
-        self.warp, self.compiler = warp, find_compiler(compiler)
+        self.warp, self.hip, self.compiler = warp, hip, find_compiler(compiler)
 
     def describe(self) -> dict[str, Any]:
         """The processor that stands in."""
@@ -144,8 +144,9 @@ class SimTarget:
         from .device import sim
 
         source = Source(text.text, text.headers, stem)
-        made = sim.build_sim(source, self.compiler, structure, self.warp)
-        about = (made.compiler.kind, made.compiler.version, made.compiler.digest, f"sim, warps of {self.warp}")
+        made = sim.build_sim(source, self.compiler, structure, self.warp, self.hip)
+        isa = f"sim{', HIP' * self.hip}, warps of {self.warp}"
+        about = (made.compiler.kind, made.compiler.version, made.compiler.digest, isa)
         identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about, made.flags)
         return SimProgram(sim.load(made)), identity
 

@@ -28,6 +28,7 @@ ORDER = (
     {"device"},
     {"kernel", "gpu_kernel", "gpu_targets", "gpu_card", "gpu_call", "gpu_lists", "call_list", "call"},
     {"worker"},
+    {"gpu_hip"},
     {"verification"},
     {"judge"},
     {"torch"},

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .. import gpu_hip
 from ..errors import TokitaiError, UnknownNameError, UsageError
 from ..kernel import TARGETS, compile
 from ..lang import Operator
@@ -41,6 +42,7 @@ def verify_many(
     seed: int = 0,
     compiler: str | None = None,
     isa: Isa | None = None,
+    arch: str | None = None,
     case: str | None = None,
     started: Callable[[Job], None] | None = None,
     progress: Callable[[str], None] | None = None,
@@ -55,12 +57,14 @@ def verify_many(
     """
     for job in jobs:
         _check(job, shape, device)
+    gpu_hip.archs_of(device, arch)
     if device != "cpu":
         processes = 1
     tasks = [
         functools.partial(
             verify, job.operator, shape=shape, dtype=job.dtype, device=device, inputs=job.inputs, out=out, seed=seed,
-            compiler=compiler, isa=isa, variant=job.variant, case=case, progress=progress if processes < 2 else None,
+            compiler=compiler, isa=isa, arch=arch, variant=job.variant, case=case,
+            progress=progress if processes < 2 else None,
         )
         for job in jobs
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from .. import gpu_hip
 from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
 from ..formats import format_of
 from ..kernel import TARGETS, KernelBase, build_text, compile
@@ -58,6 +59,7 @@ class Verdict:
     about: dict[str, Any] | None = None  # the device, where it is not this machine's processor
     derivative: list[tuple[str, float, float]] = field(default_factory=list)
     failure: str | None = None
+    not_run: str | None = None  # why a kernel that was compiled for a card was not run on one
     seconds: float = 0.0
     certificate: Path | None = None
 
@@ -99,7 +101,7 @@ class Verdict:
             "cases": self.cases,
             "max_ulp_error": self.max_ulp_error,
             "max_ulp_error_of_row": self.max_ulp_error_of_row,
-            "failure": self.failure,
+            "failure": self.failure or self.not_run,
             "seconds": round(self.seconds, 3),
             "certificate": str(self.certificate) if self.certificate else None,
         }
@@ -126,6 +128,7 @@ def verify(
     seed: int = 0,
     compiler: str | None = None,
     isa: Isa | None = None,
+    arch: str | None = None,
     variant: Variant | None = None,
     case: str | None = None,
     edit: Edit | None = None,
@@ -135,11 +138,14 @@ def verify(
 
     ``shape`` is ``dict(rows=.., cols=..)`` to try beside the suite's own shapes; ``inputs`` are files of the user's own
     tensors; ``out`` a folder for the certificate; ``case`` the id of the only case to run; ``edit`` changes the emitted
-    text before it is compiled (that is how wrong kernels are made).
+    text before it is compiled (that is how wrong kernels are made). ``arch`` is the AMD architecture that kernels of
+    the device hip are compiled for (default: one of each width of wavefronts). They are run on fibers, not on a card:
+    the verdict is `refuted` or `undecided`.
     Raises UsageError for wrong arguments; a compiler that is missing or fails gives the verdict `undecided`.
     """
     if device not in TARGETS:
         raise UnknownNameError("device", device, TARGETS)
+    archs = gpu_hip.archs_of(device, arch)
     fmt = format_of(dtype).name
     asked = asked_shape(operator, shape)
     verdict = Verdict(operator.name, fmt, device, None if asked is None else dict(rows=asked[0], cols=asked[1]))
@@ -157,13 +163,19 @@ def verify(
         chosen.append(Variant(present))
     try:
         isa = isa or native_isa()
-        if device != "cpu":
+        if archs:
+            verdict.about = gpu_hip.describe(archs, compiler)
+        elif device != "cpu":
             from ..gpu_targets import target_named
 
             verdict.about = target_named(device, compiler).describe()
-        for v in chosen:
+        for v, amd in ((v, a) for v in chosen for a in archs or (None,)):
             mine = [c for present, c in yours if present == v.present]
-            kernels = _kernels(operator, device, fmt, v, compiler, isa, edit)
+            if amd is None:
+                kernels = _kernels(operator, device, fmt, v, compiler, isa, edit)
+            else:
+                graph = operator.trace(fmt, v.present, dict(v.options))
+                kernels = gpu_hip.kernels(operator, graph, amd, compiler, edit)
             verdict.kernels += kernels
             _run_variant(verdict, operator, v, kernels, asked, seed, case, mine, isa, progress)
             if verdict.failure:
@@ -173,12 +185,14 @@ def verify(
         if not verdict.results:
             accepted = "an id as a failure prints it, KIND/NAME@ROWSxCOLS#SEED"
             raise UsageError(f"{operator.name}: no case {case!r}; accepted: {accepted}")
-        verdict.verdict = "refuted" if verdict.failure else "verified"
+        verdict.verdict = "refuted" if verdict.failure else "undecided" if device == "hip" else "verified"
     except UnavailableError as error:
         verdict.failure = str(error)
     verdict.evidence = _evidence(verdict)
     verdict.seconds = time.perf_counter() - started
-    if out is not None and verdict.verdict != "undecided":
+    if verdict.verdict == "undecided" and not verdict.failure:
+        verdict.not_run = gpu_hip.not_run(verdict.kernels)
+    if out is not None and (verdict.verdict != "undecided" or verdict.not_run):
         from .certificate import certify
 
         verdict.certificate = certify(operator, verdict, Path(out))
@@ -241,10 +255,11 @@ def _run_variant(
     numbers, hashed = kernels
     lanes = LANES[isa] if verdict.device == "cpu" else GPU_LANES
     threads, plan = run.default_threads(), numbers.plan
+    device = "sim" if verdict.device == "hip" else verdict.device  # whose shapes
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
-    structures = suite.structure_shapes(operator, plan, lanes, verdict.device)
-    structures += [asked] if asked is not None else list(suite.default_shapes(operator, verdict.device))
+    structures = suite.structure_shapes(operator, plan, lanes, device)
+    structures += [asked] if asked is not None else list(suite.default_shapes(operator, device))
     for shape in dict.fromkeys(structures):
         name = f"structure/all inputs@{shape[0]}x{shape[1]}#{seed}"
         if not suite.allowed(operator, shape) or shape[0] * shape[1] > STRUCTURE_LIMIT or only not in (None, name):
@@ -276,7 +291,7 @@ def _run_variant(
         if verdict.device == "cpu" or c.shape[0] * c.shape[1] <= MEASURED_ELSEWHERE:
             measure_error(graph, c, want, operator.textbook, result)
 
-    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, verdict.device)):
+    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, device)):
         if only in (None, c.id):
             _add(verdict, operator, v, run.run_numbers(numbers, c, measure, threads), progress)
             if verdict.failure:
@@ -315,5 +330,6 @@ def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: 
 
 def _evidence(verdict: Verdict) -> list[str]:
     tried = {r.kind for r in verdict.results}
-    kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
-    return kinds + (["derivative"] if verdict.derivative else [])
+    kinds: list[str] = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
+    kinds += ["derivative"] if verdict.derivative else []
+    return kinds + (["compiled"] if gpu_hip.compiled(verdict.kernels) else [])

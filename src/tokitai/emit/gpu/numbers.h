@@ -2,7 +2,8 @@
 #pragma once
 #include "lanes.h"
 
-#if TOKITAI_SIM
+#if TOKITAI_HIP  // hip.h has them
+#elif TOKITAI_SIM
 #define CUDA_ASM 0
 #define __fadd_rn(a, b) ((a) + (b))
 #define __fsub_rn(a, b) ((a) - (b))
