@@ -5,7 +5,8 @@
     │   ├── DefinitionError        a definition that the tracer refuses, with the user's file and line
     │   ├── ArgumentError          an argument of a call: rank, size, format, stride, value
     │   ├── UnknownNameError       an operator, format, device or option that does not exist
-    │   └── InputFileError         a tensor file that is missing, truncated or holds other names
+    │   ├── InputFileError         a tensor file that is missing, truncated or holds other names
+    │   └── WireError              a request of the wire mode of which a field is wrong: exit code 3 to 14
     ├── UnavailableError           something this machine lacks: exit code 3
     │   ├── CompilerMissingError   no compiler; the message names the package to install
     │   ├── CompileError           a compiler that failed, with its last words
@@ -63,6 +64,14 @@ class UnknownNameError(UsageError, KeyError):
 
 class InputFileError(UsageError):
     """A tensor file that is missing, truncated, or does not hold what the operator takes."""
+
+
+class WireError(UsageError):
+    """A request of the wire mode of which a field is wrong: `field`, whose number `exit_code` is."""
+
+    def __init__(self, field: str, exit_code: int, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field, self.exit_code = field, exit_code
 
 
 class UnavailableError(TokitaiError):

@@ -27,7 +27,7 @@ ORDER = (
     {"toolchain"},
     {"device"},
     {"kernel", "gpu_kernel", "gpu_targets", "gpu_card", "gpu_call", "gpu_lists", "call_list", "call"},
-    {"worker"},
+    {"worker", "wire"},
     {"gpu_hip"},
     {"verification"},
     {"judge"},

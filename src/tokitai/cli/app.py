@@ -19,6 +19,7 @@ from ..verification.batch import Job, overall, verify_many
 from ..verification.verdict import Verdict, asked_shape
 from . import output, parse
 from .bench import bench
+from .kernel import kernel
 from .progress import Bar
 
 app = typer.Typer(
@@ -156,6 +157,7 @@ def verify(
 
 
 app.command()(bench)
+app.command()(kernel)
 
 
 def _as_typed(
