@@ -18,6 +18,7 @@
     │   └── WorkerError            a worker process that gave no answer to a request
     │       ├── WorkerStartError       it could not be started
     │       ├── WorkerCrashedError     it ended, by a signal or by itself
+    │       │   └── WorkerFaultError       by a signal that a fault of the code that it ran causes
     │       ├── WorkerTimeoutError     the request's deadline passed
     │       ├── WorkerProtocolError    what it wrote is no answer
     │       ├── WorkerMemoryError      it needed more memory than it may have
@@ -130,11 +131,15 @@ class WorkerStartError(WorkerError):
 
 
 class WorkerCrashedError(WorkerError):
-    """A worker process that ended during a request. ``signal``: the signal's number, or None where it left by itself."""
+    """A worker process that ended during a request. ``signal``: its number, or None where it left by itself."""
 
     def __init__(self, message: str, last_words: str = "", signal: int | None = None) -> None:
         self.signal = signal
         super().__init__(message, last_words)
+
+
+class WorkerFaultError(WorkerCrashedError):
+    """A worker process that was ended by SIGSEGV, SIGBUS, SIGFPE or SIGILL: the code that it ran is wrong."""
 
 
 class WorkerTimeoutError(WorkerError):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..device import cpu
-from ..errors import KernelFaultError, TokitaiError
+from ..errors import KernelFaultError, TokitaiError, WorkerFaultError
 from ..kernel import KernelBase, Scalars
 from ..lang import TOTALS, Graph
 from ..lower import FlatPlan
@@ -42,6 +42,9 @@ class Layout:
 
 
 PLAIN = Layout("plain", 1)
+
+FAULTS = (GuardError, KernelFaultError, WorkerFaultError)
+"""What a wrong kernel does beside computing something else."""
 
 
 Measure = Callable[[Graph, Case, Mapping[str, Array], "CaseResult"], None]
@@ -204,7 +207,7 @@ def _launch(
 ) -> dict[str, Array] | None:  # fmt: skip
     try:
         got = Launch(kernel, shape, tensors, layout).run(scalars)
-    except (GuardError, KernelFaultError) as error:
+    except FAULTS as error:
         result.failure = f"{layout.name}: {error}"
         return None
     for name, values in got.items():
@@ -235,7 +238,7 @@ def _split(
         shape = (len(range(rows)[part]), cols)
         try:
             got = Launch(kernel, shape, some, Layout("split", threads)).run(scalars)
-        except (GuardError, KernelFaultError) as error:
+        except FAULTS as error:
             return error
         for o in local:
             mismatch = first_mismatch(

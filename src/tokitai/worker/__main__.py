@@ -21,7 +21,7 @@ class Later:
     def __init__(self, package: ModuleType) -> None:
         self.package = package
         package.__dict__["__getattr__"] = self.name
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Run the package before any of its modules that are not light; find nothing."""
@@ -39,7 +39,7 @@ class Later:
     def run(self) -> None:
         """Run the package, once."""
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
             del self.package.__dict__["__getattr__"]
             assert self.package.__spec__ is not None and self.package.__spec__.loader is not None
             self.package.__spec__.loader.exec_module(self.package)

@@ -63,6 +63,7 @@ class Pool:
         self.size, self.queue, self.deadline = size, queue, _seconds(deadline)
         self.limits = limits or Limits()
         self.memory = Memory(shared, folder)
+        self.kernels: dict[Any, Any] = {}  # those that `isolated.call` made for this pool
         self._closed = False
         self._begin()
         _pools.add(self)

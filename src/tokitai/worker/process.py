@@ -27,6 +27,7 @@ from ..errors import (
     UnknownNameError,
     WorkerCrashedError,
     WorkerError,
+    WorkerFaultError,
     WorkerMemoryError,
     WorkerProtocolError,
     WorkerStartError,
@@ -44,6 +45,7 @@ LEAVE_SECONDS = 2.0  # one whose socket is closed is gone within this, or did no
 ALIGN = 256  # bytes: every tensor begins at a multiple, so that its alignment is the caller's
 DESCRIPTORS = 128  # sent with one message; the kernel takes at most 253
 SCRATCH = 1 << 28  # bytes that a process's copies of tensors may keep between requests
+FAULTS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
 _numbers = itertools.count(1)
 
@@ -267,7 +269,8 @@ class Worker:
             return WorkerCrashedError(f"{entry}: the worker process left with exit code {left}", words)
         name = signal.Signals(-left).name if -left in list(signal.Signals) else f"signal {-left}"
         more = f" (it may use {self.limits.cpu_seconds:g} s of processor time)" if name == "SIGXCPU" else ""
-        return WorkerCrashedError(f"{entry}: the worker process was ended by {name}{more}", words, -left)
+        kind = WorkerFaultError if name in FAULTS else WorkerCrashedError
+        return kind(f"{entry}: the worker process was ended by {name}{more}", words, -left)
 
     def _left(self) -> int | None:
         """How the process ended (a signal is negative), or None where it is still there."""
@@ -292,7 +295,7 @@ class Worker:
             return WorkerMemoryError(f"{entry}: the worker process needs more memory than {limit}", self.last_words)
         if reply.status == Status.RAISED:
             kind = getattr(errors, reply.kind, None)
-            own = isinstance(kind, type) and issubclass(kind, TokitaiError)
-            if own and not issubclass(kind, (UnknownNameError, WorkerError)):
-                return kind(reply.message)  # type: ignore[no-any-return]
+            others = (UnknownNameError, WorkerError)  # they are made of more than a message
+            if isinstance(kind, type) and issubclass(kind, TokitaiError) and not issubclass(kind, others):
+                return kind(reply.message)
         return WorkerTaskError(f"{entry}: {reply.message or reply.kind}", self.last_words)

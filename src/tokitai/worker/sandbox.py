@@ -1,9 +1,9 @@
 """What foreign code may not do: a seccomp filter and a Landlock domain that a process puts on itself, for good.
 
-Both are offered by the kernel to any process; neither needs privileges. The filter refuses (EPERM) system calls that a
-kernel has no use for: new processes and programs, signals to others, sockets, tracing, other limits, namespaces, mounts,
-kernel interfaces with a history of faults. Landlock lets files be read and run, and nothing be written, and forbids TCP.
-Neither hides files that the user can read, and neither is a boundary against a fault of the kernel itself.
+Both are offered by the kernel to any process; neither needs privileges. The filter refuses (EPERM) system calls that
+code which computes has no use for: new processes and programs, signals to others, sockets, tracing, other limits,
+namespaces, mounts, interfaces with a history of faults. Landlock lets files be read and run, and nothing be written,
+and forbids TCP. Neither hides files that the user can read, and neither is a boundary against a fault of the kernel's.
 """
 
 from __future__ import annotations
@@ -100,26 +100,26 @@ def _seccomp(libc: ctypes.CDLL) -> str:
 def filter_for(machine: str) -> bytes:
     """The filter as BPF, each instruction (code, jump if true, jump if false, k) in eight bytes."""
     which = list(ARCH).index(machine)
-    numbers = sorted({n[which] for n in REFUSED.values()} - {None})  # type: ignore[type-var]
+    numbers = sorted(n for both in REFUSED.values() if (n := both[which]) is not None)
     load, equal, at_least, all_of, answer = 0x20, 0x15, 0x35, 0x54, 0x06
     allow, refuse, unknown, kill = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x80000000
-    number, architecture, argument = 0, 4, lambda i: 16 + 8 * i  # offsets in struct seccomp_data; low words
+    number, architecture, first, third, fourth = 0, 4, 16, 32, 40  # in struct seccomp_data; low words of arguments
     code = [(load, 0, 0, architecture), (equal, 1, 0, ARCH[machine]), (answer, 0, 0, kill), (load, 0, 0, number)]
     code += [(at_least, 0, 1, X32), (answer, 0, 0, kill)] if machine == "x86_64" else []
     for n in numbers:
         code += [(equal, 0, 1, n), (answer, 0, 0, refuse)]
     code += [(equal, 0, 1, CLONE3), (answer, 0, 0, unknown)]
     # A thread may be made, a process not.
-    code += [(equal, 0, 4, CLONE[which]), (load, 0, 0, argument(0)), (all_of, 0, 0, CLONE_THREAD)]
+    code += [(equal, 0, 4, CLONE[which]), (load, 0, 0, first), (all_of, 0, 0, CLONE_THREAD)]
     code += [(equal, 0, 1, 0), (answer, 0, 0, refuse), (load, 0, 0, number)]
     # The process ends with its host: that cannot be changed.
-    code += [(equal, 0, 3, PRCTL[which]), (load, 0, 0, argument(0)), (equal, 0, 1, PR_SET_PDEATHSIG)]
+    code += [(equal, 0, 3, PRCTL[which]), (load, 0, 0, first), (equal, 0, 1, PR_SET_PDEATHSIG)]
     code += [(answer, 0, 0, refuse), (load, 0, 0, number)]
     # Limits may be read (no new value in the third argument), not set: its low word is enough to tell.
-    code += [(equal, 0, 3, PRLIMIT[which]), (load, 0, 0, argument(2)), (equal, 1, 0, 0), (answer, 0, 0, refuse)]
+    code += [(equal, 0, 3, PRLIMIT[which]), (load, 0, 0, third), (equal, 1, 0, 0), (answer, 0, 0, refuse)]
     code += [(load, 0, 0, number)]
     # Shared memory without a file would escape the memory limit.
-    code += [(equal, 0, 4, MMAP[which]), (load, 0, 0, argument(3)), (all_of, 0, 0, SHARED_ANONYMOUS)]
+    code += [(equal, 0, 4, MMAP[which]), (load, 0, 0, fourth), (all_of, 0, 0, SHARED_ANONYMOUS)]
     code += [(equal, 0, 1, SHARED_ANONYMOUS), (answer, 0, 0, refuse)]
     code += [(answer, 0, 0, allow)]
     return b"".join(struct.pack("<HBBI", *one) for one in code)
