@@ -119,10 +119,11 @@ class FloatModeError(UnavailableError):
 
 
 class WorkerError(UnavailableError):
-    """A worker process that gave no answer to a request. ``last_words``: the end of what it printed."""
+    """A worker process that gave no answer to a request. ``reason``: in one line; ``last_words``: the end of what the
+    process printed."""
 
     def __init__(self, message: str, last_words: str = "") -> None:
-        self.last_words = last_words
+        self.reason, self.last_words = message, last_words
         super().__init__(f"{message}; its last words:\n{last_words}" if last_words else message)
 
 

@@ -13,7 +13,7 @@ from . import cases
 from .buffers import digest
 from .cases import Array
 from .compare import first_mismatch
-from .run import FAULTS, CaseResult, Launch, Layout
+from .run import FAULTS, CaseResult, Launch, Layout, fault_text
 
 # Numbers of elements: empty tensors first, last and between; tiles that are full, one short, one over; many small ones.
 LISTS: dict[str, tuple[int, ...]] = {
@@ -67,7 +67,7 @@ def _run(
             for x in launches:
                 x.check()
         except FAULTS as error:
-            made.failure = f"{layout.name}: {error}"
+            made.failure = f"{layout.name}: {fault_text(error)}"
             return made
         for i, (got, wanted) in enumerate(zip(results, want, strict=True)):
             for n, values in got.items():

@@ -32,7 +32,11 @@ class Channel:
 
     def send(self, message: Message, descriptors: Sequence[int] = (), until: float = FOREVER) -> None:
         """Send a message, and with it file descriptors. Raises Closed, TimeoutError."""
-        data = memoryview(encode(message))
+        self.send_frame(encode(message), descriptors, until)
+
+    def send_frame(self, frame: bytes, descriptors: Sequence[int] = (), until: float = FOREVER) -> None:
+        """The same with a message that has been encoded."""
+        data = memoryview(frame)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         while data:
             try:
@@ -76,14 +80,20 @@ class Channel:
         poller.register(self.sock, select.POLLIN)
         return not poller.poll(0)
 
+    def forget_words(self) -> None:
+        """What was printed so far is nobody's last words."""
+        self.listen(0.0)
+        self.words.clear()
+
     def listen(self, seconds: float) -> None:
-        """Read what the process still has to say: until it has closed its end, for so long at the most."""
-        until = time.monotonic() + seconds
-        while self.stderr is not None and (left := until - time.monotonic()) > 0:
-            poller = select.poll()
-            poller.register(self.stderr, select.POLLIN)
-            if poller.poll(left * 1000) and not self._read_words():
-                return
+        """Read what the process still has to say: until it has closed its end, or so long that nothing came."""
+        if self.stderr is None:
+            return
+        poller = select.poll()
+        poller.register(self.stderr, select.POLLIN)
+        until = time.monotonic() + seconds + 1.0  # whoever prints without end is not listened to for ever
+        while poller.poll(seconds * 1000) and self._read_words() and time.monotonic() < until:
+            pass
 
     def close(self) -> None:
         """Close this end."""

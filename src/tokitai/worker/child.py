@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import importlib
-import mmap
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from typing import Any
 
 from . import limits
 from .channel import Channel, Closed
+from .maps import map_shared, unmap
 from .messages import MAX_REPLY, MAX_REQUEST, Attach, Reply, Request, Rubbish, Start, Status, encode
 
 MESSAGE = 8000  # characters of an exception's text that are sent
@@ -29,15 +29,19 @@ class Child:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.segments = {0: memoryview(bytearray())}  # where tensors without a byte lie
+        self.places: dict[int, tuple[int, int]] = {}  # of segments: address and size
         self.entries: dict[str, Entry] = {}
 
     def attach(self, message: Attach, descriptors: list[int]) -> None:
         """Map new segments, and let go of those that are gone."""
         for number in message.gone:
-            self.segments.pop(number, None)
+            del self.segments[number]
+            unmap(*self.places.pop(number))
         for (number, size), descriptor in zip(message.segments, descriptors, strict=True):
-            self.segments[number] = memoryview(mapped(descriptor, size))
+            address = map_shared(descriptor, size)
             os.close(descriptor)
+            self.places[number] = address, size
+            self.segments[number] = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
     def answer(self, request: Request) -> Reply:
         """Run one request."""
@@ -65,12 +69,6 @@ class Child:
         module, _, function = name.partition(":")
         self.entries[name] = entry = getattr(importlib.import_module(module), function)
         return entry  # type: ignore[no-any-return]
-
-
-def mapped(descriptor: int, size: int) -> mmap.mmap:
-    """A segment in this process's memory, its pages in place already."""
-    populate = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    return mmap.mmap(descriptor, size, flags=populate)
 
 
 def address(view: memoryview) -> int:

@@ -6,7 +6,6 @@ SIGBUS. Its pages are allocated when it is made, so that want of memory is an er
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import itertools
 import mmap
@@ -22,16 +21,15 @@ from typing import Any
 import numpy as np
 
 from ..errors import SharedMemoryError
+from .maps import free_pages, map_shared, unmap
 
 Array = np.ndarray[Any, Any]
 
 PAGE = mmap.PAGESIZE
 SPARE = 1 << 28  # bytes of the machine's memory that are left alone
-PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(fcntl, "F_SEAL_SEAL") else 0
 
 _numbers = itertools.count(1)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,14 @@ class Segment:
     descriptor: int
     size: int
     address: int
+
+
+class _Mapping:
+    """A segment's memory in this process, as NumPy takes it. Arrays in it keep it alive."""
+
+    def __init__(self, segment: Segment) -> None:
+        data = (segment.address, False)
+        self.__array_interface__ = dict(data=data, shape=(segment.size,), typestr="|u1", version=3)
 
 
 class Memory:
@@ -69,7 +75,7 @@ class Memory:
                 )
             self.used += size
         try:
-            segment, mapping = self._make(size)
+            segment = self._make(size)
         except BaseException:
             with self._lock:
                 self.used -= size
@@ -77,8 +83,9 @@ class Memory:
         with self._lock:
             self._segments[segment.number] = segment
             insort(self._order, (segment.address, segment.number))
+        mapping = _Mapping(segment)
         weakref.finalize(mapping, self._release, segment).atexit = False
-        return segment, np.frombuffer(mapping, np.uint8)
+        return segment, np.asarray(mapping)
 
     def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
         """The segment in which these bytes of this process lie, and where in it they begin."""
@@ -95,7 +102,7 @@ class Memory:
         with self._lock:
             return sorted(known - self._segments.keys())
 
-    def _make(self, size: int) -> tuple[Segment, mmap.mmap]:
+    def _make(self, size: int) -> Segment:
         free = available()
         if free is not None and size + SPARE > free:
             raise SharedMemoryError(f"{size} bytes of shared memory; this machine has {free} left, less {SPARE} spare")
@@ -109,24 +116,23 @@ class Memory:
             os.posix_fallocate(descriptor, 0, size)
             if self.folder is None:
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-            mapping = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+            return Segment(next(_numbers), descriptor, size, map_shared(descriptor, size))
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)
             where = f" in {self.folder}" if self.folder is not None else ""
             raise SharedMemoryError(f"{size} bytes of shared memory{where}: {error.strerror}") from error
-        address = np.frombuffer(mapping, np.uint8).ctypes.data
-        return Segment(next(_numbers), descriptor, size, address), mapping
 
     def _release(self, segment: Segment) -> None:
         """Give the pages back now: processes that still map the segment keep nothing of it."""
-        if os.getpid() == self._process:  # a fork of the host has the segment as well, but it is not its own
-            _libc.fallocate(segment.descriptor, PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(segment.size))
-        os.close(segment.descriptor)
         with self._lock:
             del self._segments[segment.number]
             self._order.remove((segment.address, segment.number))
             self.used -= segment.size
+        if os.getpid() == self._process:  # a fork of the host has the segment as well, but it is not its own
+            free_pages(segment.descriptor, segment.size)
+        os.close(segment.descriptor)
+        unmap(segment.address, segment.size)
 
 
 def available() -> int | None:

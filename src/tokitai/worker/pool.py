@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import threading
 import time
@@ -17,13 +18,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import ArgumentError, WorkerBusyError, WorkerClosedError
+from ..errors import ArgumentError, WorkerBusyError, WorkerClosedError, WorkerStartError
 from .limits import Limits
 from .memory import Array, Memory
 from .process import Worker
 
 DEADLINE = 60.0
 QUEUE = 256
+ATTEMPTS = 3  # to start a process
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,14 @@ class Pool:
                 worker.end()
 
     def _start(self, until: float) -> Worker:
-        worker = Worker(self.memory, self.limits, until)
+        """A new process. One that dies, or is stopped, before it has seen the request costs nobody his answer."""
+        for attempt in itertools.count(1):
+            try:
+                worker = Worker(self.memory, self.limits, until)
+                break
+            except WorkerStartError:
+                if attempt == ATTEMPTS or time.monotonic() >= until:
+                    raise
         with self._lock:
             self._count(started=1)
             self._held.add(worker)

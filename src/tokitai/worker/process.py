@@ -23,6 +23,7 @@ import numpy as np
 
 from .. import errors
 from ..errors import (
+    ArgumentError,
     TokitaiError,
     UnknownNameError,
     WorkerCrashedError,
@@ -37,9 +38,9 @@ from ..errors import (
 from .channel import Channel, Closed
 from .limits import Limits
 from .memory import Array, Memory, Segment
-from .messages import MAX_REPLY, Attach, Message, Reply, Request, Rubbish, Start, Status
+from .messages import MAX_REPLY, Attach, Message, Reply, Request, Rubbish, Start, Status, encode
 
-START_SECONDS = 30.0
+START_SECONDS = 10.0
 END_SECONDS = 5.0  # a killed process is gone within this
 LEAVE_SECONDS = 2.0  # one whose socket is closed is gone within this, or did not end
 ALIGN = 256  # bytes: every tensor begins at a multiple, so that its alignment is the caller's
@@ -167,12 +168,16 @@ class Worker:
                 np.copyto(copy, array)
         where = {id(a): span for a, span in zip(unique, spans, strict=True)}
         request = Request(next(_numbers), entry, arguments, [where[id(a)][1] for a in (*inputs, *outputs)])
+        try:
+            frame = encode(request)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ArgumentError(f"{entry}: arguments: {error}; accepted: JSON values") from error
         segments = {segment.number: segment for segment, _ in spans}
-        self.channel.words.clear()
+        self.channel.forget_words()
         try:
             self._attach([s for n, s in segments.items() if n not in self.known], until)
             self._limit_time()
-            self.channel.send(request, until=until)
+            self.channel.send_frame(frame, until=until)
             reply = self.channel.receive(MAX_REPLY, until)
             if not isinstance(reply, Reply) or reply.number != request.number or reply.status == Status.READY:
                 raise Rubbish(f"{str(reply)[:200]} where the answer to request {request.number} should be")
