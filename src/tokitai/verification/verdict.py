@@ -145,6 +145,8 @@ def verify(
     """
     if device not in TARGETS:
         raise UnknownNameError("device", device, TARGETS)
+    if edit is not None and pool is not None and device != "cpu":
+        raise ArgumentError(f"edit on {device} in a worker process; accepted: on the cpu, or in this process")
     fmt = format_of(dtype).name
     asked = asked_shape(operator, shape)
     verdict = Verdict(operator.name, fmt, device, None if asked is None else dict(rows=asked[0], cols=asked[1]))
@@ -237,8 +239,6 @@ def _kernels(
     if device == "cpu":
         made = _kernels_here(operator, device, dtype, v, compiler, isa, edit)
         return [isolate(k, pool) for k in made if isinstance(k, Kernel)]
-    if edit is not None:
-        raise ArgumentError(f"edit on {device} in a worker process; accepted: on the cpu, or in this process")
     graph = operator.trace(dtype, v.present, dict(v.options))
     return [isolated_gpu(operator, graph, device, s, compiler, pool) for s in (False, True)]
 
