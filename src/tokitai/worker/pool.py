@@ -26,6 +26,7 @@ from .process import Worker
 DEADLINE = 60.0
 QUEUE = 256
 ATTEMPTS = 3  # to start a process
+KEEP = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,21 @@ class Pool:
 
     ``queue``: how many may wait; a further one is refused. ``deadline``: seconds within which a request must end, its
     wait included, where it names none itself. ``limits``: of each process. ``shared``: bytes of shared memory in all.
-    ``folder``: see `memory.Memory`. Close a pool, or use it as a context manager; a pool that is dropped closes itself.
-    Nothing remains of its processes and memory when this process ends, in whatever way.
+    ``folder``: see `memory.Memory`. ``keep``: bytes of shared memory that a process keeps for the copies of the next
+    request's tensors: new memory is much slower than memory that is there.
+
+    Close a pool, or use it as a context manager; a pool that is dropped closes itself. Nothing remains of its processes
+    and memory when this process ends, in whatever way.
     """
 
     def __init__(
         self, size: int = 1, *, queue: int = QUEUE, deadline: float = DEADLINE, limits: Limits | None = None,
-        shared: int | None = None, folder: Path | str | None = None,
+        shared: int | None = None, folder: Path | str | None = None, keep: int = KEEP,
     ) -> None:  # fmt: skip
-        for name, value, least in (("size", size, 1), ("queue", queue, 0)):
+        for name, value, least in (("size", size, 1), ("queue", queue, 0), ("keep", keep, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ArgumentError(f"{name}={value!r}; accepted: a whole number of at least {least}")
-        self.size, self.queue, self.deadline = size, queue, _seconds(deadline)
+        self.size, self.queue, self.keep, self.deadline = size, queue, keep, _seconds(deadline)
         self.limits = limits or Limits()
         self.memory = Memory(shared, folder)
         self.kernels: dict[Any, Any] = {}  # those that `isolated.call` made for this pool
@@ -188,7 +192,7 @@ class Pool:
         """A new process. One that dies, or is stopped, before it has seen the request costs nobody his answer."""
         for attempt in itertools.count(1):
             try:
-                worker = Worker(self.memory, self.limits, until)
+                worker = Worker(self.memory, self.limits, until, self.keep)
                 break
             except WorkerStartError:
                 if attempt == ATTEMPTS or time.monotonic() >= until:

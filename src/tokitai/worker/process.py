@@ -45,7 +45,6 @@ END_SECONDS = 5.0  # a killed process is gone within this
 LEAVE_SECONDS = 2.0  # one whose socket is closed is gone within this, or did not end
 ALIGN = 256  # bytes: every tensor begins at a multiple, so that its alignment is the caller's
 DESCRIPTORS = 128  # sent with one message; the kernel takes at most 253
-SCRATCH = 1 << 28  # bytes that a process's copies of tensors may keep between requests
 FAULTS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
 _numbers = itertools.count(1)
@@ -111,8 +110,8 @@ class Worker:
     Raises WorkerStartError.
     """
 
-    def __init__(self, memory: Memory, limits: Limits, until: float) -> None:
-        self.memory, self.limits = memory, limits
+    def __init__(self, memory: Memory, limits: Limits, until: float, keep: int = 0) -> None:
+        self.memory, self.limits, self.keep = memory, limits, keep
         self.known: set[int] = set()  # segments that the process has mapped
         self.scratch: tuple[Segment, Array] | None = None
         self.alive = True
@@ -194,8 +193,8 @@ class Worker:
         return reply.value
 
     def tidy(self) -> None:
-        """Keep no more memory than a warm process needs."""
-        if self.scratch is not None and self.scratch[0].size > SCRATCH:
+        """Keep no more memory for copies of tensors than a warm process may."""
+        if self.scratch is not None and self.scratch[0].size > self.keep:
             self.scratch = None
 
     def end(self) -> None:
@@ -224,7 +223,8 @@ class Worker:
                 end = -(-(offsets[-1] + array.nbytes) // ALIGN) * ALIGN
         if end and (self.scratch is None or self.scratch[0].size < end):
             self.scratch = None
-            self.scratch = self.memory.new(1 << (max(end, 1 << 20) - 1).bit_length() if end <= SCRATCH else end)
+            room = 1 << (max(end, 1 << 20) - 1).bit_length()  # so that the next one, a little larger, fits as well
+            self.scratch = self.memory.new(room if room <= self.keep else end)
         spans: list[tuple[Segment, list[int]]] = []
         copies = []
         for array, place, offset in zip(arrays, found, offsets, strict=True):
