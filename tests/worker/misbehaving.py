@@ -78,14 +78,19 @@ def _channel() -> int:
     return int(sys.argv[1])  # where the process was told to listen
 
 
+def _frame(payload: bytes) -> bytes:
+    return b"TKW1" + len(payload).to_bytes(4, "little") + payload
+
+
 RUBBISH = {
     "text": b"hello, this is no frame at all",
-    "long": b"TKW1\xff\xff\xff\xff",
-    "not json": b"TKW1\x04\x00\x00\x00\x80\x81\x82\x83",
-    "deep": b"TKW1" + (100_000).to_bytes(4, "little") + b"[" * 100_000,
-    "other message": b'TKW1\x25\x00\x00\x00{"type": "Attach", "segments": [], "gone": []}'[:45],
-    "list": b"TKW1\x02\x00\x00\x00[]",
-    "forged": b'TKW1\x35\x00\x00\x00{"type": "Reply", "number": 0, "status": 1, "x":1}',
+    "too long": b"TKW1\xff\xff\xff\xff",
+    "no JSON": _frame(b"\x80\x81\x82\x83"),
+    "too deep": _frame(b"[" * 100_000),
+    "a list": _frame(b"[]"),
+    "a message of the host's": _frame(b'{"type": "Attach", "segments": [], "gone": []}'),
+    "a reply to nobody": _frame(b'{"type": "Reply", "number": 0, "status": 1}'),
+    "a second start": _frame(b'{"type": "Reply", "number": 0, "status": 0}'),
 }
 
 

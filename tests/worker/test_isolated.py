@@ -21,6 +21,8 @@ from tokitai.errors import ArgumentError, CacheError
 from tokitai.kernel import compile
 from tokitai.ops import registry
 from tokitai.verification import verify
+from tokitai.verification.batch import Job, verify_many
+from tokitai.verification.verdict import Variant
 from tokitai.worker import Limits, Pool, call, isolate
 from tokitai.worker.graphs import flattened, restored
 
@@ -142,6 +144,14 @@ def test_verify_in_a_worker_process(device: str, capfd: pytest.CaptureFixture[st
     assert [c["output_digests"] for c in here["cases"]] == [c["output_digests"] for c in there["cases"]]
     assert {k["fingerprint"] for k in here["kernels"]} == {k["fingerprint"] for k in there["kernels"]}
     assert left.until(lambda: not left.processes(os.getpid()))
+
+
+def test_several_operators_in_processes_with_a_worker_each() -> None:
+    jobs = [Job(op, "f16", variant=Variant(frozenset())) for op in (ops.softmax, ops.log_softmax)]
+    shape = dict(rows=3, cols=20)
+    verdicts = verify_many(jobs, shape=shape, processes=2, isolate=True)
+    assert [v.verdict for v in verdicts] == ["verified"] * 2
+    assert [v.cases for v in verdicts] == [v.cases for v in verify_many(jobs, shape=shape)]
 
 
 def test_an_edited_kernel_for_a_gpu_is_not_isolated(pool: Pool) -> None:

@@ -41,35 +41,31 @@ def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> list[dict[st
     Tensors: the memory of each buffer, the scalars, the graph (pickled by the host, which is trusted), and outputs,
     which are the same buffers again. ``at``: for each tensor of the kernel the number of a buffer and a byte in it.
     """
-    *buffers, table, graph = (np.frombuffer(t, np.uint8) for t in tensors[: arguments["buffers"] + 2])
+    *memory, table, graph = (np.frombuffer(t, np.uint8) for t in tensors[: arguments["buffers"] + 2])
     kernel = _kernel(arguments, graph)
-    inputs, results = [], []
     where = iter(zip(arguments["at"], arguments["strides"], strict=True))
+    seen: dict[tuple[int, int], Buffer] = {}  # a result may take an input's place, or be one for a whole list
+
+    def buffer(shape: tuple[int, ...], fmt: str) -> Buffer:
+        (i, first), strides = next(where)
+        if (i, first) not in seen:
+            seen[i, first] = Buffer(memory[i], first, shape, strides, kernel.element(fmt))
+        return seen[i, first]
+
+    inputs, results = [], []
     for rows, cols in arguments["shapes"]:
         sizes = {"rc": (rows, cols), "r": (rows,), "c": (cols,), "s": (1,)}
-        given = {t.name: _buffer(buffers, *next(where), sizes[t.space], kernel, t.format) for t in kernel.graph.inputs}
-        made = {o.name: _buffer(buffers, *next(where), sizes[o.space], kernel, o.format) for o in kernel.graph.outputs}
-        inputs.append(given)
-        results.append({n: given[n] if o.inplace else made[n] for n, o in _outputs(kernel)})
+        inputs.append({t.name: buffer(sizes[t.space], str(t.format)) for t in kernel.graph.inputs})
+        results.append({o.name: buffer(sizes[o.space], o.format) for o in kernel.graph.outputs})
     shapes = [(rows, cols) for rows, cols in arguments["shapes"]]
     scalars = Scalars(table.view(np.uint64 if kernel.structure else np.float32), tuple(arguments["whole"]))
     workspace = None
     if arguments["workspace"] is not None:
         i, first = arguments["workspace"]
         word = kernel.element("f32")
-        workspace = Buffer(buffers[i], first, (arguments["room"],), [word.itemsize], word)
+        workspace = Buffer(memory[i], first, (arguments["room"],), [word.itemsize], word)
     kernel.launch_buffers(inputs, results, shapes, scalars, arguments["threads"], workspace)
     return [asdict(identity) for identity in kernel.identities()]
-
-
-def _outputs(kernel: GpuKernel) -> list[tuple[str, Any]]:
-    return [(o.name, o) for o in kernel.graph.outputs]
-
-
-def _buffer(
-    buffers: list[Array], at: list[int], strides: list[int], shape: tuple[int, ...], kernel: GpuKernel, fmt: Any
-) -> Buffer:
-    return Buffer(buffers[at[0]], at[1], shape, strides, kernel.element(str(fmt)))
 
 
 def _kernel(arguments: dict[str, Any], graph: Array) -> GpuKernel:

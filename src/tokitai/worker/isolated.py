@@ -13,7 +13,7 @@ import numpy as np
 from ..call import _kernel, call_with
 from ..device.cpu import check_runs_here
 from ..emit.cpp import KernelText
-from ..errors import ArgumentError, DeviceError
+from ..errors import DeviceError
 from ..gpu_kernel import GpuKernel, Program
 from ..kernel import Array, Identity, Kernel, Placed, Scalars
 from ..lang import Graph, Operator
@@ -241,8 +241,6 @@ class IsolatedGpuKernel(GpuKernel):
         shapes: Sequence[tuple[int, int]], scalars: Scalars, threads: int, workspace: Placed | None = None,
     ) -> None:  # fmt: skip
         """Run on buffers that are copied there and back with their guard zones. Their alignment is kept."""
-        if any(a.strides[0] < 0 for b in self._in_order(tensors, results) if (a := b.array).ndim == 2):
-            raise ArgumentError(f"{self}: rows that run backwards; accepted: buffers whose rows follow each other")
         ordered = self._in_order(tensors, results)
         whole, at, place = _whole_buffers(ordered, workspace)
         packed = pickle.dumps(flattened(self.graph))

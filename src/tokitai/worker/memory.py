@@ -87,6 +87,10 @@ class Memory:
         weakref.finalize(mapping, self._release, segment).atexit = False
         return segment, np.asarray(mapping)
 
+    def after_fork(self) -> None:
+        """In a fork of the process: a lock that another thread held there is free here."""
+        self._lock = threading.RLock()
+
     def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
         """The segment in which these bytes of this process lie, and where in it they begin."""
         with self._lock:

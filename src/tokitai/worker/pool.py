@@ -275,6 +275,7 @@ def _close_all() -> None:
 def _after_fork() -> None:
     """The processes are the parent's: this process starts its own."""
     for pool in list(_pools):
+        pool.memory.after_fork()
         pool._begin()
 
 
