@@ -54,6 +54,18 @@ def call(
     if cuda_stream is not None or not check:
         found = f"cuda_stream={cuda_stream!r}" if cuda_stream is not None else f"check={check!r}"
         raise ArgumentError(f"{operator.name}: {found} beside arrays in host memory; accepted: leave it out")
+    return call_with(_kernel, operator, args, kwargs, out, threads, copy)
+
+
+KernelFor = Callable[[Operator, str, frozenset[str], tuple[tuple[str, object], ...]], Kernel]
+"""The kernel for an operator, a storage format, the tensors that are given, and options."""
+
+
+def call_with(
+    kernel_for: KernelFor, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any,
+    threads: int | None, copy: bool,
+) -> Any:  # fmt: skip
+    """`call` with kernels that run elsewhere."""
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
     check_threads(threads)
@@ -61,17 +73,18 @@ def call(
         if out is not None:
             raise ArgumentError(f"{operator.name}: out; accepted: results in place or new ones")
         single_lists = {n: [x] for n, x in given.items()}
-        made = prepare_lists(operator, single_lists, options, copy)(params, threads or cpu.default_threads())
+        prepared = prepare_lists(operator, single_lists, options, copy, kernel_for)
+        made = prepared(params, threads or cpu.default_threads())
         several = made if isinstance(made, tuple) else (made,)
         single = tuple(m[0] if isinstance(m, list) else m for m in several)
         return single if isinstance(made, tuple) else single[0]
     if given and isinstance(next(iter(given.values())), (list, tuple)):
         if out is not None:
             raise ArgumentError(f"{operator.name}: out beside lists; accepted: results in place or new ones")
-        return prepare_lists(operator, given, options, copy)(params, threads or cpu.default_threads())
+        return prepare_lists(operator, given, options, copy, kernel_for)(params, threads or cpu.default_threads())
     arrays = {name: as_numpy(name, value) for name, value in given.items()}
     dtype = storage_format(operator, arrays)
-    kernel = _kernel(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
+    kernel = kernel_for(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
     lead, shape = common_shape(operator, arrays)
     check_indices(operator, arrays, params, shape)
     tensors = {t.name: flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
@@ -88,13 +101,14 @@ def call(
 
 
 def prepare_lists(
-    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object], copy: bool = True
-) -> Prepared:
+    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object], copy: bool = True,
+    kernel_for: KernelFor | None = None,
+) -> Prepared:  # fmt: skip
     """Lists of tensors, checked and ready to be launched again and again. Raises ArgumentError."""
 
     def build(firsts: Mapping[str, Array]) -> Kernel:
         dtype = storage_format(operator, firsts)
-        return _kernel(operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
+        return (kernel_for or _kernel)(operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
 
     return prepare(operator, given, build, copy)
 

@@ -112,6 +112,7 @@ def verify(
     compiler: Annotated[str | None, typer.Option(help="A C++ compiler: a name or a path.")] = None,
     isa: Annotated[str | None, typer.Option(help="An instruction set; the widest one here by default.")] = None,
     arch: Arch = None,
+    isolate: Annotated[bool, typer.Option("--isolate", help="Run kernels in a process of their own.")] = False,
     as_json: Json = False,
 ) -> int:
     """Verify that kernels compute their definitions, bit for bit.
@@ -144,7 +145,7 @@ def verify(
                 started=lambda job: bar.start(f"{job.operator.name} {job.dtype}"),
                 progress=bar.case,
                 ended=lambda verdict: bar.end(output.verdict_text(said(verdict))),
-                processes=default_threads() if every else 1,
+                processes=default_threads() if every else 1, isolate=isolate,
             )  # fmt: skip
     if any(v.certificate for v in verdicts):
         output.note(f"certificates: {folder}")

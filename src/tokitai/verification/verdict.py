@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import gpu_hip
 from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
 from ..formats import format_of
-from ..kernel import TARGETS, KernelBase, build_text, compile
+from ..kernel import TARGETS, Kernel, KernelBase, build_text, compile
 from ..lang import Graph, Operator
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
@@ -21,6 +21,9 @@ from .accuracy import measure_error
 from .files import case_from_file
 from .lists import run_lists
 from .run import CaseResult
+
+if TYPE_CHECKING:
+    from ..worker import Pool
 
 LANES: Mapping[Isa, int] = {"avx512": 16, "avx2": 8, "neon": 4, "scalar": 1}
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
@@ -133,12 +136,14 @@ def verify(
     case: str | None = None,
     edit: Edit | None = None,
     progress: Progress | None = None,
+    pool: Pool | None = None,
 ) -> Verdict:
     """Verify one operator in one storage format on one device.
 
     ``shape`` is ``dict(rows=.., cols=..)`` to try beside the suite's own shapes; ``inputs`` are files of the user's own
     tensors; ``out`` a folder for the certificate; ``case`` the id of the only case to run; ``edit`` changes the emitted
-    text before it is compiled (that is how wrong kernels are made). ``arch`` is the AMD architecture that kernels of
+    text before it is compiled (that is how wrong kernels are made); ``pool`` runs kernels in worker processes, so that
+    one that crashes is refuted, and one that does not end undecided. ``arch`` is the AMD architecture that kernels of
     the device hip are compiled for (default: one of each width of wavefronts). They are run on fibers, not on a card:
     the verdict is `refuted` or `undecided`.
     Raises UsageError for wrong arguments; a compiler that is missing or fails gives the verdict `undecided`.
@@ -146,6 +151,10 @@ def verify(
     if device not in TARGETS:
         raise UnknownNameError("device", device, TARGETS)
     archs = gpu_hip.archs_of(device, arch)
+    if edit is not None and pool is not None and device != "cpu":
+        raise ArgumentError(f"edit on {device} in a worker process; accepted: on the cpu, or in this process")
+    if archs and pool is not None:
+        raise ArgumentError("device hip in a worker process; accepted: cpu, sim or cuda")
     fmt = format_of(dtype).name
     asked = asked_shape(operator, shape)
     verdict = Verdict(operator.name, fmt, device, None if asked is None else dict(rows=asked[0], cols=asked[1]))
@@ -166,13 +175,11 @@ def verify(
         if archs:
             verdict.about = gpu_hip.describe(archs, compiler)
         elif device != "cpu":
-            from ..gpu_targets import target_named
-
-            verdict.about = target_named(device, compiler).describe()
+            verdict.about = _describe(device, compiler, pool)
         for v, amd in ((v, a) for v in chosen for a in archs or (None,)):
             mine = [c for present, c in yours if present == v.present]
             if amd is None:
-                kernels = _kernels(operator, device, fmt, v, compiler, isa, edit)
+                kernels = _kernels(operator, device, fmt, v, compiler, isa, edit, pool)
             else:
                 graph = operator.trace(fmt, v.present, dict(v.options))
                 kernels = gpu_hip.kernels(operator, graph, amd, compiler, edit)
@@ -226,10 +233,35 @@ def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[in
     return asked
 
 
+def _describe(device: str, compiler: str | None, pool: Pool | None) -> dict[str, Any]:
+    if pool is not None:
+        from ..worker.isolated import describe
+
+        return describe(pool, device, compiler)
+    from ..gpu_targets import target_named
+
+    return target_named(device, compiler).describe()
+
+
 def _kernels(
+    operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None,
+    pool: Pool | None,
+) -> list[KernelBase]:  # fmt: skip
+    """The kernel over numbers, and the same text over hashes."""
+    if pool is None:
+        return _kernels_here(operator, device, dtype, v, compiler, isa, edit)
+    from ..worker.isolated import isolate, isolated_gpu
+
+    if device == "cpu":
+        made = _kernels_here(operator, device, dtype, v, compiler, isa, edit)
+        return [isolate(k, pool) for k in made if isinstance(k, Kernel)]
+    graph = operator.trace(dtype, v.present, dict(v.options))
+    return [isolated_gpu(operator, graph, device, s, compiler, pool) for s in (False, True)]
+
+
+def _kernels_here(
     operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None
 ) -> list[KernelBase]:
-    """The kernel over numbers, and the same text over hashes."""
     from ..emit.cpp import emit_cpu
     from ..lower import make_plan
 
