@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -153,18 +153,19 @@ class GpuKernel(KernelBase):
         return self.programs[schedule][0], layout.row_steps(plan, schedule, rows, cols)
 
     def _without_spills(self, plan: RowPlan, schedule: Schedule) -> Schedule:
-        """The schedule, with fewer blocks on a multiprocessor where its registers would not do.
+        """The schedule, with fewer blocks on a multiprocessor, then no row fetched ahead, where registers would not do.
 
-        No kernel spills that could do without: the rule is simple, and costs little but for layer norm over 32,768
-        columns, which an H200 ran a fifth faster with a few spilled registers and twice the blocks.
+        No kernel spills that could do without: the rule is simple, and costs little but for layer norm over
+        32,768 columns, which an H200 ran a fifth faster with a few spilled registers and twice the blocks.
         """
         chosen = plan if schedule.kept else plan_rows(plan.graph, keep=False)
         while True:
             program = self.program(schedule, lambda s=schedule: emit_rows(chosen, s))  # type: ignore[misc]
-            if schedule.per_sm == 1 or not program.spills("work"):
+            fewer = schedule.with_fewer_registers(layout.blocked(plan))
+            if fewer is None or not program.spills("work"):
                 return schedule
             del self.programs[schedule]
-            schedule = replace(schedule, per_sm=schedule.per_sm * 3 // 4)
+            schedule = fewer
 
     def table(self, addresses: Sequence[int], sizes: Sequence[int], shapes: Sequence[tuple[int, int]]) -> Table:
         """A list of tensors, placed where kernels can read it: once for many launches."""
