@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host import F16, F32, Array, adamw_bytes, floats, frames, framed, here, lines, patterns, process, words
+from host import F16, F32, Array, adamw_bytes, floats, framed, frames, here, lines, patterns, process, words
 
 from tokitai.meaning import bits
 from tokitai.ops import get, registry
