@@ -23,7 +23,7 @@ from .toolchain.compilers import find_compiler
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
-TARGETS = ("cpu", "sim", "cuda")
+TARGETS = ("cpu", "sim", "cuda", "hip")
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ def test_ops_lists_every_operator(tokitai: Command) -> None:
     ]  # fmt: skip
     assert norm["contract"]["formats"] == ["f16", "bf16", "f32"]
     assert found["layer_norm_backward"]["backward_of"] == "layer_norm"
-    assert all(o["targets"] == ["cpu", "sim", "cuda"] for o in found.values())
+    assert all(o["targets"] == ["cpu", "sim", "cuda", "hip"] for o in found.values())
 
 
 def test_ops_for_people(tokitai: Command) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..device import cpu, cuda
+from ..device import hip as amd
 from ..errors import CompilerMissingError, TokitaiError
 from ..lang import Matrix, Outputs, operator, outputs, row_sum, storage
 from ..numerics import NUMERICS_VERSION
-from ..toolchain import cache, nvrtc
+from ..toolchain import cache, hip, nvrtc
 from ..toolchain.build import ISAS, machine_here
 from ..toolchain.compilers import Compiler, all_compilers, find_compiler
 from ..verification import verify
@@ -38,10 +39,10 @@ def examine() -> dict[str, Any]:
     folder = cache.folder()
     if folder.problem:
         missing.append(folder.problem)
-    simulated, card, amd = _sim(), _cuda(), machine.hip()
+    simulated, card, amd_card = _sim(), _cuda(), _hip()
     if simulated["problem"] and chosen is not None:
         missing.append(f"sim: {simulated['problem']}")
-    for name, target in (("cuda", card), ("hip", amd)):
+    for name, target in (("cuda", card), ("hip", amd_card)):
         missing += [f"{name}: {target[what]}" for what in ("build", "run") if target[what]]
     default = next((c for c in compilers if c["path"] == chosen), None)
     works = default is not None and default["works"] and not device["float_mode"]
@@ -49,7 +50,7 @@ def examine() -> dict[str, Any]:
         "cpu": {"works": works, "claims": _claims(works, default, device)},
         "sim": {**simulated, "claims": _sim_claims(simulated)},
         "cuda": {**card, "claims": _cuda_claims(card)},
-        "hip": amd,
+        "hip": {**amd_card, "claims": _hip_claims(amd_card)},
     }
     return {
         "numerics_version": NUMERICS_VERSION,
@@ -113,6 +114,29 @@ def _cuda_claims(card: dict[str, Any]) -> list[str]:
     return []
 
 
+def _hip() -> dict[str, Any]:
+    """What of the HIP target is here: ``build`` and ``run`` say what is missing; kernels are not run on a card yet."""
+    found: dict[str, Any] = {"works": False, "build": hip.missing(), "run": amd.probe(), "clang": None, "digest": None}
+    found["devices"] = machine.amd_devices()
+    if found["build"] is None:
+        clang = hip.find_hip().clang
+        found["clang"], found["digest"] = clang.title, clang.digest
+        try:
+            found["build"] = verify(probe, dtype="f32", device="hip", case="seeded/normal@3x33#0").failure
+        except TokitaiError as error:
+            found["build"] = str(error)
+    return found
+
+
+def _hip_claims(card: dict[str, Any]) -> list[str]:
+    if card["build"]:
+        return []
+    return [
+        f"kernels for {', '.join(hip.ARCHITECTURES)} can be compiled by {card['clang']} and inspected, "
+        "and their text can be run on this processor; nothing about an AMD device"
+    ]
+
+
 def _claims(works: bool, compiler: dict[str, Any] | None, device: dict[str, Any]) -> list[str]:
     if not works or compiler is None:
         return []
@@ -159,11 +183,10 @@ def _cuda_text(card: dict[str, Any]) -> str:
     return f"{device['name']}, {device['arch']}, {_size(device['memory_bytes'])}, driver {device['driver']}, {compiler}"
 
 
-def _hip_text(amd: dict[str, Any]) -> str:
-    compiler = amd["compiler"]
-    built = f"{compiler['path']}, {compiler['version']}, sha256 {compiler['digest'][:12]}" if compiler else "no clang"
-    cards = [f"{d['name']}, {d['arch']}, {_size(d['memory_bytes'])}, driver {d['driver']}" for d in amd["devices"]]
-    return "; ".join([built, *(cards or ["no usable card"])])
+def _hip_text(card: dict[str, Any]) -> str:
+    built = f"{card['clang']}, sha256 {card['digest'][:12]}" if card["clang"] else "no clang"
+    cards = [f"{d['name']}, {d['arch']}, {_size(d['memory_bytes'])}, driver {d['driver']}" for d in card["devices"]]
+    return "; ".join([built, *(cards or ["no AMD card"])])
 
 
 def _size(count: int | None) -> str:

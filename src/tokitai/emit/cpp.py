@@ -23,7 +23,7 @@ from ..lower.rowwise import RowPlan
 from .flat import FlatEmitter
 from .rowwise import RowEmitter
 
-HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "rows.h")
+HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "many.h", "rows.h")
 
 
 @dataclass(frozen=True)

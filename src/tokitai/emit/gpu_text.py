@@ -14,7 +14,7 @@ from .cpp import KernelText
 from .gpu_flat import GpuFlatEmitter
 from .gpu_rows import GpuRowEmitter
 
-OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "sim.h")
+OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "sim.h", "hip.h")
 SHARED = ("integers.h", "hashes.h")  # with the cpu target
 
 

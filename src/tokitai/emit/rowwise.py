@@ -147,9 +147,9 @@ class RowEmitter(Printer):
         if n.op == "input":
             self.declare(n, f"load(in_{n.data[0]}{'_row' * (n.space == 'rc')} + c, lanes)", vector=True)
         elif n.op == "column_index":
-            self.declare(n, "column_index(c)", vector=True)
+            self.declare(n, "column_index(c, lanes)", vector=True)
         elif n.op == "element_word":
-            self.declare(n, f"element_word<{n.data[0]}>(r * cols + c)", vector=True)
+            self.declare(n, f"element_word<{n.data[0]}>(r * cols + c, lanes)", vector=True)
         else:
             self.declare(n, self.expression(n, True, self.name), vector=True)
 
@@ -167,7 +167,8 @@ class RowEmitter(Printer):
         if p.sums:
             totals = f"sums_{self.plan.passes.index(p) + 1}"
             self.line(f"S {totals}[{len(p.sums)}];")
-            self.open(f"row_sums<{len(p.sums)}>(cols, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+            sums = f"row_sums<{len(p.sums)}, {str(p.cheap).lower()}>"
+            self.open(f"{sums}(cols, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         else:
             self.open("each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         self.compute(p, loaded)
@@ -180,7 +181,7 @@ class RowEmitter(Printer):
             self.line(f"store({place}, add(load({place}, lanes), {self.vector(n.args[0])}), lanes);")
         if p.sums:
             parts = ", ".join(f"pad({self.vector(n.args[0])}, NEUTRAL_SUM, lanes)" for n in p.sums)
-            self.line(f"return Sums<{len(p.sums)}>{{{{{parts}}}}};")
+            self.line(f"return summands(lanes, {parts});")
             self.close("}, [&](int64_t c) INLINE_LAMBDA {")
             self.depth += 1
             self.prefetches(p)
