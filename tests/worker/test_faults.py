@@ -137,17 +137,13 @@ class Clients:
                 os.kill(found[seed % len(found)], how)
 
 
-def shared_files() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()} if Path("/dev/shm").is_dir() else set()
-
-
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("faults", [pytest.param(45, id="few"), pytest.param(1000, marks=pytest.mark.slow, id="1000")])
 def test_faults_under_load(faults: int, capsys: pytest.CaptureFixture[str]) -> None:
-    files, open_before = shared_files(), descriptors()
+    open_before = descriptors()
     started = time.monotonic()
     limits = Limits(memory=1 << 27)
     with Pool(PROCESSES, queue=CLIENTS, deadline=20, limits=limits, shared=SHARED) as pool:
@@ -164,8 +160,7 @@ def test_faults_under_load(faults: int, capsys: pytest.CaptureFixture[str]) -> N
     outside = sum(clients.seen[kind] for kind in OUTSIDE)
     assert clients.right + clients.hit == 2 * faults and clients.hit <= outside
     assert left.until(lambda: not left.processes(os.getpid()))
-    assert left.segments(os.getpid()) == 0 and shared_files() <= files
-    assert descriptors() <= open_before
+    assert left.segments(os.getpid()) == 0 and descriptors() <= open_before
     with capsys.disabled():
         print(
             f"\n{faults} faults injected, seed {SEED}: {dict(sorted(clients.seen.items()))}; "

@@ -26,7 +26,7 @@ def test_a_segment_lives_as_long_as_an_array_in_it() -> None:
     assert memory.find(part.ctypes.data, 100) == (segment, 100)
     assert memory.find(part.ctypes.data, 12288) is None
     del whole
-    assert left.segments(os.getpid()) == 1 and memory.used == 12288
+    assert left.segments(os.getpid()) == 2 and memory.used == 12288, "a descriptor and a mapping"
     address = part.ctypes.data
     del part
     assert left.segments(os.getpid()) == 0 and memory.used == 0 and memory.find(address, 1) is None

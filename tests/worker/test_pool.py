@@ -110,6 +110,10 @@ def test_an_exception_is_told_and_the_process_kept(pool: Pool) -> None:
         pool.run("nothing:nothing")
     with pytest.raises(ArgumentError, match="C-contiguous"):
         pool.run(f"{THIS}:echo", {}, [np.zeros((4, 4))[:, 1:]])
+    with pytest.raises(ArgumentError, match="ndarray of object"):
+        pool.run(f"{THIS}:echo", {}, [np.array([{}])])
+    with pytest.raises(ArgumentError, match="list of no dtype"):
+        pool.run(f"{THIS}:echo", {}, [[1, 2]])  # type: ignore[list-item]
     with pytest.raises(ArgumentError, match="deadline=-1"):
         pool.run(f"{THIS}:echo", deadline=-1)
     with pytest.raises(ArgumentError, match="accepted: JSON values"):
@@ -189,6 +193,19 @@ def test_closing_ends_what_is_at_work() -> None:
             waits.result(timeout=10)
     with pytest.raises(WorkerClosedError):
         pool.run(f"{THIS}:echo")
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed", "late"])
+def test_processes_that_a_process_started_end_with_it(pool: Pool, ends: str) -> None:
+    child = pool.run(f"{THIS}:forks")
+    assert child in left.processes(os.getpid())
+    if ends == "closed":
+        pool.close()
+    else:
+        with pytest.raises(WorkerError):
+            entry, arguments = ("killed", {"signal": "SIGKILL"}) if ends == "killed" else ("hangs", {})
+            pool.run(f"{THIS}:{entry}", arguments, deadline=0.5)
+    assert left.until(lambda: child not in left.processes(os.getpid()))
 
 
 def test_a_dropped_pool_closes_itself() -> None:

@@ -99,8 +99,9 @@ class Pool:
         Raises ArgumentError, an error of this package that the entry raised, or an error of the WorkerError family.
         """
         for array in (*inputs, *outputs):
-            if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-                raise ArgumentError(f"{entry}: {type(array).__name__}; accepted: C-contiguous arrays")
+            if not isinstance(array, np.ndarray) or array.dtype.hasobject or not array.flags.c_contiguous:
+                kind = f"{type(array).__name__} of {getattr(array, 'dtype', 'no dtype')}"
+                raise ArgumentError(f"{entry}: {kind}; accepted: C-contiguous arrays of numbers")
         if not all(a.flags.writeable for a in outputs):
             raise ArgumentError(f"{entry}: a read-only output; accepted: arrays that may be written")
         until = time.monotonic() + (self.deadline if deadline is None else _seconds(deadline))
