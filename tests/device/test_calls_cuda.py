@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from tokitai import ops
 from tokitai.device.cuda import open_device
-from tokitai.device.device_array import DeviceArray, as_device
+from tokitai.device.device_array import DeviceArray
 from tokitai.errors import ArgumentError, DeviceOutOfMemoryError
 from tokitai.gpu_lists import prepare_on_gpu
 
