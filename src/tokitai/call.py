@@ -55,19 +55,21 @@ def call(
             raise ArgumentError(f"{operator.name}: out beside lists; accepted: results in place or new ones")
         return prepare_lists(operator, given, options, copy)(params, threads or cpu.default_threads())
     arrays = {name: as_numpy(name, value) for name, value in given.items()}
+    arrays = widened(operator, arrays, copy)
     dtype = storage_format(operator, arrays)
     kernel = _kernel(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
     lead, shape = common_shape(operator, arrays)
-    check_indices(operator, arrays, params, shape)
+    entries = table_entries(operator, arrays, params)
+    check_indices(operator, arrays, params, shape, entries)
     tensors = {t.name: _flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
-    results, supplied = _results(kernel, tensors, arrays, lead, shape, out)
+    results, supplied = _results(kernel, arrays, lead, shape, entries, out)
     kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
     example = next(iter(given.values()))
     returned = []
     for o in kernel.graph.outputs:
         theirs = given[o.name] if o.inplace else supplied.get(o.name)
         returned.append(
-            like(results[o.name].reshape(full_shape(o, lead, shape)), example) if theirs is None else theirs
+            like(results[o.name].reshape(full_shape(o, lead, shape, entries)), example) if theirs is None else theirs
         )
     return returned[0] if len(returned) == 1 else tuple(returned)
 
@@ -90,22 +92,43 @@ def check_threads(threads: object) -> None:
         raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")
 
 
+def widened(operator: Operator, arrays: Mapping[str, Array], copy: bool) -> dict[str, Array]:
+    """The arrays, with i32 indices as i64 where those are declared: a copy of the indices, exact."""
+    wide = {t.name for t in operator.tensors if t.format == "i64"}
+    narrow = FORMATS["i32"].dtype
+    return {n: a.astype(np.int64) if copy and n in wide and a.dtype == narrow else a for n, a in arrays.items()}
+
+
+def table_entries(operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float]) -> int:
+    """The number of entries of the call's tables; 0 where it has none. Raises ArgumentError where they differ."""
+    found = {t.name: len(arrays[t.name]) for t in operator.tensors if t.space == "t" and t.name in arrays}
+    if "entries" in params:
+        found["entries"] = int(params["entries"])
+    if len(set(found.values())) > 1:
+        words = ", ".join(f"{name}: {count}" for name, count in found.items())
+        raise ArgumentError(f"{operator.name}: entries differ ({words}); accepted: as many in all")
+    return next(iter(found.values()), 0)
+
+
 def check_indices(
-    operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float], shape: tuple[int, int]
-) -> None:
-    """Integer inputs that choose a column lie within the row. Raises ArgumentError that names the first bad row."""
+    operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float], shape: tuple[int, int],
+    entries: int = 0,
+) -> None:  # fmt: skip
+    """Integer inputs that choose a column lie within the row, those that choose an entry within the table. Raises
+    ArgumentError that names the first bad row."""
     for name, index in operator.contract.indices.items():
         if name not in arrays or arrays[name].size == 0:
             continue
         values = arrays[name].reshape(-1)
-        bad = (values < 0) | (values >= shape[1] + index.upto)
+        count = entries if index.entries else shape[1] + index.upto
+        bad = (values < 0) | (values >= count)
         if index.besides is not None:
             bad &= values != int(params[index.besides])
         if bad.any():
             row = int(bad.argmax())
             also = f", or {index.besides}={int(params[index.besides])}" if index.besides else ""
-            top = shape[1] - 1 + index.upto
-            raise ArgumentError(f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows); accepted: 0 to {top}{also}")
+            accepted = f"0 to {count - 1}{also}" if count else "none, as there are no entries"
+            raise ArgumentError(f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows); accepted: {accepted}")
 
 
 def bind(
@@ -183,19 +206,26 @@ def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:
 
 def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], tuple[int, int]]:
     """The leading dimensions, and (rows, cols). Raises ArgumentError where shapes do not agree."""
-    matrices = [t for t in operator.tensors if t.space == "rc" and t.name in arrays]
-    if not matrices:
+    given = [t for t in operator.tensors if t.name in arrays]
+    for t in given:
+        if t.space == "t" and arrays[t.name].ndim != 2:
+            raise ArgumentError(f"{t.name}: shape {arrays[t.name].shape}; accepted: (entries, columns)")
+    matrices = [t for t in given if t.space == "rc"]
+    tables = [t for t in given if t.space == "t"]
+    if not matrices and not tables:
         raise ArgumentError(f"{operator.name}: no tensor of rows x cols is given")
-    first = arrays[matrices[0].name]
+    named = (matrices or tables)[0].name
+    first = arrays[named]
     if first.ndim == 0:
-        raise ArgumentError(f"{matrices[0].name}: a scalar; accepted: at least one dimension")
-    lead, cols = first.shape[:-1], first.shape[-1]
+        raise ArgumentError(f"{named}: a scalar; accepted: at least one dimension")
+    lead = first.shape[:-1] if matrices else next((arrays[t.name].shape for t in given if t.space == "r"), ())
+    cols = first.shape[-1]
     rows = int(np.prod(lead, dtype=np.int64))
-    accepted = {"rc": first.shape, "r": lead, "c": (cols,), "s": ()}
-    for t in operator.tensors:
-        if t.name in arrays and arrays[t.name].shape != accepted[t.space]:
-            beside = f"accepted beside {matrices[0].name}: {accepted[t.space]}"
-            raise ArgumentError(f"{t.name}: shape {arrays[t.name].shape}; {beside}")
+    for t in given:
+        shape = arrays[t.name].shape
+        accepted = {"rc": (*lead, cols), "r": lead, "c": (cols,), "s": (), "t": (*shape[:1], cols)}[t.space]
+        if shape != accepted:
+            raise ArgumentError(f"{t.name}: shape {shape}; accepted beside {named}: {accepted}")
     limits = operator.contract
     if rows > limits.max_rows or not limits.min_cols <= cols <= limits.max_cols:
         raise ArgumentError(
@@ -207,7 +237,7 @@ def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple
 
 def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: bool) -> Array:
     """The array as the kernel reads it: (rows, cols) with unit column stride, or contiguous; copied only if need be."""
-    want = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[tensor.space]
+    want = _kernel_shape(tensor.space, shape, len(array) if tensor.space == "t" else 0)
     view = view_as(array, want)
     if view is not None:
         return view
@@ -217,6 +247,11 @@ def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: boo
             "accepted with copy=False: contiguous arrays and views with a row stride"
         )
     return np.ascontiguousarray(array).reshape(want)
+
+
+def _kernel_shape(space: str, shape: tuple[int, int], entries: int) -> tuple[int, ...]:
+    """The shape of a tensor as kernels take it."""
+    return {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,), "t": (entries, shape[1])}[space]
 
 
 def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
@@ -232,8 +267,7 @@ def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
 
 
 def _results(
-    kernel: Kernel, tensors: Mapping[str, Array], arrays: Mapping[str, Array], lead: tuple[int, ...],
-    shape: tuple[int, int], out: Any,
+    kernel: Kernel, arrays: Mapping[str, Array], lead: tuple[int, ...], shape: tuple[int, int], entries: int, out: Any,
 ) -> tuple[dict[str, Array], dict[str, Any]]:  # fmt: skip
     """For each result the array that the kernel writes; and what the caller supplied, by name."""
     fresh = [o for o in kernel.graph.outputs if not o.inplace]
@@ -245,11 +279,11 @@ def _results(
     flat: dict[str, Array] = {}
     apart = dict(arrays)  # what a result must not overlap
     for o in kernel.graph.outputs:
-        want = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[o.space]
+        want = _kernel_shape(o.space, shape, entries)
         if o.inplace:
             flat[o.name] = _writable(o.name, arrays[o.name], want, {n: a for n, a in apart.items() if n != o.name})
         elif o.name in theirs:
-            name, full = f"out ({o.name})", full_shape(o, lead, shape)
+            name, full = f"out ({o.name})", full_shape(o, lead, shape, entries)
             target = as_numpy(name, theirs[o.name])
             if target.shape != full or target.dtype != FORMATS[o.format].dtype:
                 found = f"shape {target.shape} of {target.dtype}"
@@ -261,9 +295,9 @@ def _results(
     return flat, theirs
 
 
-def full_shape(o: Output, lead: tuple[int, ...], shape: tuple[int, int]) -> tuple[int, ...]:
+def full_shape(o: Output, lead: tuple[int, ...], shape: tuple[int, int], entries: int = 0) -> tuple[int, ...]:
     """The shape of a result as the caller sees it."""
-    return {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": ()}[o.space]
+    return {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": (), "t": (entries, shape[1])}[o.space]
 
 
 def _writable(name: str, target: Array, want: tuple[int, ...], apart: Mapping[str, Array]) -> Array:

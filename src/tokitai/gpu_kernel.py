@@ -141,11 +141,11 @@ class GpuKernel(KernelBase):
         plan = self.plan
         where, strides, bytes_of, k = [], [], [], 2
         for (space, size), address in zip(self.tensor_sizes, addresses, strict=True):
-            if space in ("rc", "c"):
+            if space in ("rc", "c", "t"):
                 where.append(address)
                 bytes_of.append(size)
-                strides.append(sizes[k] if space == "rc" and rows > 1 else 0)
-            k += space == "rc"
+                strides.append(sizes[k] if space == "t" or (space == "rc" and rows > 1) else 0)
+            k += space in ("rc", "t")
         wished = self.schedule(plan, cols, self.width(where, strides, bytes_of), self.target.warp)
         if wished not in self.settled:
             self.settled[wished] = self._without_spills(plan, wished)

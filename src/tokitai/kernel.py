@@ -80,8 +80,8 @@ class KernelBase:
 
     @cached_property
     def matrices(self) -> int:
-        """How many tensors are rows x cols."""
-        return sum(space == "rc" for space, _ in self.tensor_sizes)
+        """How many tensors have rows with a stride: those of rows x cols, and tables."""
+        return sum(space in ("rc", "t") for space, _ in self.tensor_sizes)
 
     @cached_property
     def whole_count(self) -> int:

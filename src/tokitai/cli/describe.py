@@ -15,7 +15,7 @@ from ..lower import gpu as layout
 from ..lower.rowwise import plan_rows
 from ..verification.verdict import Variant
 
-SPACES = {"rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar"}
+SPACES = {"rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar", "t": "entries x cols"}
 
 
 def operator_json(o: Operator) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class GpuColumnEmitter(Printer):
         stride = 2
         for i, (name, space, kind, const) in enumerate(self.tensors):
             self.line(f"{const}{kind}* const {name} = static_cast<{const}{kind}*>(call.tensors[{i}]);")
-            if space == "rc":
+            if space in ("rc", "t"):
                 self.line(f"const int64_t {name}_stride = call.sizes[{stride}];")
                 stride += 1
         self.line(f"const int64_t* const integers = call.sizes + {stride};")

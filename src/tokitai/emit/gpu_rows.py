@@ -29,7 +29,7 @@ class GpuRowEmitter(GpuColumnEmitter):
         fit = "FULL" if s.full else "EXACT" if s.exact else "RAGGED"
         self.line(f"constexpr int GROUP = Share<THREADS>::GROUP, FIT = {fit};")
         self.line()
-        sizes = 2 + sum(space == "rc" for _, space, _, _ in self.tensors) + len(self.whole_slot)
+        sizes = 2 + sum(space in ("rc", "t") for _, space, _, _ in self.tensors) + len(self.whole_slot)
         self.open("struct Call")
         self.line(f"void* tensors[{len(self.tensors)}];")
         self.line(f"int64_t sizes[{sizes}];")
@@ -226,6 +226,10 @@ class GpuRowEmitter(GpuColumnEmitter):
             n for n in p.compute
             if n.op == "input" and (not s.kept if n.space == "rc" else not s.hoisted) and n not in loaded
         )  # fmt: skip
+        for n in p.compute:
+            if n.op == "gather" and n not in loaded:
+                self.line(f"Chunk<{self.kind_of(n.args[0])}> chosen_{self.name[n]};")
+                self.line(f"load_chunk<WIDTH, FIT>(chosen_{self.name[n]}, {self.chosen_entry(n)} + c0, cols - c0);")
         for word, nodes in (("sum", p.sums), ("max", p.maxima)):
             for i, _ in enumerate(nodes):
                 self.line(f"S {word}_at_{i}[CHUNK];")
@@ -242,6 +246,8 @@ class GpuRowEmitter(GpuColumnEmitter):
                 held = s.kept if n.space == "rc" else s.hoisted
                 place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}.e[e]"
                 self.declare(n, f"load1(&{place})", vector=False)
+            elif n.op == "gather":
+                self.declare(n, f"load1(&chosen_{self.name[n]}.e[e])", vector=False)
             else:
                 self.one_column(n)
             if n in p.keep:
@@ -275,6 +281,10 @@ class GpuRowEmitter(GpuColumnEmitter):
             self.open("if (live && c < cols)")
             self.line(f"store1({place}, add(i + d == 0 ? NEUTRAL_SUM : load1({place}), {value}));")
             self.close()
+
+    def kind_of(self, n: Node) -> str:
+        """The type of an input's elements."""
+        return POINTER[str(n.data[1])]
 
     def load_for(self, inputs: Iterable[Node]) -> None:
         """Chunks that a pass over a long row reads."""

@@ -40,7 +40,7 @@ class RowEmitter(Printer):
         for i, (name, space, fmt, const) in enumerate(tensors):
             kind = f"{const}{POINTER[str(fmt)]}*"
             self.line(f"{kind} const {name} = static_cast<{kind}>(tensors[{i}]);")
-            if space == "rc":
+            if space in ("rc", "t"):
                 self.line(f"const int64_t {name}_stride = sizes[{stride}];")
                 stride += 1
         for o in self.streamed:
@@ -146,6 +146,8 @@ class RowEmitter(Printer):
         """A value with a column index, for the columns from c on."""
         if n.op == "input":
             self.declare(n, f"load(in_{n.data[0]}{'_row' * (n.space == 'rc')} + c, lanes)", vector=True)
+        elif n.op == "gather":
+            self.declare(n, f"load({self.chosen_entry(n)} + c, lanes)", vector=True)
         elif n.op == "column_index":
             self.declare(n, "column_index(c)", vector=True)
         elif n.op == "element_word":

@@ -125,7 +125,7 @@ class Printer:
 
         def visit(n: Node) -> None:
             if n.space in ("rc", "c") and n not in found:
-                for a in n.args if n.op != "col_sum" else ():
+                for a in n.args if n.op not in ("col_sum", "gather") else ():
                     visit(a)
                 found.append(n)
 
@@ -158,10 +158,17 @@ class Printer:
             if m.op == "input":
                 place = f"in_{m.data[0]}_row + c" if m.space == "rc" else f"in_{m.data[0]} + c"
                 self.declare(m, f"load1({place})", vector=False)
+            elif m.op == "gather":
+                self.declare(m, f"load1({self.chosen_entry(m)} + c)", vector=False)
             else:
                 self.one_column(m, "int32_t(c)")
         self.line(f"{self.name[n]} = {self.name[source]};")
         self.close()
+
+    def chosen_entry(self, n: Node) -> str:
+        """Where the entry of a table begins that a row chooses."""
+        table, index = n.args
+        return f"in_{table.data[0]} + int64_t({self.name[index]}) * in_{table.data[0]}_stride"
 
     def one_column(self, n: Node, column: str = "c") -> None:
         """A value at one column that is not an input."""

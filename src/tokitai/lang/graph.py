@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-Space = Literal["rc", "r", "c", "s"]  # rows x cols, one a row, one a column, one in all
+Space = Literal["rc", "r", "c", "s", "t"]  # rows x cols, one a row, one a column, one in all, entries x cols (a table)
 Type = Literal["f32", "f64", "i32", "i64", "u32", "bool", "host"]
 
 
@@ -95,13 +95,17 @@ PRIMITIVES: dict[str, Primitive] = {
         Primitive("total_sum", 1, "reduce"),  # over all elements of all tensors of a list
         Primitive("total_max", 1, "reduce"),
         Primitive("take_column", 2, "index"),
+        Primitive("gather", 2, "index"),
+        Primitive("scatter_sum", 3, "reduce"),
         # a function that is itself a definition (exp, tanh ...); data = (name,)
         Primitive("call", -1, "call"),
     )
 }
 
 COL_SUM_BLOCK = 32
-"""Rows in one chain of a column sum: a chain inside aligned blocks, then the balanced tree over the blocks."""
+"""Rows in one chain of a column sum: a chain inside aligned blocks, then the balanced tree over the blocks.
+
+Contributions to one entry of a table are added by the same rule, by their rank among those in the order of the rows."""
 
 
 ROW_REDUCTIONS = frozenset({"row_sum", "row_max"})

@@ -22,19 +22,21 @@ import numpy as np
 from ..errors import ArgumentError, DefinitionError, UnknownNameError
 from ..formats import STORAGE, format_of
 from .graph import Graph, Node, Output, Space, TensorSpec
-from .values import INTEGERS, Cols, Matrix, Rows, Value, format_name, make, refuse, tracing
+from .values import INTEGERS, Cols, Matrix, Rows, Table, Value, format_name, make, refuse, tracing
 
 Array = np.ndarray[Any, Any]
 RESERVED = ("out", "threads", "copy")  # arguments of every call
-_SPACES: dict[object, Space] = {Matrix: "rc", Rows: "r", Cols: "c"}
+_SPACES: dict[object, Space] = {Matrix: "rc", Rows: "r", Cols: "c", Table: "t"}
 
 
 @dataclass(frozen=True)
 class Index:
-    """What an integer input may hold: 0 up to the number of columns, or the value of the scalar named ``besides``."""
+    """What an integer input may hold: 0 up to the number of columns, or of a table's entries; or the value of the
+    scalar named ``besides``."""
 
     besides: str | None = None
     upto: bool = False  # the number of columns itself is allowed as well: a length, not a place
+    entries: bool = False  # a table's entries are counted, not columns
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class Operator:
         try:
             hints = typing.get_type_hints(self.definition)
         except Exception as error:
-            accepted = "Matrix[...], Rows[...], Cols[...], float"
+            accepted = "Matrix[...], Rows[...], Cols[...], Table[...], float"
             self._refuse(f"annotations of {self.name} cannot be read ({error})", accepted)
         tensors, params, choices = [], [], []
         for name, parameter in inspect.signature(self.definition).parameters.items():
@@ -250,7 +252,8 @@ class Operator:
             else:
                 self._refuse(
                     f"the parameter {name}: {hint!r} of {self.name}",
-                    "Matrix[...], Rows[...] or Cols[...] of a format, or after * a float, int, bool or Literal[...]",
+                    "Matrix[...], Rows[...], Cols[...] or Table[...] of a format, or after * a float, int, bool "
+                    "or Literal[...]",
                 )
         return tuple(tensors), tuple(params), tuple(choices)
 

@@ -156,6 +156,14 @@ def column_sum(x: Array, add: Callable[[Array, Array], Array]) -> Array:
     return tree(np.stack(blocks) if blocks else x, add, axis=0)
 
 
+def scattered_sum(x: Array, index: Array, entries: int, add: Callable[[Array, Array], Array]) -> Array:
+    """For each entry the sum of the rows whose index it is, by the rule of `column_sum` over those rows in order."""
+    total = np.zeros((entries, x.shape[1]), x.dtype)
+    for entry in np.unique(index[:, 0]):
+        total[entry] = column_sum(x[index[:, 0] == entry], add)[0]
+    return total
+
+
 def integer(node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
     """Operations on integers and on conditions, exact in every meaning."""
     kind = FORMATS[node.type].dtype
@@ -259,6 +267,10 @@ class Bits:
                 return column_sum(args[0], np.add)
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
+            case "gather":
+                return args[0][args[1][:, 0]]
+            case "scatter_sum":
+                return scattered_sum(args[0], args[1], int(args[2][0, 0]), np.add)
             case "call":
                 assert node.body is not None
                 return evaluate_body(node.body, self, args, shape)
@@ -338,7 +350,7 @@ def evaluate(
     check_float_mode()
     domain = Bits(params)
     rows, cols = shape
-    meets = any(n.op in (*TOTALS, "col_sum", "row_index", "rows", "element_word") for n in graph.nodes)
+    meets = any(n.op in (*TOTALS, "col_sum", "scatter_sum", "row_index", "rows", "element_word") for n in graph.nodes)
     step = max(1, CHUNK // max(cols, 1))
     if meets or rows <= step:
         return evaluate_graph(graph, domain, tensors, shape)

@@ -13,8 +13,9 @@ import numpy as np
 from ..errors import DefinitionError
 from ..formats import FORMATS
 from ..lang import Graph, Node, Operator, TensorSpec
-from .interpret import Array, apply, as_rows_cols
+from .interpret import Array, apply, as_rows_cols, full_size
 from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, sigmoid, silu_slope
+from .structure import drawn_entries
 
 _ROOT_PI = np.sqrt(4 * np.arctan(REAL(1)))
 
@@ -53,7 +54,6 @@ def gradient(
     ``cotangents`` holds the gradients of some results by name; the others count as zero.
     """
     domain = Real(params)
-    sizes: dict[str, tuple[int, int]] = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
     values: dict[Node, Array] = {}
     specs = {t.name: t for t in graph.inputs}
     for node in graph.nodes:
@@ -67,7 +67,7 @@ def gradient(
 
     def give(node: Node, amount: Array) -> None:
         """Add to what flows into a node; where it was broadcast, its parts add up."""
-        size = sizes[node.space]
+        size = full_size(node.space, values[node], shape)
         amount = np.broadcast_to(amount, np.broadcast_shapes(amount.shape, size))
         for axis in (0, 1):
             if size[axis] == 1 and amount.shape[axis] != 1:
@@ -77,7 +77,11 @@ def gradient(
     for o in graph.outputs:
         if o.name in cotangents:
             give(o.node, cotangents[o.name].astype(REAL))
-    result = {t.name: np.zeros(sizes[t.space], REAL) for t in graph.inputs if FORMATS[str(t.format)].is_float}
+    result = {
+        t.name: np.zeros(full_size(t.space, tensors[t.name], shape), REAL)
+        for t in graph.inputs
+        if FORMATS[str(t.format)].is_float
+    }
     with np.errstate(all="ignore"):
         for node in reversed(graph.nodes):
             if node not in flow:
@@ -138,6 +142,12 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
         case "take_column":
             columns = np.arange(x[0].shape[1])[None, :] if x[0].shape[1] > 1 else np.arange(1)[None, :]
             give(a[0], np.where(columns == x[1], g, 0))
+        case "gather":
+            chosen = np.zeros(x[0].shape, REAL)
+            np.add.at(chosen, x[1][:, 0], g)
+            give(a[0], chosen)
+        case "scatter_sum":
+            give(a[0], g[x[1][:, 0]])
         case "call":
             name = str(node.data[0])
             if name not in SLOPES or name not in FUNCTIONS:
@@ -165,13 +175,18 @@ def check_backward(
     from . import real
 
     names = {t.name for t in backward.tensors}
-    f, b = forward.trace(dtype), backward.trace(dtype)
+    f = forward.trace(dtype)
+    added_to = {o.name for o in backward.trace(dtype).outputs if o.inplace}  # a gradient that is added to is left out
+    b = backward.trace(dtype, {t.name for t in backward.tensors if t.optional} - added_to)
     rng = np.random.default_rng(seed)
-    size = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
+    entries = drawn_entries(shape[0])
+    size = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1), "t": (entries, shape[1])}
     params = {p.name: p.default if p.default is not None else 0.5 for p in (*forward.params, *backward.params)}
+    params |= {"entries": entries} if "entries" in params else {}
+    counted = {n for o in (forward, backward) for n, i in o.contract.indices.items() if i.entries}
     tensors: dict[str, Array] = {}
     for t in (*f.inputs, *b.inputs):
-        tensors.setdefault(t.name, _sample(rng, t, size[t.space], shape))
+        tensors.setdefault(t.name, _sample(rng, t, size[t.space], entries if t.name in counted else shape[1]))
     results = real.evaluate(f, tensors, shape, params)
     for name in names & set(results):  # saved by the forward pass: its result, its statistics
         tensors[name] = results[name]
@@ -194,7 +209,7 @@ def check_backward(
     return report
 
 
-def _sample(rng: np.random.Generator, t: TensorSpec, size: tuple[int, int], shape: tuple[int, int]) -> Array:
+def _sample(rng: np.random.Generator, t: TensorSpec, size: tuple[int, int], below: int) -> Array:
     if str(t.format) in ("i32", "i64", "u32"):
-        return rng.integers(0, max(shape[1], 1), size)
+        return rng.integers(0, max(below, 1), size)
     return rng.standard_normal(size).astype(REAL)

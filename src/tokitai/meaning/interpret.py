@@ -33,9 +33,15 @@ class Domain(Protocol):
         """A total over the flattened, non-empty tensors of a list, each (1, elements)."""
 
 
+def full_size(space: str, values: Array, shape: tuple[int, int]) -> tuple[int, int]:
+    """The two-dimensional size of a tensor or result; a table has as many entries as its values have rows."""
+    entries = len(values) if values.ndim == 2 else values.size // max(shape[1], 1)
+    return {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1), "t": (entries, shape[1])}[space]
+
+
 def as_rows_cols(tensor: TensorSpec, values: Array, shape: tuple[int, int]) -> Array:
     """`values` as a broadcasting two-dimensional view. Raises ArgumentError where the size does not fit."""
-    want = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}[tensor.space]
+    want = full_size(tensor.space, values, shape)
     if values.size != want[0] * want[1]:
         raise ArgumentError(f"{tensor.name}: shape {values.shape} where {want[0]} x {want[1]} elements are needed")
     return values.reshape(want)
@@ -50,8 +56,8 @@ def evaluate_graph(
 ) -> dict[str, Array]:
     """All results of a graph over a domain, two-dimensional, by name. ``known`` gives values that are not computed."""
     values = evaluate_nodes(graph.nodes, graph, domain, tensors, shape, known or {})
-    full = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
-    return {o.name: np.broadcast_to(domain.store(values[o.node], o.format), full[o.space]) for o in graph.outputs}
+    stored = {o.name: (o.space, domain.store(values[o.node], o.format)) for o in graph.outputs}
+    return {name: np.broadcast_to(made, full_size(space, made, shape)) for name, (space, made) in stored.items()}
 
 
 def evaluate_list(
@@ -118,6 +124,8 @@ def apply(domain: Domain, node: Node, args: Sequence[Array], shape: tuple[int, i
         args = [np.broadcast_to(args[0], shape)]
     if node.op == "col_sum":
         args = [np.broadcast_to(args[0], (shape[0], shape[1] if node.space == "c" else 1))]
+    if node.op == "scatter_sum":
+        args = [np.broadcast_to(args[0], shape), *args[1:]]
     if node.op in TOTALS:
         return domain.total(node, [_flat(args[0], shape)] if shape[0] * shape[1] else [])
     return domain.apply(node, args, shape)

@@ -133,6 +133,10 @@ class Structure:
                 return mix(unary("row_max", args[0]).sum(axis=1, keepdims=True, dtype=U64))
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
+            case "gather":
+                return args[0][args[1][:, 0]]
+            case "scatter_sum":
+                return bits.scattered_sum(args[0], args[1], int(args[2][0, 0]), add)
             case "call":
                 assert node.body is not None
                 return evaluate_body(node.body, self, args, shape)
@@ -154,10 +158,16 @@ def total(node: Node, parts: Sequence[Array]) -> Array:
     return mix(sum(leaves, np.zeros((1, 1), U64)))
 
 
+def drawn_entries(rows: int) -> int:
+    """Entries of a table that is drawn: fewer than the rows, so that some are met often; never none."""
+    return rows // 3 + 2
+
+
 def hashes(graph: Graph, shape: tuple[int, int], seed: int) -> tuple[dict[str, Array], dict[Node, int]]:
     """Random hashes for every element of the float inputs and for every rounded host scalar."""
     rng = np.random.default_rng([seed, int.from_bytes(hashlib.sha256(graph.digest.encode()).digest()[:8], "little")])
-    size = {"rc": shape[0] * shape[1], "r": shape[0], "c": shape[1], "s": 1}
+    rows, cols = shape
+    size = {"rc": (rows * cols,), "r": (rows,), "c": (cols,), "s": (1,), "t": (drawn_entries(rows), cols)}
     floats = [t for t in graph.inputs if FORMATS[str(t.format)].is_float]
     tensors = {t.name: rng.integers(1, 2**64, size[t.space], dtype=U64) for t in floats}
     scalars = {n: int(rng.integers(1, 2**64, dtype=U64)) for n in graph.nodes if n.op == "round" and not n.exact}

@@ -14,6 +14,7 @@ from ..formats import FORMATS, Format, format_of
 from ..lang import TOTALS, Graph, HardInput, Operator, TensorSpec
 from ..lower.flat import is_flat
 from ..meaning.bits import round_to
+from ..meaning.structure import drawn_entries
 
 Array = np.ndarray[Any, Any]
 
@@ -35,9 +36,11 @@ class Case:
         return f"{self.kind}/{self.name}@{self.shape[0]}x{self.shape[1]}#{self.seed}"
 
 
-def size_of(space: str, shape: tuple[int, int]) -> tuple[int, ...]:
-    """The shape of a tensor of this space, as kernels take it."""
-    return {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[space]
+def size_of(space: str, shape: tuple[int, int], entries: int | None = None) -> tuple[int, ...]:
+    """The shape of a tensor of this space, as kernels take it; a table has as many entries as one that is drawn, unless
+    it is said how many."""
+    table = drawn_entries(shape[0]) if entries is None else entries
+    return {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,), "t": (table, shape[1])}[space]
 
 
 def to_format(values: Any, fmt: Format) -> Array:
@@ -102,7 +105,11 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
     rng = rng_for(seed, t.name, how)
     if not fmt.is_float:
         top = int(wish.split()[-1]) if wish else shape[1] + bool(index and index.upto)
-        values = rng.integers(0, max(top, 1), size)
+        if index and index.entries:  # half of the rows choose one entry
+            top = drawn_entries(shape[0])
+            values = np.where(rng.random(size) < 0.5, top // 2, rng.integers(0, top, size))
+        else:
+            values = rng.integers(0, max(top, 1), size)
         if index and index.besides:
             values = np.where(rng.random(size) < 0.1, int(defaults(operator)[index.besides]), values)
         return values.astype(fmt.dtype)
@@ -146,8 +153,9 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
         for t in graph.inputs:
             if t.name in h.tensors:
                 values = to_format(h.tensors[t.name], format_of(t.format))
+                size = values.shape if t.space == "t" else size_of(t.space, shape)
                 tensors[t.name] = np.broadcast_to(
-                    values.reshape(-1) if t.space in ("r", "c") else values, size_of(t.space, shape)
+                    values.reshape(-1) if t.space in ("r", "c") else values, size
                 ).copy()
             else:
                 tensors[t.name] = draw(operator, t, "normal", shape, 0)
@@ -165,8 +173,12 @@ def _shape_of(h: HardInput, graph: Graph) -> tuple[int, int]:
         if t.space == "rc" and t.name in h.tensors:
             rows, cols = np.asarray(h.tensors[t.name]).shape
             return int(rows), int(cols)
+    named = {t.space: np.asarray(h.tensors[t.name]) for t in graph.inputs if t.name in h.tensors}
+    if "t" in named and "r" in named:
+        return len(named["r"]), int(named["t"].shape[1])
     raise DefinitionError(
-        f"{graph.name}: the hard input {h.name!r} names no tensor of rows x cols; accepted: at least one"
+        f"{graph.name}: the hard input {h.name!r} names no tensor of rows x cols; accepted: at least one, "
+        "or a table and rows"
     )
 
 

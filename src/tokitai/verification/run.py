@@ -78,19 +78,21 @@ class Launch:
     """One set of guarded, poisoned buffers for a kernel, filled with a case's tensors."""
 
     def __init__(
-        self, kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout
-    ) -> None:
+        self, kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout,
+        entries: int | None = None,
+    ) -> None:  # fmt: skip
         self.kernel, self.shape, self.layout = kernel, shape, layout
         self.inputs: dict[str, Buffer] = {}
         self.results: dict[str, Buffer] = {}
         for t in kernel.graph.inputs:
-            self.inputs[t.name] = self._buffer(t.name, t.space, str(t.format))
-            self.inputs[t.name].array[...] = tensors[t.name].reshape(size_of(t.space, shape))
+            size = tensors[t.name].shape if t.space == "t" else size_of(t.space, shape)
+            self.inputs[t.name] = self._buffer(t.name, t.space, str(t.format), size)
+            self.inputs[t.name].array[...] = tensors[t.name].reshape(size)
         for o in kernel.graph.outputs:
             if o.inplace:
                 self.results[o.name] = self.inputs[o.name]
             else:
-                self.results[o.name] = self._buffer(o.name, o.space, o.format)
+                self.results[o.name] = self._buffer(o.name, o.space, o.format, size_of(o.space, shape, entries))
                 self.results[o.name].poison()
         word = kernel.element("f32")  # poison is NaN where numbers are summed there
         need = -(-kernel.workspace_bytes([shape], layout.threads) // word.itemsize)
@@ -99,9 +101,8 @@ class Launch:
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
         self.before = {n: digest(b.array) for n, b in self.inputs.items() if n not in replaced}
 
-    def _buffer(self, name: str, space: str, format_name: str) -> Buffer:
-        size = size_of(space, self.shape)
-        gap = self.layout.gap if space == "rc" else 0
+    def _buffer(self, name: str, space: str, format_name: str, size: tuple[int, ...]) -> Buffer:
+        gap = self.layout.gap if space in ("rc", "t") else 0
         return Buffer(name, size, self.kernel.element(format_name), self.layout.offset, gap)
 
     def run(self, scalars: Scalars) -> dict[str, Array]:

@@ -1,0 +1,34 @@
+"""Tables: entries that rows choose by an index, and sums of rows over the entries that they choose."""
+
+from __future__ import annotations
+
+from .values import Value, floating, make, refuse
+
+
+def gather(table: Value, index: Value) -> Value:
+    """table[index[r]] for each row r; exact. Every index must be that of an entry: a call checks them beforehand."""
+    node = floating(table, "gather")
+    if node.op != "input" or node.space != "t":
+        refuse(f"gather from {table}", "an input of the kind Table[...]")
+    return Value(make("gather", node, _index("gather", index).node, space="rc", type=node.type))
+
+
+def scatter_sum(values: Value, index: Value, entries: Value) -> Value:
+    """For each entry the sum of the rows whose index it is, +0 where there is none: entries x cols.
+
+    The contributions to one entry are added in the order of the rows: a chain inside blocks of 32 of them, by their
+    rank, then the balanced tree over the blocks. ``entries`` is an `int` parameter.
+    """
+    node = floating(values, "scatter_sum")
+    if node.space != "rc":
+        refuse(f"scatter_sum of {values}", "a rows x cols value")
+    if not isinstance(entries, Value) or entries.node.op != "param" or not entries.node.exact:
+        refuse(f"scatter_sum over {entries!r} entries", "an int parameter of the operator")
+    count = make("round", entries.node, type="i64", exact=True)
+    return Value(make("scatter_sum", node, _index("scatter_sum", index).node, count, space="t", type=node.type))
+
+
+def _index(name: str, index: Value) -> Value:
+    if not isinstance(index, Value) or index.node.type not in ("i32", "i64") or index.node.space != "r":
+        refuse(f"{name} with the index {index}", "an i32 or i64 value, one a row")
+    return index
