@@ -15,7 +15,7 @@ from .emit.cpp import emit_cpu
 from .errors import TokitaiError, UnknownNameError
 from .formats import FORMATS
 from .lang import Graph, Node, Operator
-from .lower import FlatPlan, Plan, make_plan
+from .lower import FlatPlan, Plan, ScatterPlan, make_plan
 from .lower.scalars import host_values, rounded_scalars, whole_scalars
 from .toolchain.build import Artifact, Isa, Source, build, native_isa
 from .toolchain.compilers import find_compiler
@@ -106,8 +106,8 @@ class KernelBase:
         """The binaries that were used so far."""
         raise NotImplementedError
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
-        """How much workspace a launch needs."""
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
+        """How much workspace a launch needs; ``entries`` of a table that is summed into."""
         raise NotImplementedError
 
     def launch_raw(
@@ -191,9 +191,17 @@ class Kernel(KernelBase):
     def _run(self) -> cpu.LoadedKernel:
         return cpu.load(self.artifact)
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
-        """How much workspace a launch needs."""
+    def entries_in(self, sizes: Sequence[int]) -> int:
+        """The entries of a table that is summed into, among the sizes of a launch; 0 where there is none."""
+        if not isinstance(self.plan, ScatterPlan):
+            return 0
+        return sizes[len(sizes) - self.whole_count + whole_scalars(self.graph).index(self.plan.total.args[2])]
+
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
+        """How much workspace a launch needs; ``entries`` of a table that is summed into."""
         element = 8 if self.structure else 4
+        if isinstance(self.plan, ScatterPlan):
+            return self.plan.workspace_bytes(shapes, element, entries)
         if isinstance(self.plan, FlatPlan):
             return self.plan.workspace_bytes(shapes, element)
         return self.plan.workspace_bytes(shapes, element, threads)
@@ -210,7 +218,7 @@ class Kernel(KernelBase):
         """Run on addresses and sizes as the kernel's text reads them. ``workspace`` is room for `workspace_bytes`,
         whatever it holds; a new one where none is given."""
         if workspace is None:
-            workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads), np.uint8)
+            workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads, self.entries_in(sizes)), np.uint8)
         status = self._run(addresses, sizes, table, workspace.ctypes.data, threads)
         if status != 0:
             raise TokitaiError(f"{self}: status {status}; a kernel returns 0")

@@ -23,6 +23,8 @@ def streamed(graph: Graph) -> list[Output]:
 class Printer:
     """Prints the text of one kernel; a subclass prints what stands between its braces."""
 
+    includes: tuple[str, ...] = ("rows.h",)
+
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.name = {n: f"v{i}" for i, n in enumerate(graph.nodes)}
@@ -41,7 +43,8 @@ class Printer:
         self.line(f"// {g.name}, stored in {g.dtype}. Definition {g.digest[:16]}:")
         for row in str(g).splitlines():
             self.line(f"//   {row}")
-        self.line('#include "rows.h"')
+        for header in self.includes:
+            self.line(f'#include "{header}"')
         self.line()
         self.line("namespace tokitai {")
         for f in g.functions:
@@ -78,7 +81,7 @@ class Printer:
         value = "V{}" if vector else "S{}"
 
         def arg(a: Node) -> str:
-            inside = own_names or a.space in ("rc", "c")
+            inside = own_names or a.space in ("rc", "c", "t")
             return name[a] if inside or not vector else f"splat({name[a]})"
 
         args = [arg(a) for a in node.args]
@@ -180,7 +183,7 @@ class Printer:
             self.declare(n, self.expression(n, False, self.name), vector=False)
 
     def vector(self, n: Node) -> str:
-        return self.name[n] if n.space in ("rc", "c") else f"splat({self.name[n]})"
+        return self.name[n] if n.space in ("rc", "c", "t") else f"splat({self.name[n]})"
 
 
 def _literal(x: float) -> str:

@@ -156,9 +156,10 @@ def column_sum(x: Array, add: Callable[[Array, Array], Array]) -> Array:
     return tree(np.stack(blocks) if blocks else x, add, axis=0)
 
 
-def scattered_sum(x: Array, index: Array, entries: int, add: Callable[[Array, Array], Array]) -> Array:
-    """For each entry the sum of the rows whose index it is, by the rule of `column_sum` over those rows in order."""
-    total = np.zeros((entries, x.shape[1]), x.dtype)
+def scattered_sum(x: Array, index: Array, nothing: Array, add: Callable[[Array, Array], Array]) -> Array:
+    """For each entry the sum of the rows whose index it is, by the rule of `column_sum` over those rows in order;
+    ``nothing``, of entries x cols, where there is none."""
+    total = nothing.copy()
     for entry in np.unique(index[:, 0]):
         total[entry] = column_sum(x[index[:, 0] == entry], add)[0]
     return total
@@ -270,7 +271,7 @@ class Bits:
             case "gather":
                 return args[0][args[1][:, 0]]
             case "scatter_sum":
-                return scattered_sum(args[0], args[1], int(args[2][0, 0]), np.add)
+                return scattered_sum(args[0], args[1], np.zeros((int(args[2][0, 0]), shape[1]), F32), np.add)
             case "call":
                 assert node.body is not None
                 return evaluate_body(node.body, self, args, shape)

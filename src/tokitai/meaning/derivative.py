@@ -40,6 +40,8 @@ SLOPES: dict[str, Callable[[Array, Array], Array]] = {
     "softplus": lambda x, y: sigmoid(x),
 }
 
+_MOVES = ("gather", "scatter_sum")  # an operand's gradient has other rows than the result's: nothing is multiplied there
+
 
 def gradient(
     graph: Graph,
@@ -94,7 +96,7 @@ def gradient(
                 def given(target: Node, amount: Array, g: Array = g) -> None:
                     give(target, np.where(g == 0, 0, amount))  # what is not looked at carries nothing, NaN or not
 
-                _pull(node, g, [values[a] for a in node.args], values[node], given)
+                _pull(node, g, [values[a] for a in node.args], values[node], give if node.op in _MOVES else given)
     return result
 
 

@@ -136,7 +136,8 @@ class Structure:
             case "gather":
                 return args[0][args[1][:, 0]]
             case "scatter_sum":
-                return bits.scattered_sum(args[0], args[1], int(args[2][0, 0]), add)
+                nothing = unary("const", np.zeros((int(args[2][0, 0]), shape[1]), U64))  # the hash of +0
+                return bits.scattered_sum(args[0], args[1], nothing, add)
             case "call":
                 assert node.body is not None
                 return evaluate_body(node.body, self, args, shape)

@@ -130,18 +130,26 @@ def defaults(operator: Operator) -> dict[str, float]:
     return {**missing, **given, **dict(operator.contract.defaults)}
 
 
-def settled(operator: Operator, graph: Graph, params: Mapping[str, float]) -> dict[str, float]:
-    """Scalars that agree with the options of a graph: 0 where an option that follows from one is off, else not 0."""
+def settled(operator: Operator, graph: Graph, params: Mapping[str, float], entries: int = 0) -> dict[str, float]:
+    """Scalars that agree with the options of a graph: 0 where an option that follows from one is off, else not 0; and
+    with the number of ``entries`` of the tables."""
     agreed = dict(params)
+    if "entries" in agreed:
+        agreed["entries"] = entries
     for option, scalar in operator.contract.switches.items():
         agreed[scalar] = (agreed[scalar] or 0.125) if graph.options[option] else 0.0
     return agreed
 
 
+def drawn_scalars(operator: Operator, graph: Graph, shape: tuple[int, int]) -> dict[str, float]:
+    """The scalars beside tensors that are drawn."""
+    return settled(operator, graph, defaults(operator), drawn_entries(shape[0]))
+
+
 def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], seed: int) -> Case:
     """A case drawn from a seed. Only plain noise is held against the accuracy statements."""
     tensors = {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs}
-    params = settled(operator, graph, defaults(operator))
+    params = drawn_scalars(operator, graph, shape)
     return Case("seeded", how, shape, seed, tensors, params, in_domain=how == "normal")
 
 
@@ -159,7 +167,9 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
                 ).copy()
             else:
                 tensors[t.name] = draw(operator, t, "normal", shape, 0)
-        params = settled(operator, graph, {**defaults(operator), **h.scalars})
+        entries = next((len(tensors[t.name]) for t in graph.inputs if t.space == "t"), drawn_entries(shape[0]))
+        entries = int(h.scalars.get("entries", entries))
+        params = settled(operator, graph, {**defaults(operator), **h.scalars}, entries)
         finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in tensors.items() if _is_float(graph, n))
         yield Case("hard", h.name, shape, 0, tensors, params, in_domain=h.in_domain and finite)
 

@@ -18,7 +18,7 @@ from ..device import cpu
 from ..errors import KernelFaultError, TokitaiError
 from ..kernel import KernelBase, Scalars
 from ..lang import TOTALS, Graph
-from ..lower import FlatPlan
+from ..lower.rowwise import RowPlan
 from ..meaning import bits, structure
 from .buffers import Buffer, GuardError, digest
 from .cases import Case, size_of
@@ -95,7 +95,7 @@ class Launch:
                 self.results[o.name] = self._buffer(o.name, o.space, o.format, size_of(o.space, shape, entries))
                 self.results[o.name].poison()
         word = kernel.element("f32")  # poison is NaN where numbers are summed there
-        need = -(-kernel.workspace_bytes([shape], layout.threads) // word.itemsize)
+        need = -(-kernel.workspace_bytes([shape], layout.threads, entries or 0) // word.itemsize)
         self.workspace = Buffer("workspace", (need,), word)
         self.workspace.poison()
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
@@ -204,7 +204,8 @@ def _launch(
     want: Mapping[str, Array], result: CaseResult,
 ) -> dict[str, Array] | None:  # fmt: skip
     try:
-        got = Launch(kernel, shape, tensors, layout).run(scalars)
+        entries = next((len(want[o.name]) for o in kernel.graph.outputs if o.space == "t"), None)
+        got = Launch(kernel, shape, tensors, layout, entries).run(scalars)
     except (GuardError, KernelFaultError) as error:
         result.failure = f"{layout.name}: {error}"
         return None
@@ -223,7 +224,7 @@ def _split(
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do: left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
-    early = not isinstance(kernel.plan, FlatPlan) and kernel.plan.early
+    early = isinstance(kernel.plan, RowPlan) and kernel.plan.early
     meets = bool(early) or any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in kernel.graph.nodes)
     if rows < 2 or meets or not local or rows * cols > 1 << 20:
         return None

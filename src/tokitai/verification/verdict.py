@@ -258,9 +258,7 @@ def _run_variant(
             verdict,
             operator,
             v,
-            run.run_structure(
-                hashed, shape, integers, cases.settled(operator, numbers.graph, cases.defaults(operator)), seed, threads
-            ),
+            run.run_structure(hashed, shape, integers, cases.drawn_scalars(operator, numbers.graph, shape), seed, threads),
             progress,
         )
         if verdict.failure:
