@@ -102,6 +102,12 @@ class KernelBase:
     def _whole(self, rows: int, cols: int, params: Mapping[str, float]) -> tuple[int, ...]:
         return tuple(round(v) for v in host_values(self.graph, whole_scalars(self.graph), rows, cols, params))
 
+    def entries_in(self, sizes: Sequence[int]) -> int:
+        """The entries of a table that is summed into, among the sizes of a launch; 0 where there is none."""
+        if not isinstance(self.plan, ScatterPlan):
+            return 0
+        return sizes[len(sizes) - self.whole_count + whole_scalars(self.graph).index(self.plan.total.args[2])]
+
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
         raise NotImplementedError
@@ -190,12 +196,6 @@ class Kernel(KernelBase):
     @cached_property
     def _run(self) -> cpu.LoadedKernel:
         return cpu.load(self.artifact)
-
-    def entries_in(self, sizes: Sequence[int]) -> int:
-        """The entries of a table that is summed into, among the sizes of a launch; 0 where there is none."""
-        if not isinstance(self.plan, ScatterPlan):
-            return 0
-        return sizes[len(sizes) - self.whole_count + whole_scalars(self.graph).index(self.plan.total.args[2])]
 
     def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
         """How much workspace a launch needs; ``entries`` of a table that is summed into."""

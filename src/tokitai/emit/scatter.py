@@ -75,7 +75,8 @@ class ScatterEmitter(Printer):
         self.line("const int64_t r = order[i];")
         for t in self.graph.inputs:
             if t.space == "rc":
-                self.line(f"const {POINTER[str(t.format)]}* const in_{t.name}_row = in_{t.name} + r * in_{t.name}_stride;")
+                kind = POINTER[str(t.format)]
+                self.line(f"const {kind}* const in_{t.name}_row = in_{t.name} + r * in_{t.name}_stride;")
         for n in self.plan.of_row:
             self.row_value(n)
         self.open("each(c0, c1, [&](int64_t c, auto lanes) INLINE_LAMBDA")
@@ -119,7 +120,8 @@ class ScatterEmitter(Printer):
         self.line("#pragma omp for schedule(dynamic) nowait")
         self.open("for (int64_t place = 0; place < 2 * windows_of(rows); ++place)")
         self.line("int64_t begin, end;")
-        self.line("if (long_block(place, rows, starts, entry_at, begin, end)) chain(begin, end, 0, cols, sums + place * cols);")
+        self.line("if (!long_block(place, rows, starts, entry_at, begin, end)) continue;")
+        self.line("chain(begin, end, 0, cols, sums + place * cols);")
         self.close()
 
     def short_segments(self) -> None:
@@ -135,7 +137,8 @@ class ScatterEmitter(Printer):
         self.close("} else {")
         self.depth += 1
         self.line("chain(begin, end, c0, c1, acc);")
-        self.line("finish(entry, c0, c1, [&](int64_t c, auto lanes) INLINE_LAMBDA { return load(acc + c - c0, lanes); });")
+        summed = "return load(acc + c - c0, lanes);"
+        self.line(f"finish(entry, c0, c1, [&](int64_t c, auto lanes) INLINE_LAMBDA {{ {summed} }});")
         self.close()
         self.close()
         self.close()

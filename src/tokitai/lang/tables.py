@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .values import Value, floating, make, refuse
+from .values import Number, Value, floating, make, refuse
 
 
 def gather(table: Value, index: Value) -> Value:
@@ -13,7 +13,7 @@ def gather(table: Value, index: Value) -> Value:
     return Value(make("gather", node, _index("gather", index).node, space="rc", type=node.type))
 
 
-def scatter_sum(values: Value, index: Value, entries: Value) -> Value:
+def scatter_sum(values: Value, index: Value, entries: Number) -> Value:
     """For each entry the sum of the rows whose index it is, +0 where there is none: entries x cols.
 
     The contributions to one entry are added in the order of the rows: a chain inside blocks of 32 of them, by their

@@ -14,8 +14,9 @@ import numpy as np
 
 from ..errors import FloatModeError
 from ..formats import FORMATS, canonical
-from ..lang import COL_SUM_BLOCK, TOTALS, Function, Graph, Node, TensorSpec
+from ..lang import TOTALS, Function, Graph, Node, TensorSpec
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
+from .sums import column_sum, scattered_sum, tree
 
 F32 = np.float32
 CHUNK = 1 << 18  # elements computed at a time, so that intermediate arrays stay in cache
@@ -130,41 +131,7 @@ def widen(stored: Array) -> Array:
     return stored.astype(F32)
 
 
-# ---------------------------------------------------------------------------------------------- sums
-def tree(x: Array, add: Callable[[Array, Array], Array], axis: int = -1) -> Array:
-    """The balanced tree along an axis: neighbours first, level by level; a lone last node passes through.
-
-    The axis is kept with length 1. An empty sum is +0 (all bits zero).
-    """
-    x = np.moveaxis(x, axis, -1)
-    if x.shape[-1] == 0:
-        x = np.zeros((*x.shape[:-1], 1), x.dtype)
-    while x.shape[-1] > 1:
-        paired = x.shape[-1] // 2 * 2
-        x = np.concatenate([add(x[..., 0:paired:2], x[..., 1:paired:2]), x[..., paired:]], axis=-1)
-    return np.moveaxis(x, -1, axis)
-
-
-def column_sum(x: Array, add: Callable[[Array, Array], Array]) -> Array:
-    """Down the rows: a chain inside aligned blocks of 32 rows, then the tree over the blocks."""
-    blocks = []
-    for start in range(0, len(x), COL_SUM_BLOCK):
-        total = x[start]
-        for row in x[start + 1 : start + COL_SUM_BLOCK]:
-            total = add(total, row)
-        blocks.append(total)
-    return tree(np.stack(blocks) if blocks else x, add, axis=0)
-
-
-def scattered_sum(x: Array, index: Array, nothing: Array, add: Callable[[Array, Array], Array]) -> Array:
-    """For each entry the sum of the rows whose index it is, by the rule of `column_sum` over those rows in order;
-    ``nothing``, of entries x cols, where there is none."""
-    total = nothing.copy()
-    for entry in np.unique(index[:, 0]):
-        total[entry] = column_sum(x[index[:, 0] == entry], add)[0]
-    return total
-
-
+# ---------------------------------------------------------------------------------------------- integers
 def integer(node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
     """Operations on integers and on conditions, exact in every meaning."""
     kind = FORMATS[node.type].dtype

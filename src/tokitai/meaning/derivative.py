@@ -40,7 +40,7 @@ SLOPES: dict[str, Callable[[Array, Array], Array]] = {
     "softplus": lambda x, y: sigmoid(x),
 }
 
-_MOVES = ("gather", "scatter_sum")  # an operand's gradient has other rows than the result's: nothing is multiplied there
+_MOVES = ("gather", "scatter_sum")  # an operand's gradient has other rows than the result's
 
 
 def gradient(

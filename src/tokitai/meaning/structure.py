@@ -22,6 +22,7 @@ from ..formats import FORMATS
 from ..lang import Graph, Node, TensorSpec
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
+from .sums import column_sum, scattered_sum, tree
 
 U64 = np.uint64
 _ODD = U64(0x9E3779B97F4A7C15)
@@ -124,9 +125,9 @@ class Structure:
             case "fma":
                 return mix(symmetric("fma", args[0], args[1]) + mix(args[2] ^ _tag("fma")) * U64(5))
             case "row_sum":
-                return bits.tree(args[0], add)
+                return tree(args[0], add)
             case "col_sum":
-                return bits.column_sum(args[0], add)
+                return column_sum(args[0], add)
             case "round_stochastic":
                 return ordered(f"stochastic_{node.data[0]}", args[0], unary("convert", args[1].astype(U64)))
             case "row_max":  # an order-free mix: the bits of a maximum do not depend on the order
@@ -137,7 +138,7 @@ class Structure:
                 return args[0][args[1][:, 0]]
             case "scatter_sum":
                 nothing = unary("const", np.zeros((int(args[2][0, 0]), shape[1]), U64))  # the hash of +0
-                return bits.scattered_sum(args[0], args[1], nothing, add)
+                return scattered_sum(args[0], args[1], nothing, add)
             case "call":
                 assert node.body is not None
                 return evaluate_body(node.body, self, args, shape)
@@ -153,8 +154,8 @@ class Structure:
 def total(node: Node, parts: Sequence[Array]) -> Array:
     """Of flattened tensors: the tree of trees for a sum, an order-free mix for a maximum."""
     if node.op == "total_sum":
-        each = [bits.tree(p, add) for p in parts]
-        return bits.tree(np.concatenate(each, axis=1) if each else np.zeros((1, 0), U64), add)
+        each = [tree(p, add) for p in parts]
+        return tree(np.concatenate(each, axis=1) if each else np.zeros((1, 0), U64), add)
     leaves = [unary("row_max", p).sum(axis=1, keepdims=True, dtype=U64) for p in parts]
     return mix(sum(leaves, np.zeros((1, 1), U64)))
 

@@ -49,8 +49,9 @@ def embedding_backward(
 ) -> Outputs:
     """dtable[e] = the sum of dy[r] over the rows with ids[r] = e, in f32, rounded once; +0 where there is none.
 
-    Where ``dtable`` is given, it is added to in place: sum and old gradient in f32, then the one rounding. Rows whose id
-    is ``padding_idx`` contribute nothing; a negative one counts from the end of the table.
+    Where ``dtable`` is given, it is added to in place: old gradient plus sum in f32, then the one rounding (an entry
+    that nobody chose gets +0 added: -0 becomes +0). Rows whose id is ``padding_idx`` contribute nothing; a negative one
+    counts from the end of the table.
     """
     padding = convert(padding_idx, i64)
     padding = where(padding < 0, padding + convert(entries, i64), padding)
@@ -106,4 +107,5 @@ def hard_inputs_backward() -> Iterator[HardInput]:
     yield HardInput("infinity, NaN, zeros", dict(dy=special, ids=[0, 0, 2], dtable=np.zeros((3, 3))), dict(entries=3))
     nan_padding = dict(dy=[[np.nan, np.inf], [1.0, 2.0]], ids=[1, 0], dtable=np.zeros((2, 2)))
     yield HardInput("NaN in rows of padding", nan_padding, dict(entries=2, padding_idx=1))
-    yield HardInput("no rows", dict(dy=np.zeros((0, 4)), ids=np.zeros(0, int), dtable=np.ones((10, 4))), dict(entries=10))
+    none = dict(dy=np.zeros((0, 4)), ids=np.zeros(0, int), dtable=np.ones((10, 4)))
+    yield HardInput("no rows", none, dict(entries=10))

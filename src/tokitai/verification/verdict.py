@@ -258,7 +258,9 @@ def _run_variant(
             verdict,
             operator,
             v,
-            run.run_structure(hashed, shape, integers, cases.drawn_scalars(operator, numbers.graph, shape), seed, threads),
+            run.run_structure(
+                hashed, shape, integers, cases.drawn_scalars(operator, numbers.graph, shape), seed, threads
+            ),
             progress,
         )
         if verdict.failure:
