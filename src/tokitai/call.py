@@ -58,7 +58,8 @@ def call(
     arrays = widened(operator, arrays, copy)
     dtype = storage_format(operator, arrays)
     kernel = _kernel(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
-    lead, shape = common_shape(operator, arrays)
+    lead, shape = common_shape(operator, arrays, kernel.graph.options)
+    check_slots(operator, kernel.graph.options, arrays, shape)
     entries = table_entries(operator, arrays, params)
     check_indices(operator, arrays, params, shape, entries)
     tensors = {t.name: _flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
@@ -69,7 +70,9 @@ def call(
     for o in kernel.graph.outputs:
         theirs = given[o.name] if o.inplace else supplied.get(o.name)
         returned.append(
-            like(results[o.name].reshape(full_shape(o, lead, shape, entries)), example) if theirs is None else theirs
+            like(finished(operator, o, results[o.name]).reshape(full_shape(o, lead, shape, entries)), example)
+            if theirs is None
+            else theirs
         )
     return returned[0] if len(returned) == 1 else tuple(returned)
 
@@ -84,6 +87,19 @@ def prepare_lists(
         return _kernel(operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
 
     return prepare(operator, given, build, copy)
+
+
+def check_slots(
+    operator: Operator, options: Mapping[str, object], arrays: Mapping[str, Array], shape: tuple[int, int]
+) -> None:
+    """No more is chosen of a row than it has, and nothing is chosen by a NaN. Raises ArgumentError."""
+    if operator.contract.places and int(str(options["k"])) > shape[1]:
+        raise ArgumentError(f"{operator.name}: k={options['k']} of {shape[1]} columns; accepted: at most all of them")
+    for name in operator.contract.no_nan:
+        found = np.isnan(arrays[name].reshape(shape).astype(np.float32)).any(axis=1)
+        if found.any():
+            row = int(found.argmax())
+            raise ArgumentError(f"{name}[{row}] holds NaN ({int(found.sum())} such rows); accepted: rows without NaN")
 
 
 def check_threads(threads: object) -> None:
@@ -204,7 +220,9 @@ def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:
     return chosen or operator.contract.formats[0]
 
 
-def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], tuple[int, int]]:
+def common_shape(
+    operator: Operator, arrays: Mapping[str, Array], options: Mapping[str, object]
+) -> tuple[tuple[int, ...], tuple[int, int]]:
     """The leading dimensions, and (rows, cols). Raises ArgumentError where shapes do not agree."""
     given = [t for t in operator.tensors if t.name in arrays]
     for t in given:
@@ -224,6 +242,8 @@ def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple
     for t in given:
         shape = arrays[t.name].shape
         accepted = {"rc": (*lead, cols), "r": lead, "c": (cols,), "s": (), "t": (*shape[:1], cols)}[t.space]
+        if t.slots:
+            accepted = (*lead, int(str(options["k"])))
         if shape != accepted:
             raise ArgumentError(f"{t.name}: shape {shape}; accepted beside {named}: {accepted}")
     limits = operator.contract
@@ -237,7 +257,7 @@ def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple
 
 def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: bool) -> Array:
     """The array as the kernel reads it: (rows, cols) with unit column stride, or contiguous; copied only if need be."""
-    want = _kernel_shape(tensor.space, shape, len(array) if tensor.space == "t" else 0)
+    want = _kernel_shape(tensor, shape, len(array) if tensor.space == "t" else 0)
     view = view_as(array, want)
     if view is not None:
         return view
@@ -249,9 +269,11 @@ def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: boo
     return np.ascontiguousarray(array).reshape(want)
 
 
-def _kernel_shape(space: str, shape: tuple[int, int], entries: int) -> tuple[int, ...]:
+def _kernel_shape(t: TensorSpec | Output, shape: tuple[int, int], entries: int) -> tuple[int, ...]:
     """The shape of a tensor as kernels take it."""
-    return {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,), "t": (entries, shape[1])}[space]
+    if t.slots:
+        return shape[0], t.slots
+    return {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,), "t": (entries, shape[1])}[t.space]
 
 
 def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
@@ -279,7 +301,7 @@ def _results(
     flat: dict[str, Array] = {}
     apart = dict(arrays)  # what a result must not overlap
     for o in kernel.graph.outputs:
-        want = _kernel_shape(o.space, shape, entries)
+        want = _kernel_shape(o, shape, entries)
         if o.inplace:
             flat[o.name] = _writable(o.name, arrays[o.name], want, {n: a for n, a in apart.items() if n != o.name})
         elif o.name in theirs:
@@ -295,8 +317,15 @@ def _results(
     return flat, theirs
 
 
+def finished(operator: Operator, o: Output, values: Array) -> Array:
+    """A result as the caller gets it: columns, which kernels give as f32 whole numbers, as i32."""
+    return values.astype(np.int32) if o.name in operator.contract.places else values
+
+
 def full_shape(o: Output, lead: tuple[int, ...], shape: tuple[int, int], entries: int = 0) -> tuple[int, ...]:
     """The shape of a result as the caller sees it."""
+    if o.slots:
+        return (*lead, o.slots)
     return {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": (), "t": (entries, shape[1])}[o.space]
 
 

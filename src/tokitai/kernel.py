@@ -165,7 +165,8 @@ class KernelBase:
             return
         sizes: list[int] = [len(shapes)] if self.plan.flat else []
         for some, made, shape in zip(tensors, results, shapes, strict=True):
-            strides = [a.strides[0] // a.itemsize for a in self._in_order([some], [made]) if a.ndim == 2]
+            every = zip(self.tensor_sizes, self._in_order([some], [made]), strict=True)
+            strides = [a.strides[0] // a.itemsize for (space, _), a in every if space in ("rc", "t")]
             sizes += [*shape, *strides]
         self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads, workspace, **where)
 

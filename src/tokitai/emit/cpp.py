@@ -47,9 +47,15 @@ def segments() -> dict[str, str]:
     return {"segments.h": (resources.files(__package__) / "cpu" / "segments.h").read_text()}
 
 
+def first() -> dict[str, str]:
+    """The header of first columns, by its name."""
+    return {"first.h": (resources.files(__package__) / "cpu" / "first.h").read_text()}
+
+
 def emit_cpu(plan: RowPlan | FlatPlan | ScatterPlan) -> KernelText:
     """The text of the kernel for this plan."""
     if isinstance(plan, ScatterPlan):
         return KernelText(ScatterEmitter(plan).text(), headers() | segments())
-    printer = FlatEmitter(plan) if isinstance(plan, FlatPlan) else RowEmitter(plan)
-    return KernelText(printer.text(), headers())
+    if isinstance(plan, FlatPlan):
+        return KernelText(FlatEmitter(plan).text(), headers())
+    return KernelText(RowEmitter(plan).text(), headers() | (first() if plan.has_firsts else {}))

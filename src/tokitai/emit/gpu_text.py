@@ -11,7 +11,7 @@ from ..lower.flat import FlatPlan
 from ..lower.gpu import Schedule
 from ..lower.rowwise import RowPlan
 from ..lower.scatter import ScatterPlan
-from .cpp import KernelText, segments
+from .cpp import KernelText, first, segments
 from .gpu_flat import GpuFlatEmitter
 from .gpu_rows import GpuRowEmitter
 from .gpu_scatter import GpuScatterEmitter
@@ -29,7 +29,7 @@ def headers() -> dict[str, str]:
 
 def emit_rows(plan: RowPlan, schedule: Schedule) -> KernelText:
     """The text of a row-wise operator's kernels for one schedule."""
-    return KernelText(GpuRowEmitter(plan, schedule).text(), headers())
+    return KernelText(GpuRowEmitter(plan, schedule).text(), headers() | (first() if plan.has_firsts else {}))
 
 
 def emit_scatter(plan: ScatterPlan, width: int) -> KernelText:

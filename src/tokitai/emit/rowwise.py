@@ -16,6 +16,8 @@ class RowEmitter(Printer):
         self.private = [f"{len(plan.kept)} * cols"] * bool(plan.kept)  # workspace of each thread
         self.private += [f"{plan.most_sums} * partial_room(cols)"] * bool(plan.most_sums)
         self.streamed = streamed(plan.graph)
+        if plan.has_firsts:
+            self.includes = ("rows.h", "first.h")
 
     def body(self) -> None:
         """What stands between the braces of the kernel."""
@@ -128,7 +130,8 @@ class RowEmitter(Printer):
                 self.row_value(n)
         for o in self.graph.outputs:
             if o.space == "r":
-                self.line(f"store1(out_{o.name} + r, {self.name[o.node]});")
+                for line in self.row_stores(o):
+                    self.line(line)
         for n in self.plan.running:
             if n.space == "s":
                 self.line(f"block_{self.name[n]} = add(block_{self.name[n]}, {self.name[n.args[0]]});")
@@ -166,6 +169,8 @@ class RowEmitter(Printer):
     def one_pass(self, p: Pass, loaded: set[Node]) -> None:
         for n in p.maxima:
             self.line(f"Max max_{self.name[n]};")
+        for n in p.firsts:
+            self.line(f"V first_{self.name[n]} = splat(NEUTRAL_FIRST);")
         if p.sums:
             totals = f"sums_{self.plan.passes.index(p) + 1}"
             self.line(f"S {totals}[{len(p.sums)}];")
@@ -177,6 +182,10 @@ class RowEmitter(Printer):
         for n in p.maxima:
             x = self.vector(n.args[0])
             self.line(f"take(max_{self.name[n]}, pad(leaf_max({x}), NEUTRAL_MAX, lanes));")
+        for n in p.firsts:
+            leaf = f"leaf_first({self.vector(n.args[0])}, to_value(column_index(c), V{{}}))"
+            kept = f"first_{self.name[n]}"
+            self.line(f"{kept} = join_first({kept}, pad({leaf}, NEUTRAL_FIRST, lanes));")
         for n in p.col_sums:
             place = f"block_{self.name[n]} + c"
             self.line(f"store({place}, add(load({place}, lanes), {self.vector(n.args[0])}), lanes);")
@@ -193,6 +202,9 @@ class RowEmitter(Printer):
             self.close("});")
         for n in p.maxima:
             self.line(f"const S {self.name[n]} = result(max_{self.name[n]});")
+        for n in p.firsts:
+            joined = f"across<1, LANES>(first_{self.name[n]}, [](V a, V b) {{ return join_first(a, b); }})"
+            self.line(f"const S {self.name[n]} = done_first(first({joined}), cols);")
 
     def prefetches(self, p: Pass) -> None:
         """The next row is fetched during the first pass that sums: by then this one lies in the caches."""

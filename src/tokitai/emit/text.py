@@ -138,10 +138,22 @@ class Printer:
     # ------------------------------------------------------------------ values of one row, of one column
     def row_input(self, n: Node) -> str:
         """Where an input with one element a row is read."""
-        return f"in_{n.data[0]} + r"
+        return f"in_{n.data[0]} + r" if len(n.data) < 3 else f"in_{n.data[0]} + r * {self.slots(n)} + {n.data[2]}"
+
+    def slots(self, n: Node) -> int:
+        """How many values of each row lie beside an input's."""
+        return next(t.slots for t in self.graph.inputs if t.name == n.data[0])
+
+    def row_stores(self, o: Output) -> list[str]:
+        """The stores of a result with one element a row, or several."""
+        if o.node.op != "slots":
+            return [f"store1(out_{o.name} + r, {self.name[o.node]});"]
+        return [f"store1(out_{o.name} + r * {o.slots} + {j}, {self.name[a]});" for j, a in enumerate(o.node.args)]
 
     def row_value(self, n: Node) -> None:
         """A value with one element a row, of row r."""
+        if n.op == "slots":
+            return  # its parts are stored one by one
         if n.op == "input":
             self.declare(n, f"load1({self.row_input(n)})", vector=False)
         elif n.op == "row_index":

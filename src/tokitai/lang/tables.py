@@ -28,6 +28,23 @@ def scatter_sum(values: Value, index: Value, entries: Number) -> Value:
     return Value(make("scatter_sum", node, _index("scatter_sum", index).node, count, space="t", type=node.type))
 
 
+def row_first(condition: Value) -> Value:
+    """The first column of each row in which a condition on floating-point values holds, as an f32 whole number; the
+    number of columns where it holds in none."""
+    node = condition.node if isinstance(condition, Value) else None
+    if node is None or node.type != "bool" or node.space != "rc" or node.exact:
+        refuse(f"row_first({condition!r})", "a rows x cols condition on floating-point values")
+    return Value(make("row_first", node, space="r", exact=False))
+
+
+def slots(*values: Value) -> Value:
+    """Values of each row side by side: a result of rows x slots."""
+    nodes = [floating(v, "slots") for v in values]
+    if not nodes or any(n.space not in ("r", "s") or n.type != nodes[0].type for n in nodes):
+        refuse(f"slots({', '.join(map(str, values))})", "values of one type with one element a row")
+    return Value(make("slots", *nodes, space="r", type=nodes[0].type))
+
+
 def _index(name: str, index: Value) -> Value:
     if not isinstance(index, Value) or index.node.type not in ("i32", "i64") or index.node.space != "r":
         refuse(f"{name} with the index {index}", "an i32 or i64 value, one a row")

@@ -271,6 +271,10 @@ class Table(Value, Generic[F]):
     """A tensor of entries x cols, whose number of entries is its own: `gather` brings them to rows."""
 
 
+class Slots(Value, Generic[F]):
+    """A tensor of rows x k, where k is the operator's option of that name: the definition gets its k row values."""
+
+
 def lift(x: Any, like: Node | None = None) -> Node:
     """The node of a value; a Python number becomes a constant of the type of its partner, rounded once."""
     if isinstance(x, Value):

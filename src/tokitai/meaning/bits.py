@@ -132,6 +132,13 @@ def widen(stored: Array) -> Array:
 
 
 # ---------------------------------------------------------------------------------------------- integers
+def first_true(x: Array) -> Array:
+    """The first column of each row that is true; the number of columns where none is."""
+    return np.where(x.any(axis=1, keepdims=True), x.argmax(axis=1, keepdims=True), x.shape[1]) if x.shape[1] else (
+        np.zeros((len(x), 1))
+    )
+
+
 def integer(node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
     """Operations on integers and on conditions, exact in every meaning."""
     kind = FORMATS[node.type].dtype
@@ -235,6 +242,10 @@ class Bits:
                 return column_sum(args[0], np.add)
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
+            case "row_first":
+                return first_true(args[0]).astype(F32)
+            case "slots":
+                return np.concatenate(args, axis=1)
             case "gather":
                 return args[0][args[1][:, 0]]
             case "scatter_sum":

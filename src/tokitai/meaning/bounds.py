@@ -22,7 +22,7 @@ from ..errors import TokitaiError
 from ..formats import FORMATS
 from ..lang import COL_SUM_BLOCK, TOTALS, Graph, Node, TensorSpec
 from . import bits
-from .interpret import Array, as_rows_cols, full_size
+from .interpret import Array, full_size, load
 
 U = 2.0**-24  # unit roundoff of f32
 TINY = 2.0**-150  # half the smallest subnormal
@@ -91,7 +91,13 @@ class Bounds:
             plain = [a.value if isinstance(a, Bounded) else a for a in args]
             if node.op in ("row_sum", "col_sum", "row_max", "take_column", "gather", "scatter_sum"):
                 return self._across(node, args, plain, shape)
+            if node.op == "slots":
+                errors = [np.broadcast_to(a.error, (shape[0], 1)) for a in args]
+                return Bounded(self.bits.apply(node, plain, shape), np.concatenate(errors, axis=1))
             value = self.bits.apply(node, plain, shape)
+            if node.op == "row_first":  # any column, where a condition is in doubt
+                doubt = self.uncertain.get(node.args[0], np.zeros((1, 1), bool)).any(axis=1, keepdims=True)
+                return Bounded(value, np.where(doubt, float(shape[1]), 0.0))
             e = [np.asarray(a.error) if isinstance(a, Bounded) else np.zeros((1, 1)) for a in args]
             x = [np.asarray(p, np.float64) for p in plain]
             if node.type == "bool" and not node.exact:
@@ -215,8 +221,7 @@ def evaluate(
     values: dict[Node, Any] = {}
     for node in graph.nodes:
         if node.op == "input":
-            spec = specs[str(node.data[0])]
-            values[node] = domain.load(spec, as_rows_cols(spec, tensors[spec.name], shape))
+            values[node] = load(domain, node, specs[str(node.data[0])], tensors, shape)
         elif node.op in TOTALS:
             values[node] = Bounded(np.zeros((1, 1), np.float32), np.zeros((1, 1)))  # a gate that is open
         else:

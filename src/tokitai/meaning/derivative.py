@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import DefinitionError
 from ..formats import FORMATS
 from ..lang import Graph, Node, Operator, TensorSpec
-from .interpret import Array, apply, as_rows_cols, full_size
+from .interpret import Array, apply, full_size, load
 from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, sigmoid, silu_slope
 from .structure import drawn_entries
 
@@ -40,7 +40,7 @@ SLOPES: dict[str, Callable[[Array, Array], Array]] = {
     "softplus": lambda x, y: sigmoid(x),
 }
 
-_MOVES = ("gather", "scatter_sum")  # an operand's gradient has other rows than the result's
+_MOVES = ("gather", "scatter_sum", "slots")  # an operand's gradient has other rows than the result's
 
 
 def gradient(
@@ -60,8 +60,7 @@ def gradient(
     specs = {t.name: t for t in graph.inputs}
     for node in graph.nodes:
         if node.op == "input":
-            spec = specs[str(node.data[0])]
-            values[node] = domain.load(spec, as_rows_cols(spec, tensors[spec.name], shape))
+            values[node] = load(domain, node, specs[str(node.data[0])], tensors, shape)
         else:
             args = [values[a] for a in node.args]
             values[node] = apply(domain, node, args, shape)
@@ -89,7 +88,11 @@ def gradient(
             if node not in flow:
                 continue
             if node.op == "input":
-                result[str(node.data[0])] = flow[node]
+                name = str(node.data[0])
+                if specs[name].slots:
+                    result[name][:, int(str(node.data[2]))] = flow[node][:, 0]
+                else:
+                    result[name] = flow[node]
             else:
                 g = flow[node]
 
@@ -144,6 +147,9 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
         case "take_column":
             columns = np.arange(x[0].shape[1])[None, :] if x[0].shape[1] > 1 else np.arange(1)[None, :]
             give(a[0], np.where(columns == x[1], g, 0))
+        case "slots":
+            for j, part in enumerate(a):
+                give(part, g[:, j : j + 1])
         case "gather":
             chosen = np.zeros(x[0].shape, REAL)
             np.add.at(chosen, x[1][:, 0], g)
@@ -155,7 +161,7 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
             if name not in SLOPES or name not in FUNCTIONS:
                 raise AssertionError(f"no derivative of {name} is known")
             give(a[0], g * SLOPES[name](x[0], y))
-        case "round_even" | "exponent":
+        case "round_even" | "exponent" | "row_first":
             pass  # constant between steps
         case _ if node.type in ("f32", "f64") and any(n.type in ("f32", "f64") for n in a):
             raise AssertionError(f"no derivative of {node} is known")
@@ -188,7 +194,8 @@ def check_backward(
     counted = {n for o in (forward, backward) for n, i in o.contract.indices.items() if i.entries}
     tensors: dict[str, Array] = {}
     for t in (*f.inputs, *b.inputs):
-        tensors.setdefault(t.name, _sample(rng, t, size[t.space], entries if t.name in counted else shape[1]))
+        wide = (shape[0], t.slots) if t.slots else size[t.space]
+        tensors.setdefault(t.name, _sample(rng, t, wide, entries if t.name in counted else shape[1]))
     results = real.evaluate(f, tensors, shape, params)
     for name in names & set(results):  # saved by the forward pass: its result, its statistics
         tensors[name] = results[name]

@@ -160,6 +160,10 @@ class Real:
                 return np.asarray(args[0].sum(axis=0, keepdims=True))
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
+            case "row_first":
+                return bits.first_true(args[0]).astype(self.dtype)
+            case "slots":
+                return np.concatenate(args, axis=1)
             case "gather":
                 return args[0][args[1][:, 0]]
             case "scatter_sum":

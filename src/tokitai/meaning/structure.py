@@ -33,7 +33,7 @@ TAGS = {
     for i, name in enumerate(
         "add sub mul div fma sqrt neg abs maximum minimum round_even power_of_two exponent significand lt le eq ne "
         "logical_and logical_or logical_not where convert round_f16 round_bf16 row_max const "
-        "stochastic_f16 stochastic_bf16".split()
+        "stochastic_f16 stochastic_bf16 row_first".split()
     )
 }
 
@@ -134,6 +134,11 @@ class Structure:
                 return mix(unary("row_max", args[0]).sum(axis=1, keepdims=True, dtype=U64))
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
+            case "row_first":  # as for a maximum, of conditions with their columns
+                columns = unary("convert", np.arange(shape[1], dtype=np.int64).view(U64))
+                return mix(ordered("row_first", args[0], columns[None, :]).sum(axis=1, keepdims=True, dtype=U64))
+            case "slots":
+                return np.concatenate(args, axis=1)
             case "gather":
                 return args[0][args[1][:, 0]]
             case "scatter_sum":
@@ -171,7 +176,8 @@ def hashes(graph: Graph, shape: tuple[int, int], seed: int) -> tuple[dict[str, A
     rows, cols = shape
     size = {"rc": (rows * cols,), "r": (rows,), "c": (cols,), "s": (1,), "t": (drawn_entries(rows), cols)}
     floats = [t for t in graph.inputs if FORMATS[str(t.format)].is_float]
-    tensors = {t.name: rng.integers(1, 2**64, size[t.space], dtype=U64) for t in floats}
+    sizes = {t.name: (rows, t.slots) if t.slots else size[t.space] for t in floats}
+    tensors = {name: rng.integers(1, 2**64, s, dtype=U64) for name, s in sizes.items()}
     scalars = {n: int(rng.integers(1, 2**64, dtype=U64)) for n in graph.nodes if n.op == "round" and not n.exact}
     return tensors, scalars
 

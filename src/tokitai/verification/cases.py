@@ -36,9 +36,11 @@ class Case:
         return f"{self.kind}/{self.name}@{self.shape[0]}x{self.shape[1]}#{self.seed}"
 
 
-def size_of(space: str, shape: tuple[int, int], entries: int | None = None) -> tuple[int, ...]:
+def size_of(space: str, shape: tuple[int, int], entries: int | None = None, slots: int = 0) -> tuple[int, ...]:
     """The shape of a tensor of this space, as kernels take it; a table has as many entries as one that is drawn, unless
     it is said how many."""
+    if slots:
+        return shape[0], slots
     table = drawn_entries(shape[0]) if entries is None else entries
     return {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,), "t": (table, shape[1])}[space]
 
@@ -101,7 +103,7 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
     contract = operator.contract
     wish, index = contract.draw.get(t.name), contract.indices.get(t.name)
     fmt = format_of(t.format)
-    size = size_of(t.space, shape)
+    size = size_of(t.space, shape, slots=t.slots)
     rng = rng_for(seed, t.name, how)
     if not fmt.is_float:
         top = int(wish.split()[-1]) if wish else shape[1] + bool(index and index.upto)
@@ -161,9 +163,9 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
         for t in graph.inputs:
             if t.name in h.tensors:
                 values = to_format(h.tensors[t.name], format_of(t.format))
-                size = values.shape if t.space == "t" else size_of(t.space, shape)
+                size = values.shape if t.space == "t" else size_of(t.space, shape, slots=t.slots)
                 tensors[t.name] = np.broadcast_to(
-                    values.reshape(-1) if t.space in ("r", "c") else values, size
+                    values.reshape(-1) if t.space in ("r", "c") and not t.slots else values, size
                 ).copy()
             else:
                 tensors[t.name] = draw(operator, t, "normal", shape, 0)

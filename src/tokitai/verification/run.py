@@ -85,14 +85,15 @@ class Launch:
         self.inputs: dict[str, Buffer] = {}
         self.results: dict[str, Buffer] = {}
         for t in kernel.graph.inputs:
-            size = tensors[t.name].shape if t.space == "t" else size_of(t.space, shape)
+            entries_here = len(tensors[t.name]) if t.space == "t" else None
+            size = size_of(t.space, shape, entries_here, t.slots)
             self.inputs[t.name] = self._buffer(t.name, t.space, str(t.format), size)
             self.inputs[t.name].array[...] = tensors[t.name].reshape(size)
         for o in kernel.graph.outputs:
             if o.inplace:
                 self.results[o.name] = self.inputs[o.name]
             else:
-                self.results[o.name] = self._buffer(o.name, o.space, o.format, size_of(o.space, shape, entries))
+                self.results[o.name] = self._buffer(o.name, o.space, o.format, size_of(o.space, shape, entries, o.slots))
                 self.results[o.name].poison()
         word = kernel.element("f32")  # poison is NaN where numbers are summed there
         need = -(-kernel.workspace_bytes([shape], layout.threads, entries or 0) // word.itemsize)
