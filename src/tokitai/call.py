@@ -135,6 +135,8 @@ def check_indices(
     for name, index in operator.contract.indices.items():
         if name not in arrays or arrays[name].size == 0:
             continue
+        if index.entries and entries == 0:
+            raise ArgumentError(f"{name}: {arrays[name].size} indices of a table without entries; accepted: none")
         values = arrays[name].reshape(-1)
         count = entries if index.entries else shape[1] + index.upto
         bad = (values < 0) | (values >= count)
@@ -143,8 +145,8 @@ def check_indices(
         if bad.any():
             row = int(bad.argmax())
             also = f", or {index.besides}={int(params[index.besides])}" if index.besides else ""
-            accepted = f"0 to {count - 1}{also}" if count else "none, as there are no entries"
-            raise ArgumentError(f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows); accepted: {accepted}")
+            found = f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows)"
+            raise ArgumentError(f"{found}; accepted: 0 to {count - 1}{also}")
 
 
 def bind(
@@ -236,7 +238,8 @@ def common_shape(
     first = arrays[named]
     if first.ndim == 0:
         raise ArgumentError(f"{named}: a scalar; accepted: at least one dimension")
-    lead = first.shape[:-1] if matrices else next((arrays[t.name].shape for t in given if t.space == "r"), ())
+    of_rows = ((arrays[t.name].shape, t.slots) for t in given if t.space == "r")
+    lead = first.shape[:-1] if matrices else next((s[:-1] if slots else s for s, slots in of_rows), ())
     cols = first.shape[-1]
     rows = int(np.prod(lead, dtype=np.int64))
     for t in given:

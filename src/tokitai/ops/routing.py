@@ -1,4 +1,4 @@
-"""Routing of tokens to experts: the k largest of each row, softmax weights, and tokens brought there and back.
+"""Routing of tokens to experts: the k largest of each row, and softmax weights.
 
 Larger values come first, among equal ones the lower column; a NaN is an error. The choice is made by the logits, which
 are exact, so that two probabilities which round to one number still stand in their true order.
@@ -18,24 +18,20 @@ from ..lang import (
     Index,
     Matrix,
     Outputs,
-    Rows,
     Slots,
-    Table,
     Value,
     column_index,
     convert,
     f32,
-    fma,
-    gather,
-    i64,
+    i32,
     operator,
     outputs,
     row_first,
     row_max,
     row_sum,
-    scatter_sum,
     slots,
     storage,
+    take_column,
     where,
 )  # fmt: skip
 
@@ -80,46 +76,100 @@ def router(logits: Matrix[storage], *, k: K = 2, renormalise: bool = False) -> O
     found = _largest(logits, k)
     top = found[0][0]
     chosen = [exp_down(value - top) for value, _ in found]
-    total = row_sum(exp_down(logits - top))
-    if renormalise:
-        total = chosen[0]
-        for e in chosen[1:]:
-            total = total + e
-    inverse = 1 / total
+    inverse = 1 / (_chain(chosen) if renormalise else row_sum(exp_down(logits - top)))
     return outputs(weights=slots(*(e * inverse for e in chosen)), experts=slots(*(c for _, c in found)))
 
 
-MOVES = Contract(domain="all values", indices={"order": Index(entries=True)})
+WEIGHTED = Contract(domain="finite logits", indices={"experts": Index()}, min_cols=1)
 
 
-@operator(contract=MOVES)
-def dispatch(x: Table[storage], order: Rows[i64]) -> Outputs:
-    """y[s] = x[order[s]]: the tokens in the order of their experts, each as often as it is chosen."""
-    return outputs(y=gather(x, order))
-
-
-@operator(
-    contract=Contract(domain="all values", indices={"order": Index(entries=True)}, ranges={"entries": (0, 2**31)}),
-    backward_of=dispatch,
-)
-def dispatch_backward(dy: Matrix[storage], order: Rows[i64], *, entries: int) -> Outputs:
-    """dx[t] = the sum of dy[s] over the places s that token t was brought to, in their order."""
-    return outputs(dx=scatter_sum(dy, order, entries))
-
-
-PLACES = Contract(domain="all values", indices={"place": Index(besides="dropped", entries=True)})
-
-
-@operator(contract=PLACES)
-def combine(
-    y: Table[storage], weights: Slots[f32], place: Slots[i64], *, k: K = 2, dropped: int = -1
+@operator(contract=WEIGHTED, backward_of=router)
+def router_backward(
+    dweights: Slots[f32], logits: Matrix[storage], experts: Slots[i32], *, k: K = 2, renormalise: bool = False
 ) -> Outputs:
-    """x[t] = the sum of weights[t, j] * y[place[t, j]] over the slots j, in their order: a chain of fused
-    multiply-adds, rounded once to storage. A slot whose place is ``dropped`` is not looked at, whatever it holds."""
-    total: Value | None = None
-    for w, p in zip(weights, place, strict=True):  # type: ignore[call-overload]
-        kept = p != convert(dropped, i64)
-        term = gather(y, where(kept, p, 0))
-        total = where(kept, term * w if total is None else fma(term, w, total), 0.0 if total is None else total)
-    assert total is not None
-    return outputs(x=total)
+    """The gradient of the logits: softmax over all experts, or with ``renormalise`` over those that were chosen."""
+    z = exp_down(logits - row_max(logits))
+    each: Any = list(zip(dweights, experts, strict=True))
+    chosen = [take_column(z, e) for _, e in each]
+    inverse = 1 / (_chain(chosen) if renormalise else row_sum(z))
+    dot = _chain([dw * (c * inverse) for (dw, _), c in zip(each, chosen, strict=True)])
+    total: Any = 0.0 if renormalise else -dot
+    for dw, e in each:
+        total = total + where(column_index() == e, dw - dot if renormalise else dw, 0)
+    return outputs(dlogits=z * inverse * total)
+
+
+def _chain(values: list[Value]) -> Value:
+    """One after another."""
+    total = values[0]
+    for v in values[1:]:
+        total = total + v
+    return total
+
+
+@top_k.set_textbook
+def textbook_top_k(x: Any, *, k: int) -> dict[str, Any]:
+    """A stable sort by falling value."""
+    order = np.argsort(-x, axis=1, kind="stable")[:, :k]
+    missing = ((0, 0), (0, k - order.shape[1]))
+    values = np.pad(np.take_along_axis(x, order, 1), missing, constant_values=-np.inf)
+    return dict(values=values, columns=np.pad(order, missing, constant_values=x.shape[1]))
+
+
+@router.set_textbook
+def textbook_router(logits: Any, *, k: int, renormalise: bool) -> dict[str, Any]:
+    """Shazeer et al. (2017), with the softmax before the choice."""
+    e = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    found = textbook_top_k(logits, k=k)
+    weights = np.pad(e, ((0, 0), (0, 1)))  # of a column that is missing: 0
+    weights = np.take_along_axis(weights, found["columns"], 1)
+    total = weights if renormalise else e
+    return dict(weights=weights / total.sum(axis=1, keepdims=True), experts=found["columns"])
+
+
+@router_backward.set_textbook
+def textbook_router_backward(
+    dweights: Any, logits: Any, experts: Any, *, k: int, renormalise: bool
+) -> dict[str, Any]:
+    """The Jacobian of softmax is diag(p) - p p^T; renormalised, p is the softmax over the chosen."""
+    p = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    chosen = np.take_along_axis(p, experts, 1)
+    p, chosen = (v / (chosen if renormalise else p).sum(axis=1, keepdims=True) for v in (p, chosen))
+    dot = (dweights * chosen).sum(axis=1, keepdims=True)
+    dp = np.zeros_like(p)
+    for j in range(k):
+        hit = np.arange(p.shape[1]) == experts[:, j : j + 1]
+        dp += np.where(hit, dweights[:, j : j + 1] - (dot if renormalise else 0), 0)
+    return dict(dlogits=p * (dp if renormalise else dp - dot))
+
+
+def _hard(name: str) -> Iterator[HardInput]:
+    yield HardInput("all equal", {name: np.zeros((2, 8))})
+    yield HardInput("a tie at the boundary", {name: [[1.0, 3.0, 2.0, 2.0, 2.0, 0.0, 2.0, 1.0]]})
+    yield HardInput("rising, falling", {name: [np.arange(64.0), -np.arange(64.0)]})
+    yield HardInput("signed zeros", {name: [[-0.0, 0.0, -1.0, 0.0], [0.0, -0.0, -0.0, 0.0]]})
+    yield HardInput("logarithms of 4, 2, 2", {name: np.log([[4.0, 2.0, 2.0]])})
+
+
+@top_k.set_hard_inputs
+def hard_inputs() -> Iterator[HardInput]:
+    """Ties, zeros of both signs, infinities."""
+    yield from _hard("x")
+    infinite = [[-np.inf, -np.inf, 1.0, -np.inf], [np.inf, 0.0, np.inf, -np.inf]]
+    yield HardInput("infinities", dict(x=infinite))
+    yield HardInput("fewer columns than are chosen", dict(x=[[2.0], [-np.inf]]))
+
+
+@router.set_hard_inputs
+def hard_inputs_router() -> Iterator[HardInput]:
+    """Ties, and logits far apart."""
+    yield from _hard("logits")
+    yield HardInput("one expert takes all", dict(logits=[[0.0, 100.0, -100.0, 50.0]]))
+    yield HardInput("below the exponent range", dict(logits=[[0.0, -104.0, -200.0, -103.0]]))
+
+
+@router_backward.set_hard_inputs
+def hard_inputs_backward() -> Iterator[HardInput]:
+    """Ties, and logits far apart."""
+    yield from _hard("logits")
+    yield HardInput("one expert takes all", dict(logits=[[0.0, 100.0, -100.0, 50.0]]))

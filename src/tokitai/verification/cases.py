@@ -158,6 +158,8 @@ def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], s
 def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
     """The operator's own hard inputs, in the graph's formats; tensors that one does not name are drawn."""
     for h in operator.hard_inputs():
+        if any(t.slots not in (0, np.shape(h.tensors[t.name])[-1]) for t in graph.inputs if t.name in h.tensors):
+            continue  # of another number of slots: it belongs to another variant
         shape = _shape_of(h, graph)
         tensors = {}
         for t in graph.inputs:

@@ -93,7 +93,8 @@ class Launch:
             if o.inplace:
                 self.results[o.name] = self.inputs[o.name]
             else:
-                self.results[o.name] = self._buffer(o.name, o.space, o.format, size_of(o.space, shape, entries, o.slots))
+                size = size_of(o.space, shape, entries, o.slots)
+                self.results[o.name] = self._buffer(o.name, o.space, o.format, size)
                 self.results[o.name].poison()
         word = kernel.element("f32")  # poison is NaN where numbers are summed there
         need = -(-kernel.workspace_bytes([shape], layout.threads, entries or 0) // word.itemsize)
