@@ -26,7 +26,7 @@ ORDER = (
     {"emit"},
     {"toolchain"},
     {"device"},
-    {"kernel", "gpu_kernel", "gpu_targets", "gpu_call", "call_list", "call"},
+    {"kernel", "gpu_kernel", "gpu_targets", "gpu_call", "call_list", "call", "routing"},
     {"worker"},
     {"verification"},
     {"judge"},
