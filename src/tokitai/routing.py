@@ -22,8 +22,8 @@ DROPPED = -1
 
 @dataclass(frozen=True)
 class Permutation:
-    """Where tokens go. Places are numbered through all experts, in the order of experts; those of one expert lie in the
-    order of tokens."""
+    """Where tokens go. Places are numbered through all experts, in the order of experts; those of one expert lie in
+    the order of tokens."""
 
     order: Array  # (places,), i64: the token at each place
     choice: Array  # (places,), i64: which choice it is, token * k + slot; weights.reshape(-1)[choice] are its weights

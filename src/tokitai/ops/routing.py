@@ -35,7 +35,7 @@ from ..lang import (
     where,
 )  # fmt: skip
 
-K = Literal[2, 1, 3, 4, 6, 8]
+K = Literal[2, 1, 4, 8]
 
 
 def _largest(x: Value, k: int) -> list[tuple[Value, Value]]:

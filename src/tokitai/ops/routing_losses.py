@@ -36,6 +36,7 @@ from ..lang import (
     row_sum,
     rows,
     storage,
+    stored,
     where,
 )  # fmt: skip
 from .routing import K
@@ -60,7 +61,8 @@ def expert_load(logits: Matrix[storage], experts: Slots[i32], *, k: K = 2) -> Ou
         hit = where(column_index() == e, 1.0, 0.0)
         chosen = hit if chosen is None else chosen + hit
     tokens = maximum(rows(logits), 1)
-    return outputs(load=col_sum(chosen) / (tokens * float(k)), probability=col_sum(_softmax(logits)) / tokens)
+    load, probability = col_sum(chosen) / (tokens * float(k)), col_sum(_softmax(logits)) / tokens
+    return outputs(load=stored(load, f32), probability=stored(probability, f32))
 
 
 @operator(contract=FINITE, backward_of=expert_load)
@@ -70,19 +72,16 @@ def expert_load_backward(dprobability: Cols[f32], logits: Matrix[storage]) -> Ou
     return outputs(dlogits=p * (dprobability - row_sum(p * dprobability)) / maximum(rows(logits), 1))
 
 
-ALL = Contract(domain="all values", formats=("f32",))
-
-
-@operator(contract=ALL)
+@operator
 def load_balance_loss(load: Matrix[f32], probability: Matrix[f32]) -> Outputs:
     """experts * sum(load * probability), for each layer that is a row."""
     return outputs(loss=row_sum(load * probability) * columns(load))
 
 
-@operator(contract=ALL, backward_of=load_balance_loss)
+@operator(backward_of=load_balance_loss)
 def load_balance_loss_backward(dloss: Rows[f32], load: Matrix[f32]) -> Outputs:
     """dprobability = experts * load * dloss."""
-    return outputs(dprobability=load * (dloss * columns(load)))
+    return outputs(dprobability=stored(load * (dloss * columns(load)), f32))
 
 
 @operator(contract=FINITE)
