@@ -65,6 +65,9 @@ def call(
     tensors = {t.name: _flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
     results, supplied = _results(kernel, arrays, lead, shape, entries, out)
     kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
+    for name in set(supplied).intersection(operator.contract.places):
+        theirs = as_numpy(name, supplied[name])
+        theirs[...] = results[name].astype(theirs.dtype).reshape(theirs.shape)
     example = next(iter(given.values()))
     returned = []
     for o in kernel.graph.outputs:
@@ -310,11 +313,15 @@ def _results(
         elif o.name in theirs:
             name, full = f"out ({o.name})", full_shape(o, lead, shape, entries)
             target = as_numpy(name, theirs[o.name])
-            if target.shape != full or target.dtype != FORMATS[o.format].dtype:
+            place = o.name in kernel.operator.contract.places
+            stored_as = "i32" if place else o.format
+            if target.shape != full or target.dtype != FORMATS[stored_as].dtype:
                 found = f"shape {target.shape} of {target.dtype}"
-                raise ArgumentError(f"{name}: {found}; accepted: {full} of {o.format}")
+                raise ArgumentError(f"{name}: {found}; accepted: {full} of {stored_as}")
             flat[o.name] = _writable(name, target, want, apart)
             apart[name] = target
+            if place:  # kernels give f32, which is copied
+                flat[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
         else:
             flat[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
     return flat, theirs

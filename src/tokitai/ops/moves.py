@@ -147,4 +147,5 @@ def hard_inputs_combine() -> Iterator[HardInput]:
 def hard_inputs_combine_backward() -> Iterator[HardInput]:
     """Dropped slots have no gradient, whatever the table holds."""
     y = [[np.nan, np.inf], [3.0, 4.0]]
+    yield HardInput("all dropped", dict(dx=np.ones((2, 2)), y=y, place=np.full((2, 2), -1)))
     yield HardInput("half dropped", dict(dx=[[1.0, 2.0], [3.0, 4.0]], y=y, place=[[1, -1], [1, -1]]))

@@ -55,7 +55,7 @@ def _largest(x: Value, k: int) -> list[tuple[Value, Value]]:
     return found
 
 
-@operator(contract=Contract(domain="no NaN", no_nan=("x",), places=("columns",)))
+@operator(contract=Contract(domain="no NaN", no_nan=("x",), places=("columns",), min_cols=1))
 def top_k(x: Matrix[storage], *, k: K = 2) -> Outputs:
     """The k largest elements of each row with their columns, larger first, among equal ones the lower column."""
     found = _largest(x, k)
@@ -66,6 +66,7 @@ ROUTER = Contract(
     domain="finite logits, at least as many experts as are chosen",
     no_nan=("logits",),
     places=("experts",),
+    min_cols=1,
 )
 
 

@@ -175,5 +175,6 @@ def hard_inputs() -> Iterator[HardInput]:
 
 @load_balance_loss_backward.set_hard_inputs
 def hard_inputs_backward() -> Iterator[HardInput]:
-    """An expert without tokens."""
+    """An expert without tokens; a loss that nobody asks for."""
+    yield HardInput("no slope", dict(dloss=[0.0, 1.0], load=np.full((2, 4), 0.25)))
     yield HardInput("one takes all", dict(dloss=[1.0], load=[[1.0, 0.0]]))
