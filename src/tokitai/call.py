@@ -66,8 +66,8 @@ def call(
     results, supplied = _results(kernel, arrays, lead, shape, entries, out)
     kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
     for name in set(supplied).intersection(operator.contract.places):
-        theirs = as_numpy(name, supplied[name])
-        theirs[...] = results[name].astype(theirs.dtype).reshape(theirs.shape)
+        target = as_numpy(name, supplied[name])
+        target[...] = results[name].astype(target.dtype).reshape(target.shape)
     example = next(iter(given.values()))
     returned = []
     for o in kernel.graph.outputs:

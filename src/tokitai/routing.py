@@ -38,8 +38,8 @@ def permutation(
     """The places of tokens whose choices are ``experts``, (tokens, k), of ``count`` experts.
 
     With ``capacity`` an expert takes so many choices at most: those of the largest ``weights``, (tokens, k), among
-    equal ones the earlier; the others are dropped. Tokens that are ``padding``, (tokens,) of bool, go nowhere and take no
-    room. Raises ArgumentError for an expert out of range, and for shapes that do not match.
+    equal ones the earlier; the others are dropped. Tokens that are ``padding``, (tokens,) of bool, go nowhere and take
+    no room. Raises ArgumentError for an expert out of range, and for shapes that do not match.
     """
     tokens, k = _shape(experts)
     flat = experts.reshape(-1).astype(np.int64)

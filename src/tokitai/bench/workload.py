@@ -79,8 +79,8 @@ def shapes_of(operator: Operator, asked: Sequence[tuple[int, int]] | None) -> li
 
 
 def workload(operator: Operator, dtype: str, shapes: tuple[tuple[int, int], ...]) -> Workload:
-    """Inputs for one operator. An optional f32 copy of the weights is left out, and a gradient that is added to: they are
-    another operator's work."""
+    """Inputs for one operator. An optional f32 copy of the weights is left out, and a gradient that is added to:
+    they are another operator's work."""
     present = [t.name for t in operator.tensors if t.optional and t.name not in ("master", "dtable")]
     kernel = compile(operator, "cpu", dtype, present)
     scalars = _scalars(operator, shapes)

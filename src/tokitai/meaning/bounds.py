@@ -136,7 +136,7 @@ class Bounds:
                 chosen = np.where(x[0] != 0, e[1], e[2])
                 return np.where(doubt, np.maximum(e[1], e[2]) + np.abs(x[1] - x[2]), chosen)
             case "convert":
-                return own
+                return np.where(x[0] == v, 0, own)  # a whole number that fits
             case "round_to":  # part of what is defined, and monotone: a value near a tie may go to the other side
                 low, high = (
                     bits.round_to(np.nextafter(x[0] + side * e[0], side * np.inf), str(node.data[0])).astype(np.float64)
