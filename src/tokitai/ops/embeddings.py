@@ -40,6 +40,7 @@ BACKWARD = Contract(
     domain="all values",
     indices={"ids": Index(entries=True)},
     ranges={"entries": (0, 2**31), "padding_idx": (NO_PADDING, 2**31)},
+    defaults={"padding_idx": -1},
 )
 
 
