@@ -1,5 +1,5 @@
-"""The reported faults that concern norms, softmax, losses, embedding, routing, optimizers, conversions, builds and calls: each has a test
-that carries its number, in the test's name or docstring."""
+"""The reported faults that concern norms, softmax, losses, embedding, routing, optimizers, conversions, builds and
+calls: each has a test that carries its number, in the test's name or docstring."""
 
 from __future__ import annotations
 
