@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .call_list import Prepared, prepare
 from .device import cpu
-from .device.dlpack import as_numpy, like
+from .device.dlpack import as_numpy, like, on_gpu
 from .errors import ArgumentError
 from .formats import FORMATS, format_of
-from .kernel import Kernel, compile
+from .kernel import Kernel, KernelBase, compile
 from .lang import Operator, Output, TensorSpec
 from .lang.operator import RESERVED
 
@@ -31,14 +31,41 @@ def _kernel(operator: Operator, dtype: str, present: frozenset[str], options: tu
 
 
 def call(
-    operator: Operator, *args: Any, out: Any = None, threads: int | None = None, copy: bool = True, **kwargs: Any
-) -> Any:
+    operator: Operator, *args: Any, out: Any = None, threads: int | None = None, copy: bool = True,
+    cuda_stream: Any = None, check: bool = True, **kwargs: Any,
+) -> Any:  # fmt: skip
     """Run `operator`. Positional arguments are its tensors in order; scalars and options go by name.
 
     Returns one array, or a tuple in the definition's order; results that replace inputs are written there and returned.
-    ``out`` is an array (or a tuple, with None where a new one is wanted) for the results.
+    ``out`` is an array (or a tuple, with None where a new one is wanted) for the results. ``threads`` is for arrays in
+    host memory, ``cuda_stream`` and ``check`` for those of a GPU (`gpu_call.call_gpu`).
     Raises ArgumentError for a missing, superfluous or ill-formed argument.
     """
+    for x in (*args, *kwargs.values()):
+        there = on_gpu(x)
+        if there:
+            from .gpu_call import call_gpu
+
+            if threads is not None:
+                raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")
+            return call_gpu(operator, args, kwargs, out, copy, cuda_stream, check)
+        if there is not None:
+            break
+    if cuda_stream is not None or not check:
+        found = f"cuda_stream={cuda_stream!r}" if cuda_stream is not None else f"check={check!r}"
+        raise ArgumentError(f"{operator.name}: {found} beside arrays in host memory; accepted: leave it out")
+    return call_with(_kernel, operator, args, kwargs, out, threads, copy)
+
+
+KernelFor = Callable[[Operator, str, frozenset[str], tuple[tuple[str, object], ...]], Kernel]
+"""The kernel for an operator, a storage format, the tensors that are given, and options."""
+
+
+def call_with(
+    kernel_for: KernelFor, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any,
+    threads: int | None, copy: bool,
+) -> Any:  # fmt: skip
+    """`call` with kernels that run elsewhere."""
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
     check_threads(threads)
@@ -46,24 +73,25 @@ def call(
         if out is not None:
             raise ArgumentError(f"{operator.name}: out; accepted: results in place or new ones")
         single_lists = {n: [x] for n, x in given.items()}
-        made = prepare_lists(operator, single_lists, options, copy)(params, threads or cpu.default_threads())
+        prepared = prepare_lists(operator, single_lists, options, copy, kernel_for)
+        made = prepared(params, threads or cpu.default_threads())
         several = made if isinstance(made, tuple) else (made,)
         single = tuple(m[0] if isinstance(m, list) else m for m in several)
         return single if isinstance(made, tuple) else single[0]
     if given and isinstance(next(iter(given.values())), (list, tuple)):
         if out is not None:
             raise ArgumentError(f"{operator.name}: out beside lists; accepted: results in place or new ones")
-        return prepare_lists(operator, given, options, copy)(params, threads or cpu.default_threads())
+        return prepare_lists(operator, given, options, copy, kernel_for)(params, threads or cpu.default_threads())
     arrays = {name: as_numpy(name, value) for name, value in given.items()}
     arrays = widened(operator, arrays, copy)
     dtype = storage_format(operator, arrays)
-    kernel = _kernel(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
+    kernel = kernel_for(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
     lead, shape = common_shape(operator, arrays, kernel.graph.options)
     check_slots(operator, kernel.graph.options, arrays, shape)
     entries = table_entries(operator, arrays, params)
     check_indices(operator, arrays, params, shape, entries)
-    tensors = {t.name: _flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
-    results, supplied = _results(kernel, arrays, lead, shape, entries, out)
+    tensors = {t.name: flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
+    results, supplied = place_results(kernel, arrays, lead, shape, entries, out)
     kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
     for name in set(supplied).intersection(operator.contract.places):
         target = as_numpy(name, supplied[name])
@@ -81,13 +109,14 @@ def call(
 
 
 def prepare_lists(
-    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object], copy: bool = True
-) -> Prepared:
+    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object], copy: bool = True,
+    kernel_for: KernelFor | None = None,
+) -> Prepared:  # fmt: skip
     """Lists of tensors, checked and ready to be launched again and again. Raises ArgumentError."""
 
     def build(firsts: Mapping[str, Array]) -> Kernel:
         dtype = storage_format(operator, firsts)
-        return _kernel(operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
+        return (kernel_for or _kernel)(operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
 
     return prepare(operator, given, build, copy)
 
@@ -261,9 +290,12 @@ def common_shape(
     return lead, (rows, cols)
 
 
-def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: bool) -> Array:
+def flatten(
+    tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: bool,
+    copied: Callable[[Array], Array] = np.ascontiguousarray,
+) -> Array:  # fmt: skip
     """The array as the kernel reads it: (rows, cols) with unit column stride, or contiguous; copied only if need be."""
-    want = _kernel_shape(tensor, shape, len(array) if tensor.space == "t" else 0)
+    want = extent(tensor, shape, len(array) if tensor.space == "t" else 0)
     view = view_as(array, want)
     if view is not None:
         return view
@@ -272,10 +304,10 @@ def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: boo
             f"{tensor.name}: strides {array.strides} of shape {array.shape} need a copy; "
             "accepted with copy=False: contiguous arrays and views with a row stride"
         )
-    return np.ascontiguousarray(array).reshape(want)
+    return copied(array).reshape(want)
 
 
-def _kernel_shape(t: TensorSpec | Output, shape: tuple[int, int], entries: int) -> tuple[int, ...]:
+def extent(t: TensorSpec | Output, shape: tuple[int, int], entries: int) -> tuple[int, ...]:
     """The shape of a tensor as kernels take it."""
     if t.slots:
         return shape[0], t.slots
@@ -294,10 +326,13 @@ def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
     return view if unit and rows_fit and view.flags.aligned else None
 
 
-def _results(
-    kernel: Kernel, arrays: Mapping[str, Array], lead: tuple[int, ...], shape: tuple[int, int], entries: int, out: Any,
+def place_results(
+    kernel: KernelBase, arrays: Mapping[str, Array], lead: tuple[int, ...],
+    shape: tuple[int, int], entries: int, out: Any, seen: Callable[[str, Any], Array] = as_numpy,
+    make: Callable[[Output, tuple[int, ...]], Array] = lambda o, want: cpu.aligned_empty(want, FORMATS[o.format].dtype),
 ) -> tuple[dict[str, Array], dict[str, Any]]:  # fmt: skip
-    """For each result the array that the kernel writes; and what the caller supplied, by name."""
+    """For each result the array that the kernel writes; and what the caller supplied, by name. ``seen`` views what the
+    caller gives as an array of NumPy, ``make`` gives a new one."""
     fresh = [o for o in kernel.graph.outputs if not o.inplace]
     supplied = list(out) if isinstance(out, (tuple, list)) else [out] * (out is not None)
     if out is not None and len(supplied) != len(fresh):
@@ -307,12 +342,12 @@ def _results(
     flat: dict[str, Array] = {}
     apart = dict(arrays)  # what a result must not overlap
     for o in kernel.graph.outputs:
-        want = _kernel_shape(o, shape, entries)
+        want = extent(o, shape, entries)
         if o.inplace:
             flat[o.name] = _writable(o.name, arrays[o.name], want, {n: a for n, a in apart.items() if n != o.name})
         elif o.name in theirs:
             name, full = f"out ({o.name})", full_shape(o, lead, shape, entries)
-            target = as_numpy(name, theirs[o.name])
+            target = seen(name, theirs[o.name])
             place = o.name in kernel.operator.contract.places
             stored_as = "i32" if place else o.format
             if target.shape != full or target.dtype != FORMATS[stored_as].dtype:
@@ -323,7 +358,7 @@ def _results(
             if place:  # kernels give f32, which is copied
                 flat[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
         else:
-            flat[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
+            flat[o.name] = make(o, want)
     return flat, theirs
 
 

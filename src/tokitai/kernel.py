@@ -23,7 +23,7 @@ from .toolchain.compilers import find_compiler
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
-TARGETS = ("cpu", "sim", "cuda")
+TARGETS = ("cpu", "sim", "cuda", "hip")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,7 @@ class Placed(Protocol):
 class KernelBase:
     """What kernels of all targets have in common."""
 
+    operator: Operator
     graph: Graph
     plan: Plan
     structure: bool

@@ -28,7 +28,7 @@ def test_ops_lists_every_operator(tokitai: Command) -> None:
     ]  # fmt: skip
     assert norm["contract"]["formats"] == ["f16", "bf16", "f32"]
     assert found["layer_norm_backward"]["backward_of"] == "layer_norm"
-    assert all(o["targets"] == ["cpu", "sim", "cuda"] for o in found.values())
+    assert all(o["targets"] == ["cpu", "sim", "cuda", "hip"] for o in found.values())
 
 
 def test_ops_for_people(tokitai: Command) -> None:
@@ -68,7 +68,7 @@ def test_doctor_says_what_works(tokitai: Command) -> None:
     assert done.code == 0, report
     keys = "numerics_version device compilers compiler cache targets claims missing"
     assert set(report) == set(keys.split())
-    assert set(report["targets"]) == {"cpu", "sim", "cuda"} and report["targets"]["cpu"] == {"works": True}
+    assert set(report["targets"]) == {"cpu", "sim", "cuda", "hip"} and report["targets"]["cpu"] == {"works": True}
     assert report["targets"]["sim"] == {"works": True, "problem": None}
     assert any(text.startswith("sim: ") for text in report["claims"])
     card = report["targets"]["cuda"]

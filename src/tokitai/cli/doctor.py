@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..device import cpu, cuda
+from ..device import hip as amd
 from ..errors import CompilerMissingError, TokitaiError
 from ..lang import Matrix, Outputs, operator, outputs, row_sum, storage
 from ..numerics import NUMERICS_VERSION
-from ..toolchain import cache, nvrtc
+from ..toolchain import cache, hip, nvrtc
 from ..toolchain.build import ISAS, machine_here
 from ..toolchain.compilers import Compiler, all_compilers, find_compiler
 from ..verification import verify
@@ -37,10 +38,11 @@ def examine() -> dict[str, Any]:
     folder = cache.folder()
     if folder.problem:
         missing.append(folder.problem)
-    simulated, card = _sim(), _cuda()
+    simulated, card, amd_card = _sim(), _cuda(), _hip()
     if simulated["problem"] and chosen is not None:
         missing.append(f"sim: {simulated['problem']}")
     missing += [f"cuda: {problem}" for problem in (card["build"], card["run"]) if problem]
+    missing += [f"hip: {problem}" for problem in (amd_card["build"], amd_card["run"]) if problem]
     default = next((c for c in compilers if c["path"] == chosen), None)
     works = default is not None and default["works"] and not device["float_mode"]
     return {
@@ -49,10 +51,12 @@ def examine() -> dict[str, Any]:
         "compilers": compilers,
         "compiler": chosen,
         "cache": {"folder": str(folder.path), "problem": folder.problem},
-        "targets": {"cpu": {"works": works}, "sim": simulated, "cuda": card},
-        "claims": [*_claims(works, default, device), *_sim_claims(simulated), *_cuda_claims(card)],
+        "targets": {"cpu": {"works": works}, "sim": simulated, "cuda": card, "hip": amd_card},
+        "claims": [
+            *_claims(works, default, device), *_sim_claims(simulated), *_cuda_claims(card), *_hip_claims(amd_card),
+        ],
         "missing": missing,
-    }
+    }  # fmt: skip
 
 
 def _compiler(c: Compiler) -> dict[str, Any]:
@@ -101,6 +105,27 @@ def _cuda_claims(card: dict[str, Any]) -> list[str]:
     return [f"cuda: kernels for {card['device']['arch']} can be run and verified here"]
 
 
+def _hip() -> dict[str, Any]:
+    """What of the HIP target is here: ``build`` and ``run`` say what is missing; kernels are not run on a card yet."""
+    found: dict[str, Any] = {"works": False, "build": hip.missing(), "run": amd.probe(), "clang": None}
+    if found["build"] is None:
+        found["clang"] = hip.find_hip().clang.title
+        try:
+            found["build"] = verify(probe, dtype="f32", device="hip", case="seeded/normal@3x33#0").failure
+        except TokitaiError as error:
+            found["build"] = str(error)
+    return found
+
+
+def _hip_claims(card: dict[str, Any]) -> list[str]:
+    if card["build"]:
+        return []
+    return [
+        f"hip: kernels for {', '.join(hip.ARCHITECTURES)} can be compiled by {card['clang']} and inspected, "
+        "and their text can be run on this processor; nothing about an AMD device"
+    ]
+
+
 def _claims(works: bool, compiler: dict[str, Any] | None, device: dict[str, Any]) -> list[str]:
     if not works or compiler is None:
         return []
@@ -122,6 +147,7 @@ def report_text(report: dict[str, Any]) -> str:
         f"devices     cpu: {'works' if report['targets']['cpu']['works'] else 'does not work'}",
         f"            sim: {'works' if report['targets']['sim']['works'] else 'does not work'}",
         f"            cuda: {_cuda_text(report['targets']['cuda'])}",
+        f"            hip: {_hip_text(report['targets']['hip'])}",
     ]
     for c in report["compilers"]:
         chosen = " (used by default)" if c["path"] == report["compiler"] else ""
@@ -131,6 +157,10 @@ def report_text(report: dict[str, Any]) -> str:
     lines += [f"claim       {text}" for text in report["claims"]]
     lines += [f"missing     {text}" for text in report["missing"]]
     return "\n".join(lines)
+
+
+def _hip_text(card: dict[str, Any]) -> str:
+    return "kernels cannot be built" if card["build"] else f"{card['clang']}; kernels can be built and examined"
 
 
 def _cuda_text(card: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from .flat import FlatEmitter
 from .rowwise import RowEmitter
 from .scatter import ScatterEmitter
 
-HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "rows.h")
+HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "many.h", "rows.h")
 
 
 @dataclass(frozen=True)

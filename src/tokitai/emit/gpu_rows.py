@@ -1,9 +1,10 @@
 """CUDA C++, also for the CPU's fibers, of a row-wise kernel, from its plan and a schedule.
 
-A text has up to three kernels, launched one after another: ``early`` (sums that rows need before they begin), ``work``
-(the rows), ``finish`` (column sums over blocks of rows, and what is made of them). All take one ``Call`` by value:
-``tensors`` are the inputs, then the results; ``sizes`` are rows, columns, the row stride in elements of every
-rows x cols tensor in the same order, then whole host scalars; ``scalars`` the rounded host scalars.
+A text has up to four kernels, launched one after another: ``early`` (sums that rows need before they begin), ``work``
+(the rows), ``columns`` (sums down blocks of rows, where rows are too long for ``work`` to hold those as well),
+``finish`` (column sums over all blocks, and what is made of them). All take one ``Call`` by value: ``tensors`` are the
+inputs, then the results; ``sizes`` are rows, columns, the row stride in elements of every rows x cols tensor in the
+same order, then whole host scalars; ``scalars`` the rounded host scalars.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..lang import Node, TensorSpec
-from ..lower.gpu import MOST_THREADS, blocked, finishes
+from ..lower.gpu import COLUMN_THREADS, MOST_THREADS, finishes
 from ..lower.rowwise import Pass
 from .gpu_columns import GpuColumnEmitter
 from .text import POINTER, SCALAR
@@ -39,6 +40,8 @@ class GpuRowEmitter(GpuColumnEmitter):
         if self.plan.early:
             self.kernel("early", MOST_THREADS, self.early)
         self.kernel("work", s.block_threads, self.work, s.per_sm)
+        if s.apart:
+            self.kernel("columns", COLUMN_THREADS, self.columns_kernel)
         if finishes(self.plan):
             self.kernel("finish", MOST_THREADS, self.finish)
 
@@ -64,7 +67,7 @@ class GpuRowEmitter(GpuColumnEmitter):
                 self.chunk_loop(lambda t=t: self.line(
                     f"load_chunk<WIDTH, FIT>(col_{t.name}[v], in_{t.name} + c0, cols - c0);"
                 ))  # fmt: skip
-        if blocked(self.plan):
+        if self.joined:
             self.blocks_of_rows()
         else:
             if s.kept and s.ahead:
@@ -264,7 +267,7 @@ class GpuRowEmitter(GpuColumnEmitter):
             self.line(f"first_at_{i}[e] = c < cols ? {leaf} : NEUTRAL_FIRST;")
         for o in p.stores:
             self.line(f"values_{o.name}[e] = {self.name[o.node]};")
-        for n in p.col_sums:
+        for n in p.col_sums if self.joined else ():
             self.column_sum(n)
         self.close()
         for word, op, nodes in (("sum", "Add", p.sums), ("max", "Most", p.maxima), ("first", "Foremost", p.firsts)):

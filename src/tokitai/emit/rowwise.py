@@ -152,9 +152,9 @@ class RowEmitter(Printer):
         elif n.op == "gather":
             self.declare(n, f"load({self.chosen_entry(n)} + c, lanes)", vector=True)
         elif n.op == "column_index":
-            self.declare(n, "column_index(c)", vector=True)
+            self.declare(n, "column_index(c, lanes)", vector=True)
         elif n.op == "element_word":
-            self.declare(n, f"element_word<{n.data[0]}>(r * cols + c)", vector=True)
+            self.declare(n, f"element_word<{n.data[0]}>(r * cols + c, lanes)", vector=True)
         else:
             self.declare(n, self.expression(n, True, self.name), vector=True)
 
@@ -174,7 +174,8 @@ class RowEmitter(Printer):
         if p.sums:
             totals = f"sums_{self.plan.passes.index(p) + 1}"
             self.line(f"S {totals}[{len(p.sums)}];")
-            self.open(f"row_sums<{len(p.sums)}>(cols, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+            sums = f"row_sums<{len(p.sums)}, {str(p.cheap).lower()}>"
+            self.open(f"{sums}(cols, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         else:
             self.open("each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         self.compute(p, loaded)
@@ -183,15 +184,13 @@ class RowEmitter(Printer):
             x = self.vector(n.args[0])
             self.line(f"take(max_{self.name[n]}, pad(leaf_max({x}), NEUTRAL_MAX, lanes));")
         for n in p.firsts:
-            leaf = f"leaf_first({self.vector(n.args[0])}, to_value(column_index(c), V{{}}))"
-            kept = f"first_{self.name[n]}"
-            self.line(f"{kept} = join_first({kept}, pad({leaf}, NEUTRAL_FIRST, lanes));")
+            self.line(f"take_first(first_{self.name[n]}, {self.vector(n.args[0])}, c, lanes);")
         for n in p.col_sums:
             place = f"block_{self.name[n]} + c"
             self.line(f"store({place}, add(load({place}, lanes), {self.vector(n.args[0])}), lanes);")
         if p.sums:
             parts = ", ".join(f"pad({self.vector(n.args[0])}, NEUTRAL_SUM, lanes)" for n in p.sums)
-            self.line(f"return Sums<{len(p.sums)}>{{{{{parts}}}}};")
+            self.line(f"return summands(lanes, {parts});")
             self.close("}, [&](int64_t c) INLINE_LAMBDA {")
             self.depth += 1
             self.prefetches(p)

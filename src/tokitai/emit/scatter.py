@@ -82,8 +82,9 @@ class ScatterEmitter(Printer):
         self.open("each(c0, c1, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         for n in self.plan.compute:
             self.column_value(n)
-        self.line("const V before = i == begin ? splat(NEUTRAL_SUM) : load(acc + c - c0, lanes);")
-        self.line(f"store(acc + c - c0, add(before, {self.vector(self.plan.total.args[0])}), lanes);")
+        term = self.vector(self.plan.total.args[0])
+        self.line(f"if (i == begin) store(acc + c - c0, add(splat(NEUTRAL_SUM), {term}), lanes);")
+        self.line(f"else store(acc + c - c0, add(load(acc + c - c0, lanes), {term}), lanes);")
         self.close("});")
         self.close()
         self.close("};")
@@ -112,7 +113,7 @@ class ScatterEmitter(Printer):
         elif n.op == "gather":
             self.declare(n, f"load({self.chosen_entry(n)} + c, lanes)", vector=True)
         elif n.op == "column_index":
-            self.declare(n, "column_index(c)", vector=True)
+            self.declare(n, "column_index(c, lanes)", vector=True)
         else:
             self.declare(n, self.expression(n, True, self.name), vector=True)
 

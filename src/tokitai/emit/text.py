@@ -11,7 +11,6 @@ from ..lang import Function, Graph, Node, Output
 from ..lower.scalars import rounded_scalars, whole_scalars
 
 POINTER = {"f16": "f16", "bf16": "bf16", "f32": "f32", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
-VECTOR = {"f32": "V", "i32": "I", "u32": "U"}
 SCALAR = {"f32": "S", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
 
 
@@ -105,10 +104,12 @@ class Printer:
         return f"{node.op}({', '.join(args)})"
 
     def declare(self, node: Node, value: str, vector: bool) -> None:
-        if node.type == "bool":
-            kind = ("M" if node.exact else "B") if vector else ("bool" if node.exact else "SB")
+        if vector:
+            kind = "auto"  # one vector or several together
+        elif node.type == "bool":
+            kind = "bool" if node.exact else "SB"
         else:
-            kind = (VECTOR if vector else SCALAR)[node.type]
+            kind = SCALAR[node.type]
         self.line(f"const {kind} {self.name[node]} = {value};")
 
     def function(self, f: Function) -> None:

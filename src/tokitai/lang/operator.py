@@ -25,7 +25,7 @@ from .graph import Graph, Node, Output, Space, TensorSpec
 from .values import INTEGERS, Cols, Matrix, Rows, Slots, Table, Value, format_name, make, refuse, tracing
 
 Array = np.ndarray[Any, Any]
-RESERVED = ("out", "threads", "copy")  # arguments of every call
+RESERVED = ("out", "threads", "copy", "cuda_stream", "check")  # arguments of every call
 _SPACES: dict[object, Space] = {Matrix: "rc", Rows: "r", Cols: "c", Table: "t", Slots: "r"}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..device import cpu
-from ..errors import KernelFaultError, TokitaiError
+from ..errors import KernelFaultError, WorkerFaultError
 from ..kernel import KernelBase, Scalars
 from ..lang import TOTALS, Graph
 from ..lower.rowwise import RowPlan
@@ -42,6 +42,14 @@ class Layout:
 
 
 PLAIN = Layout("plain", 1)
+
+FAULTS = (GuardError, KernelFaultError, WorkerFaultError)
+"""What a wrong kernel does beside computing something else."""
+
+
+def fault_text(error: Exception) -> str:
+    """What it did, in one line."""
+    return error.reason if isinstance(error, WorkerFaultError) else str(error)
 
 
 Measure = Callable[[Graph, Case, Mapping[str, Array], "CaseResult"], None]
@@ -208,8 +216,8 @@ def _launch(
     try:
         entries = next((len(want[o.name]) for o in kernel.graph.outputs if o.space == "t"), None)
         got = Launch(kernel, shape, tensors, layout, entries).run(scalars)
-    except (GuardError, KernelFaultError) as error:
-        result.failure = f"{layout.name}: {error}"
+    except FAULTS as error:
+        result.failure = f"{layout.name}: {fault_text(error)}"
         return None
     for name, values in got.items():
         mismatch = first_mismatch(name, values.reshape(want[name].shape), want[name])
@@ -222,7 +230,7 @@ def _launch(
 
 def _split(
     kernel: KernelBase, case: Case, want: Mapping[str, Array], scalars: Scalars, threads: int
-) -> Mismatch | TokitaiError | None:
+) -> Mismatch | str | None:
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do: left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
@@ -239,8 +247,8 @@ def _split(
         shape = (len(range(rows)[part]), cols)
         try:
             got = Launch(kernel, shape, some, Layout("split", threads)).run(scalars)
-        except (GuardError, KernelFaultError) as error:
-            return error
+        except FAULTS as error:
+            return fault_text(error)
         for o in local:
             mismatch = first_mismatch(
                 o.name, got[o.name].reshape(shape[0], -1), want[o.name][part].reshape(shape[0], -1)

@@ -29,6 +29,13 @@ struct Foremost {
   static INLINE S of(S a, S b) { return join_first(a, b); }
   static INLINE S neutral() { return NEUTRAL_FIRST; }
 };
+#else
+template <class C, class Lanes> INLINE void take_first(V& kept, const C& condition, int64_t c, Lanes lanes) {
+  kept = join_first(kept, pad(leaf_first(condition, to_value(column_index(c), V{})), NEUTRAL_FIRST, lanes));
+}
+template <class C> INLINE void take_first(V& kept, const C& condition, int64_t c, Four) {
+  for (int i = 0; i < TOGETHER; ++i) take_first(kept, at(condition, i), c + i * LANES, Full{});
+}
 #endif
 
 }  // namespace tokitai
