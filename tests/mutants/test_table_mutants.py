@@ -28,7 +28,9 @@ CPU = {
     "an entry that nobody chose keeps what was there": (
         r"finish\(entry, c0, c1, \[&\]\(int64_t, auto\)[^;]*;[^;]*;", ";",
     ),
-    "a chain starts from what was there": (r"add\(splat\(NEUTRAL_SUM\), (\w+)\)", r"add(load(acc + c - c0, lanes), \1)"),
+    "a chain starts from what was there": (
+        r"add\(splat\(NEUTRAL_SUM\), (\w+)\)", r"add(load(acc + c - c0, lanes), \1)",
+    ),
     "segments of 32 are long": (r"end - begin > CHAIN", "end - begin >= CHAIN"),
     "the last entry is left out": (r"entry < entries;", "entry < entries - 1;"),
 }  # fmt: skip
