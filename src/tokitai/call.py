@@ -83,19 +83,27 @@ def call_with(
             raise ArgumentError(f"{operator.name}: out beside lists; accepted: results in place or new ones")
         return prepare_lists(operator, given, options, copy, kernel_for)(params, threads or cpu.default_threads())
     arrays = {name: as_numpy(name, value) for name, value in given.items()}
+    arrays = widened(operator, arrays, copy)
     dtype = storage_format(operator, arrays)
     kernel = kernel_for(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
-    lead, shape = common_shape(operator, arrays)
-    check_indices(operator, arrays, params, shape)
+    lead, shape = common_shape(operator, arrays, kernel.graph.options)
+    check_slots(operator, kernel.graph.options, arrays, shape)
+    entries = table_entries(operator, arrays, params)
+    check_indices(operator, arrays, params, shape, entries)
     tensors = {t.name: flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
-    results, supplied = place_results(kernel, arrays, lead, shape, out)
+    results, supplied = place_results(kernel, arrays, lead, shape, entries, out)
     kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
+    for name in set(supplied).intersection(operator.contract.places):
+        target = as_numpy(name, supplied[name])
+        target[...] = results[name].astype(target.dtype).reshape(target.shape)
     example = next(iter(given.values()))
     returned = []
     for o in kernel.graph.outputs:
         theirs = given[o.name] if o.inplace else supplied.get(o.name)
         returned.append(
-            like(results[o.name].reshape(full_shape(o, lead, shape)), example) if theirs is None else theirs
+            like(finished(operator, o, results[o.name]).reshape(full_shape(o, lead, shape, entries)), example)
+            if theirs is None
+            else theirs
         )
     return returned[0] if len(returned) == 1 else tuple(returned)
 
@@ -113,28 +121,64 @@ def prepare_lists(
     return prepare(operator, given, build, copy)
 
 
+def check_slots(
+    operator: Operator, options: Mapping[str, object], arrays: Mapping[str, Array], shape: tuple[int, int]
+) -> None:
+    """No more is chosen of a row than it has, and nothing is chosen by a NaN. Raises ArgumentError."""
+    if operator.contract.places and int(str(options["k"])) > shape[1]:
+        raise ArgumentError(f"{operator.name}: k={options['k']} of {shape[1]} columns; accepted: at most all of them")
+    for name in operator.contract.no_nan:
+        found = np.isnan(arrays[name].reshape(shape).astype(np.float32)).any(axis=1)
+        if found.any():
+            row = int(found.argmax())
+            raise ArgumentError(f"{name}[{row}] holds NaN ({int(found.sum())} such rows); accepted: rows without NaN")
+
+
 def check_threads(threads: object) -> None:
     """A whole number of at least 1, or None. Raises ArgumentError."""
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")
 
 
+def widened(operator: Operator, arrays: Mapping[str, Array], copy: bool) -> dict[str, Array]:
+    """The arrays, with i32 indices as i64 where those are declared: a copy of the indices, exact."""
+    wide = {t.name for t in operator.tensors if t.format == "i64"}
+    narrow = FORMATS["i32"].dtype
+    return {n: a.astype(np.int64) if copy and n in wide and a.dtype == narrow else a for n, a in arrays.items()}
+
+
+def table_entries(operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float]) -> int:
+    """The number of entries of the call's tables; 0 where it has none. Raises ArgumentError where they differ."""
+    found = {t.name: len(arrays[t.name]) for t in operator.tensors if t.space == "t" and t.name in arrays}
+    if "entries" in params:
+        found["entries"] = int(params["entries"])
+    if len(set(found.values())) > 1:
+        words = ", ".join(f"{name}: {count}" for name, count in found.items())
+        raise ArgumentError(f"{operator.name}: entries differ ({words}); accepted: as many in all")
+    return next(iter(found.values()), 0)
+
+
 def check_indices(
-    operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float], shape: tuple[int, int]
-) -> None:
-    """Integer inputs that choose a column lie within the row. Raises ArgumentError that names the first bad row."""
+    operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float], shape: tuple[int, int],
+    entries: int = 0,
+) -> None:  # fmt: skip
+    """Integer inputs that choose a column lie within the row, those that choose an entry within the table. Raises
+    ArgumentError that names the first bad row."""
     for name, index in operator.contract.indices.items():
         if name not in arrays or arrays[name].size == 0:
             continue
+        if index.entries and entries == 0:
+            raise ArgumentError(f"{name}: {arrays[name].size} indices of a table without entries; accepted: none")
         values = arrays[name].reshape(-1)
-        bad = (values < 0) | (values >= shape[1] + index.upto)
+        count = entries if index.entries else shape[1] + index.upto
+        bad = (values < 0) | (values >= count)
         if index.besides is not None:
             bad &= values != int(params[index.besides])
         if bad.any():
             row = int(bad.argmax())
             also = f", or {index.besides}={int(params[index.besides])}" if index.besides else ""
-            top = shape[1] - 1 + index.upto
-            raise ArgumentError(f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows); accepted: 0 to {top}{also}")
+            found = f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows)"
+            raise ArgumentError(f"{found}; accepted: 0 to {count - 1}{also}")
 
 
 def bind(
@@ -210,21 +254,33 @@ def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:
     return chosen or operator.contract.formats[0]
 
 
-def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], tuple[int, int]]:
+def common_shape(
+    operator: Operator, arrays: Mapping[str, Array], options: Mapping[str, object]
+) -> tuple[tuple[int, ...], tuple[int, int]]:
     """The leading dimensions, and (rows, cols). Raises ArgumentError where shapes do not agree."""
-    matrices = [t for t in operator.tensors if t.space == "rc" and t.name in arrays]
-    if not matrices:
+    given = [t for t in operator.tensors if t.name in arrays]
+    for t in given:
+        if t.space == "t" and arrays[t.name].ndim != 2:
+            raise ArgumentError(f"{t.name}: shape {arrays[t.name].shape}; accepted: (entries, columns)")
+    matrices = [t for t in given if t.space == "rc"]
+    tables = [t for t in given if t.space == "t"]
+    if not matrices and not tables:
         raise ArgumentError(f"{operator.name}: no tensor of rows x cols is given")
-    first = arrays[matrices[0].name]
+    named = (matrices or tables)[0].name
+    first = arrays[named]
     if first.ndim == 0:
-        raise ArgumentError(f"{matrices[0].name}: a scalar; accepted: at least one dimension")
-    lead, cols = first.shape[:-1], first.shape[-1]
+        raise ArgumentError(f"{named}: a scalar; accepted: at least one dimension")
+    of_rows = ((arrays[t.name].shape, t.slots) for t in given if t.space == "r")
+    lead = first.shape[:-1] if matrices else next((s[:-1] if slots else s for s, slots in of_rows), ())
+    cols = first.shape[-1]
     rows = int(np.prod(lead, dtype=np.int64))
-    accepted = {"rc": first.shape, "r": lead, "c": (cols,), "s": ()}
-    for t in operator.tensors:
-        if t.name in arrays and arrays[t.name].shape != accepted[t.space]:
-            beside = f"accepted beside {matrices[0].name}: {accepted[t.space]}"
-            raise ArgumentError(f"{t.name}: shape {arrays[t.name].shape}; {beside}")
+    for t in given:
+        shape = arrays[t.name].shape
+        accepted = {"rc": (*lead, cols), "r": lead, "c": (cols,), "s": (), "t": (*shape[:1], cols)}[t.space]
+        if t.slots:
+            accepted = (*lead, int(str(options["k"])))
+        if shape != accepted:
+            raise ArgumentError(f"{t.name}: shape {shape}; accepted beside {named}: {accepted}")
     limits = operator.contract
     if rows > limits.max_rows or not limits.min_cols <= cols <= limits.max_cols:
         raise ArgumentError(
@@ -239,7 +295,7 @@ def flatten(
     copied: Callable[[Array], Array] = np.ascontiguousarray,
 ) -> Array:  # fmt: skip
     """The array as the kernel reads it: (rows, cols) with unit column stride, or contiguous; copied only if need be."""
-    want = extent(tensor.space, shape)
+    want = extent(tensor, shape, len(array) if tensor.space == "t" else 0)
     view = view_as(array, want)
     if view is not None:
         return view
@@ -251,9 +307,11 @@ def flatten(
     return copied(array).reshape(want)
 
 
-def extent(space: str, shape: tuple[int, int]) -> tuple[int, ...]:
-    """The shape of a tensor as the kernel sees it."""
-    return {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[space]
+def extent(t: TensorSpec | Output, shape: tuple[int, int], entries: int) -> tuple[int, ...]:
+    """The shape of a tensor as kernels take it."""
+    if t.slots:
+        return shape[0], t.slots
+    return {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,), "t": (entries, shape[1])}[t.space]
 
 
 def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
@@ -270,7 +328,7 @@ def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
 
 def place_results(
     kernel: KernelBase, arrays: Mapping[str, Array], lead: tuple[int, ...],
-    shape: tuple[int, int], out: Any, seen: Callable[[str, Any], Array] = as_numpy,
+    shape: tuple[int, int], entries: int, out: Any, seen: Callable[[str, Any], Array] = as_numpy,
     make: Callable[[Output, tuple[int, ...]], Array] = lambda o, want: cpu.aligned_empty(want, FORMATS[o.format].dtype),
 ) -> tuple[dict[str, Array], dict[str, Any]]:  # fmt: skip
     """For each result the array that the kernel writes; and what the caller supplied, by name. ``seen`` views what the
@@ -284,25 +342,36 @@ def place_results(
     flat: dict[str, Array] = {}
     apart = dict(arrays)  # what a result must not overlap
     for o in kernel.graph.outputs:
-        want = extent(o.space, shape)
+        want = extent(o, shape, entries)
         if o.inplace:
             flat[o.name] = _writable(o.name, arrays[o.name], want, {n: a for n, a in apart.items() if n != o.name})
         elif o.name in theirs:
-            name, full = f"out ({o.name})", full_shape(o, lead, shape)
+            name, full = f"out ({o.name})", full_shape(o, lead, shape, entries)
             target = seen(name, theirs[o.name])
-            if target.shape != full or target.dtype != FORMATS[o.format].dtype:
+            place = o.name in kernel.operator.contract.places
+            stored_as = "i32" if place else o.format
+            if target.shape != full or target.dtype != FORMATS[stored_as].dtype:
                 found = f"shape {target.shape} of {target.dtype}"
-                raise ArgumentError(f"{name}: {found}; accepted: {full} of {o.format}")
+                raise ArgumentError(f"{name}: {found}; accepted: {full} of {stored_as}")
             flat[o.name] = _writable(name, target, want, apart)
             apart[name] = target
+            if place:  # kernels give f32, which is copied
+                flat[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
         else:
             flat[o.name] = make(o, want)
     return flat, theirs
 
 
-def full_shape(o: Output, lead: tuple[int, ...], shape: tuple[int, int]) -> tuple[int, ...]:
+def finished(operator: Operator, o: Output, values: Array) -> Array:
+    """A result as the caller gets it: columns, which kernels give as f32 whole numbers, as i32."""
+    return values.astype(np.int32) if o.name in operator.contract.places else values
+
+
+def full_shape(o: Output, lead: tuple[int, ...], shape: tuple[int, int], entries: int = 0) -> tuple[int, ...]:
     """The shape of a result as the caller sees it."""
-    return {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": ()}[o.space]
+    if o.slots:
+        return (*lead, o.slots)
+    return {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": (), "t": (entries, shape[1])}[o.space]
 
 
 def _writable(name: str, target: Array, want: tuple[int, ...], apart: Mapping[str, Array]) -> Array:

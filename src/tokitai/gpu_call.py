@@ -217,6 +217,11 @@ def _checked(
 ) -> Any:  # fmt: skip
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
+    if any(t.space == "t" or t.slots for t in operator.tensors) or "entries" in params or operator.contract.places:
+        raise ArgumentError(
+            f"{operator.name} on arrays of a GPU: tables and values side by side are not offered there; "
+            f"accepted: arrays in host memory"
+        )
     first = next(iter(given.values()))
     lists = isinstance(first, (list, tuple))
     if operator.contract.max_rows == 1 or lists:
@@ -248,7 +253,7 @@ def _checked(
     arrays = {n: located(n, x) for n, x in given.items()}
     dtype = storage_format(operator, arrays)
     kernel = kernel_on(where, operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
-    lead, shape = common_shape(operator, arrays)
+    lead, shape = common_shape(operator, arrays, options)
     if where.capturing(chosen):
         raise ArgumentError(
             f"{operator.name}: a stream that is being captured; accepted: a call on tensors of torch that ran once "
@@ -274,7 +279,7 @@ def _checked(
             made[o.name] = empty_like(example, full_shape(o, lead, shape), o.format, chosen)
             return phantom(as_device(o.name, made[o.name], chosen)).reshape(want)
 
-        results, theirs = place_results(kernel, arrays, lead, shape, out, located, make)
+        results, theirs = place_results(kernel, arrays, lead, shape, 0, out, located, make)
         ordered = [tensors[t.name] for t in kernel.graph.inputs] + [results[o.name] for o in kernel.graph.outputs]
         addresses = [a.ctypes.data if a.size else 0 for a in ordered]
         nothing = all(results[o.name].size == 0 for o in kernel.graph.outputs)

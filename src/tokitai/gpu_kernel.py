@@ -16,10 +16,10 @@ import numpy as np
 
 from .emit.cpp import KernelText
 from .emit.gpu_flat import ENTRY
-from .emit.gpu_text import emit_flat, emit_rows
+from .emit.gpu_text import emit_flat, emit_rows, emit_scatter
 from .kernel import Array, Identity, KernelBase, Scalars
 from .lang import Graph, Operator
-from .lower import FlatPlan, Plan
+from .lower import FlatPlan, Plan, ScatterPlan, gpu_scatter
 from .lower import gpu as layout
 from .lower.gpu import CHUNK, Schedule, Step
 from .lower.rowwise import RowPlan, plan_rows
@@ -95,9 +95,11 @@ class GpuKernel(KernelBase):
         """The binaries that were used so far."""
         return [identity for _, identity in self.programs.values()]
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
-        """How much workspace a launch needs."""
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
+        """How much workspace a launch needs; ``entries`` of a table that is summed into."""
         element = 8 if self.structure else 4
+        if isinstance(self.plan, ScatterPlan):
+            return gpu_scatter.workspace_bytes(*shapes[0], entries, element)
         if isinstance(self.plan, FlatPlan):
             return element * layout.flat_workspace_elements(self.plan, shapes)
         return element * layout.workspace_elements(self.plan, *shapes[0])
@@ -138,7 +140,7 @@ class GpuKernel(KernelBase):
             if workspace is not None:
                 place = workspace.ctypes.data
             else:
-                place, alive = self.target.workspace(self.workspace_bytes(shapes, threads))
+                place, alive = self.target.workspace(self.workspace_bytes(shapes, threads, self.entries_in(sizes)))
         program, steps = self._rows(addresses, sizes, sizes[0], sizes[1])
         packed = struct.pack(f"<{len(addresses)}q{len(sizes)}q", *addresses, *sizes)
         call = packed + self._scalars(table) + struct.pack("<q", place)
@@ -169,12 +171,16 @@ class GpuKernel(KernelBase):
         plan = self.plan
         where, strides, bytes_of, k = [], [], [], 2
         for (space, size), address in zip(self.tensor_sizes, addresses, strict=True):
-            if space in ("rc", "c"):
+            if space in ("rc", "c", "t"):
                 where.append(address)
                 bytes_of.append(size)
-                strides.append(sizes[k] if space == "rc" and rows > 1 else 0)
-            k += space == "rc"
-        wished = self.schedule(plan, cols, self.width(where, strides, bytes_of), self.target.warp)
+                strides.append(sizes[k] if space == "t" or (space == "rc" and rows > 1) else 0)
+            k += space in ("rc", "t")
+        width = self.width(where, strides, bytes_of)
+        if isinstance(plan, ScatterPlan):
+            program = self.program(width, lambda: emit_scatter(plan, width))
+            return program, gpu_scatter.scatter_steps(plan, rows, cols, self.entries_in(sizes))
+        wished = self.schedule(plan, cols, width, self.target.warp)
         if wished not in self.settled:
             self.settled[wished] = self._without_spills(plan, wished)
         schedule = self.settled[wished]

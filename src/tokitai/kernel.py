@@ -15,7 +15,7 @@ from .emit.cpp import emit_cpu
 from .errors import TokitaiError, UnknownNameError
 from .formats import FORMATS
 from .lang import Graph, Node, Operator
-from .lower import FlatPlan, Plan, make_plan
+from .lower import FlatPlan, Plan, ScatterPlan, make_plan
 from .lower.scalars import host_values, rounded_scalars, whole_scalars
 from .toolchain.build import Artifact, Isa, Source, build, native_isa
 from .toolchain.compilers import find_compiler
@@ -62,6 +62,7 @@ class Placed(Protocol):
 class KernelBase:
     """What kernels of all targets have in common."""
 
+    operator: Operator
     graph: Graph
     plan: Plan
     structure: bool
@@ -80,8 +81,8 @@ class KernelBase:
 
     @cached_property
     def matrices(self) -> int:
-        """How many tensors are rows x cols."""
-        return sum(space == "rc" for space, _ in self.tensor_sizes)
+        """How many tensors have rows with a stride: those of rows x cols, and tables."""
+        return sum(space in ("rc", "t") for space, _ in self.tensor_sizes)
 
     @cached_property
     def whole_count(self) -> int:
@@ -102,12 +103,18 @@ class KernelBase:
     def _whole(self, rows: int, cols: int, params: Mapping[str, float]) -> tuple[int, ...]:
         return tuple(round(v) for v in host_values(self.graph, whole_scalars(self.graph), rows, cols, params))
 
+    def entries_in(self, sizes: Sequence[int]) -> int:
+        """The entries of a table that is summed into, among the sizes of a launch; 0 where there is none."""
+        if not isinstance(self.plan, ScatterPlan):
+            return 0
+        return sizes[len(sizes) - self.whole_count + whole_scalars(self.graph).index(self.plan.total.args[2])]
+
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
         raise NotImplementedError
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
-        """How much workspace a launch needs."""
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
+        """How much workspace a launch needs; ``entries`` of a table that is summed into."""
         raise NotImplementedError
 
     def launch_raw(
@@ -159,7 +166,8 @@ class KernelBase:
             return
         sizes: list[int] = [len(shapes)] if self.plan.flat else []
         for some, made, shape in zip(tensors, results, shapes, strict=True):
-            strides = [a.strides[0] // a.itemsize for a in self._in_order([some], [made]) if a.ndim == 2]
+            every = zip(self.tensor_sizes, self._in_order([some], [made]), strict=True)
+            strides = [a.strides[0] // a.itemsize for (space, _), a in every if space in ("rc", "t")]
             sizes += [*shape, *strides]
         self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads, workspace, **where)
 
@@ -191,9 +199,11 @@ class Kernel(KernelBase):
     def _run(self) -> cpu.LoadedKernel:
         return cpu.load(self.artifact)
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
-        """How much workspace a launch needs."""
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
+        """How much workspace a launch needs; ``entries`` of a table that is summed into."""
         element = 8 if self.structure else 4
+        if isinstance(self.plan, ScatterPlan):
+            return self.plan.workspace_bytes(shapes, element, entries)
         if isinstance(self.plan, FlatPlan):
             return self.plan.workspace_bytes(shapes, element)
         return self.plan.workspace_bytes(shapes, element, threads)
@@ -210,7 +220,7 @@ class Kernel(KernelBase):
         """Run on addresses and sizes as the kernel's text reads them. ``workspace`` is room for `workspace_bytes`,
         whatever it holds; a new one where none is given."""
         if workspace is None:
-            workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads), np.uint8)
+            workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads, self.entries_in(sizes)), np.uint8)
         status = self._run(addresses, sizes, table, workspace.ctypes.data, threads)
         if status != 0:
             raise TokitaiError(f"{self}: status {status}; a kernel returns 0")

@@ -26,7 +26,7 @@ ORDER = (
     {"emit"},
     {"toolchain"},
     {"device"},
-    {"kernel", "gpu_kernel", "gpu_targets", "gpu_card", "gpu_call", "gpu_lists", "call_list", "call"},
+    {"kernel", "gpu_kernel", "gpu_targets", "gpu_card", "gpu_call", "gpu_lists", "call_list", "call", "routing"},
     {"worker", "wire"},
     {"gpu_hip"},
     {"verification"},

@@ -7,17 +7,18 @@ from typing import Any
 
 from .. import gpu_hip
 from ..emit.cpp import emit_cpu
-from ..emit.gpu_text import emit_flat, emit_rows
+from ..emit.gpu_text import emit_flat, emit_rows, emit_scatter
 from ..errors import UnknownNameError
 from ..kernel import TARGETS
 from ..lang import Operator
-from ..lower import FlatPlan, Plan, make_plan
+from ..lower import FlatPlan, Plan, ScatterPlan, gpu_scatter, make_plan
 from ..lower import gpu as layout
 from ..lower.rowwise import plan_rows
+from ..meaning.structure import drawn_entries
 from ..toolchain import hip
 from ..verification.verdict import Variant
 
-SPACES = {"rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar"}
+SPACES = {"rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar", "t": "entries x cols"}
 
 
 def operator_json(o: Operator) -> dict[str, Any]:
@@ -96,6 +97,10 @@ def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int) -> str:
     if isinstance(plan, FlatPlan):
         steps, schedule = layout.flat_steps(plan, [shape]), f"tiles of {layout.TILE} elements"
         text = emit_flat(plan, layout.CHUNK)
+    elif isinstance(plan, ScatterPlan):
+        entries, width = drawn_entries(shape[0]), layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1
+        steps, schedule = gpu_scatter.scatter_steps(plan, *shape, entries), f"{entries} entries"
+        text = emit_scatter(plan, width)
     else:
         chosen = layout.schedule_rows(plan, shape[1], layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1, warp)
         steps, schedule = layout.row_steps(plan, chosen, *shape), str(chosen)

@@ -20,8 +20,10 @@ from importlib import resources
 
 from ..lower.flat import FlatPlan
 from ..lower.rowwise import RowPlan
+from ..lower.scatter import ScatterPlan
 from .flat import FlatEmitter
 from .rowwise import RowEmitter
+from .scatter import ScatterEmitter
 
 HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "many.h", "rows.h")
 
@@ -40,7 +42,20 @@ def headers() -> dict[str, str]:
     return {name: (folder / name).read_text() for name in HEADERS}
 
 
-def emit_cpu(plan: RowPlan | FlatPlan) -> KernelText:
+def segments() -> dict[str, str]:
+    """The header of sums over entries, by its name: other kernels do without it."""
+    return {"segments.h": (resources.files(__package__) / "cpu" / "segments.h").read_text()}
+
+
+def first() -> dict[str, str]:
+    """The header of first columns, by its name."""
+    return {"first.h": (resources.files(__package__) / "cpu" / "first.h").read_text()}
+
+
+def emit_cpu(plan: RowPlan | FlatPlan | ScatterPlan) -> KernelText:
     """The text of the kernel for this plan."""
-    printer = FlatEmitter(plan) if isinstance(plan, FlatPlan) else RowEmitter(plan)
-    return KernelText(printer.text(), headers())
+    if isinstance(plan, ScatterPlan):
+        return KernelText(ScatterEmitter(plan).text(), headers() | segments())
+    if isinstance(plan, FlatPlan):
+        return KernelText(FlatEmitter(plan).text(), headers())
+    return KernelText(RowEmitter(plan).text(), headers() | (first() if plan.has_firsts else {}))

@@ -17,16 +17,18 @@ class GpuColumnEmitter(Printer):
     def __init__(self, plan: RowPlan, schedule: Schedule) -> None:
         super().__init__(plan.graph)
         self.plan, self.schedule = plan, schedule
+        if plan.has_firsts:
+            self.includes = ("rows.h", "first.h")
         g = plan.graph
         self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
         self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
         self.matrices = [t for t in g.inputs if t.space == "rc"]
         self.columns = [t for t in g.inputs if t.space == "c"]
-        self.rows_fetched = [t for t in g.inputs if t.space == "r"]
+        self.rows_fetched = [t for t in g.inputs if t.space == "r" and not t.slots]
         self.sums = [n for n in plan.running if n.space == "c"]
         self.row_sums = [n for n in plan.running if n.space == "s"]
         self.joined = blocked(plan) and not schedule.apart  # rows and column sums in one kernel
-        self.most = max((max(len(p.sums), len(p.maxima)) for p in plan.passes), default=0)
+        self.most = max((max(len(p.sums), len(p.maxima), len(p.firsts)) for p in plan.passes), default=0)
 
     # ------------------------------------------------------------------ what all kernels begin with
     def arguments(self) -> None:
@@ -35,7 +37,7 @@ class GpuColumnEmitter(Printer):
         stride = 2
         for i, (name, space, kind, const) in enumerate(self.tensors):
             self.line(f"{const}{kind}* const {name} = static_cast<{const}{kind}*>(call.tensors[{i}]);")
-            if space == "rc":
+            if space in ("rc", "t"):
                 self.line(f"const int64_t {name}_stride = call.sizes[{stride}];")
                 stride += 1
         self.line(f"const int64_t* const integers = call.sizes + {stride};")
@@ -65,7 +67,7 @@ class GpuColumnEmitter(Printer):
 
     def row_input(self, n: Node) -> str:
         """Of a row that was fetched ahead: from there."""
-        ahead = self.joined and self.schedule.kept and n not in self.plan.under_early
+        ahead = self.joined and self.schedule.kept and n not in self.plan.under_early and len(n.data) < 3
         return f"&row_{n.data[0]}" if ahead else super().row_input(n)
 
     # ------------------------------------------------------------------ early

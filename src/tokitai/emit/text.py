@@ -22,6 +22,8 @@ def streamed(graph: Graph) -> list[Output]:
 class Printer:
     """Prints the text of one kernel; a subclass prints what stands between its braces."""
 
+    includes: tuple[str, ...] = ("rows.h",)
+
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.name = {n: f"v{i}" for i, n in enumerate(graph.nodes)}
@@ -40,7 +42,8 @@ class Printer:
         self.line(f"// {g.name}, stored in {g.dtype}. Definition {g.digest[:16]}:")
         for row in str(g).splitlines():
             self.line(f"//   {row}")
-        self.line('#include "rows.h"')
+        for header in self.includes:
+            self.line(f'#include "{header}"')
         self.line()
         self.line("namespace tokitai {")
         for f in g.functions:
@@ -77,7 +80,7 @@ class Printer:
         value = "V{}" if vector else "S{}"
 
         def arg(a: Node) -> str:
-            inside = own_names or a.space in ("rc", "c")
+            inside = own_names or a.space in ("rc", "c", "t")
             return name[a] if inside or not vector else f"splat({name[a]})"
 
         args = [arg(a) for a in node.args]
@@ -126,7 +129,7 @@ class Printer:
 
         def visit(n: Node) -> None:
             if n.space in ("rc", "c") and n not in found:
-                for a in n.args if n.op != "col_sum" else ():
+                for a in n.args if n.op not in ("col_sum", "gather") else ():
                     visit(a)
                 found.append(n)
 
@@ -136,10 +139,22 @@ class Printer:
     # ------------------------------------------------------------------ values of one row, of one column
     def row_input(self, n: Node) -> str:
         """Where an input with one element a row is read."""
-        return f"in_{n.data[0]} + r"
+        return f"in_{n.data[0]} + r" if len(n.data) < 3 else f"in_{n.data[0]} + r * {self.slots(n)} + {n.data[2]}"
+
+    def slots(self, n: Node) -> int:
+        """How many values of each row lie beside an input's."""
+        return next(t.slots for t in self.graph.inputs if t.name == n.data[0])
+
+    def row_stores(self, o: Output) -> list[str]:
+        """The stores of a result with one element a row, or several."""
+        if o.node.op != "slots":
+            return [f"store1(out_{o.name} + r, {self.name[o.node]});"]
+        return [f"store1(out_{o.name} + r * {o.slots} + {j}, {self.name[a]});" for j, a in enumerate(o.node.args)]
 
     def row_value(self, n: Node) -> None:
         """A value with one element a row, of row r."""
+        if n.op == "slots":
+            return  # its parts are stored one by one
         if n.op == "input":
             self.declare(n, f"load1({self.row_input(n)})", vector=False)
         elif n.op == "row_index":
@@ -159,10 +174,17 @@ class Printer:
             if m.op == "input":
                 place = f"in_{m.data[0]}_row + c" if m.space == "rc" else f"in_{m.data[0]} + c"
                 self.declare(m, f"load1({place})", vector=False)
+            elif m.op == "gather":
+                self.declare(m, f"load1({self.chosen_entry(m)} + c)", vector=False)
             else:
                 self.one_column(m, "int32_t(c)")
         self.line(f"{self.name[n]} = {self.name[source]};")
         self.close()
+
+    def chosen_entry(self, n: Node) -> str:
+        """Where the entry of a table begins that a row chooses."""
+        table, index = n.args
+        return f"in_{table.data[0]} + int64_t({self.name[index]}) * in_{table.data[0]}_stride"
 
     def one_column(self, n: Node, column: str = "c") -> None:
         """A value at one column that is not an input."""
@@ -174,7 +196,7 @@ class Printer:
             self.declare(n, self.expression(n, False, self.name), vector=False)
 
     def vector(self, n: Node) -> str:
-        return self.name[n] if n.space in ("rc", "c") else f"splat({self.name[n]})"
+        return self.name[n] if n.space in ("rc", "c", "t") else f"splat({self.name[n]})"
 
 
 def _literal(x: float) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-Space = Literal["rc", "r", "c", "s"]  # rows x cols, one a row, one a column, one in all
+Space = Literal["rc", "r", "c", "s", "t"]  # rows x cols, one a row, one a column, one in all, entries x cols (a table)
 Type = Literal["f32", "f64", "i32", "i64", "u32", "bool", "host"]
 
 
@@ -91,20 +91,26 @@ PRIMITIVES: dict[str, Primitive] = {
         # across columns or rows, by the one summation rule
         Primitive("row_sum", 1, "reduce"),
         Primitive("row_max", 1, "reduce"),
+        Primitive("row_first", 1, "reduce"),
+        Primitive("slots", -1, "index"),  # several values of each row, side by side: a result of rows x slots
         Primitive("col_sum", 1, "reduce"),
         Primitive("total_sum", 1, "reduce"),  # over all elements of all tensors of a list
         Primitive("total_max", 1, "reduce"),
         Primitive("take_column", 2, "index"),
+        Primitive("gather", 2, "index"),
+        Primitive("scatter_sum", 3, "reduce"),
         # a function that is itself a definition (exp, tanh ...); data = (name,)
         Primitive("call", -1, "call"),
     )
 }
 
 COL_SUM_BLOCK = 32
-"""Rows in one chain of a column sum: a chain inside aligned blocks, then the balanced tree over the blocks."""
+"""Rows in one chain of a column sum: a chain inside aligned blocks, then the balanced tree over the blocks.
+
+Contributions to one entry of a table are added by the same rule, by their rank among those in the order of the rows."""
 
 
-ROW_REDUCTIONS = frozenset({"row_sum", "row_max"})
+ROW_REDUCTIONS = frozenset({"row_sum", "row_max", "row_first"})
 TOTALS = frozenset({"total_sum", "total_max"})
 """Reductions over all elements of a call; over a list of tensors: the tree along each, then over the non-empty ones."""
 
@@ -148,6 +154,7 @@ class TensorSpec:
     space: Space
     format: str | None
     optional: bool = False
+    slots: int = 0  # of each row, where there are several side by side
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +169,11 @@ class Output:
     @property
     def space(self) -> Space:
         return self.node.space
+
+    @property
+    def slots(self) -> int:
+        """How many values of each row lie side by side; 0 for one alone."""
+        return len(self.node.args) if self.node.op == "slots" else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +211,7 @@ class Graph:
         """SHA-256 of the definition's meaning: independent of file, line, variable names and hash seeds."""
         text = {
             "name": self.name,
-            "inputs": [[i.name, i.space, i.format] for i in self.inputs],
+            "inputs": [[i.name, i.space, i.format, *([i.slots] if i.slots else [])] for i in self.inputs],
             "params": list(self.params),
             "outputs": [[o.name, o.format, o.inplace] for o in self.outputs],
             "nodes": _listing(self.nodes, [o.node for o in self.outputs]),

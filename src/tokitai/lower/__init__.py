@@ -6,8 +6,9 @@ from ..errors import DefinitionError
 from ..lang import TOTALS, Graph
 from .flat import FlatPlan, is_flat, plan_flat
 from .rowwise import RowPlan, plan_rows
+from .scatter import ScatterPlan, plan_scatter
 
-Plan = RowPlan | FlatPlan
+Plan = RowPlan | FlatPlan | ScatterPlan
 
 
 def make_plan(graph: Graph) -> Plan:
@@ -15,6 +16,8 @@ def make_plan(graph: Graph) -> Plan:
     for n in graph.nodes:
         if n.type == "f64":
             raise DefinitionError(f"{n.origin}: {n.op} in f64; accepted by the cpu target: f32 and integers")
+    if any(n.op == "scatter_sum" for n in graph.nodes):
+        return plan_scatter(graph)
     if is_flat(graph):
         return plan_flat(graph)
     for n in graph.nodes:
@@ -25,4 +28,4 @@ def make_plan(graph: Graph) -> Plan:
     return plan_rows(graph)
 
 
-__all__ = ["FlatPlan", "Plan", "RowPlan", "make_plan"]
+__all__ = ["FlatPlan", "Plan", "RowPlan", "ScatterPlan", "make_plan"]

@@ -31,6 +31,7 @@ class Pass:
     compute: tuple[Node, ...]  # values with a column index, operands first
     sums: tuple[Node, ...]
     maxima: tuple[Node, ...]
+    firsts: tuple[Node, ...]
     stores: tuple[Output, ...]
     col_sums: tuple[Node, ...]
     keep: tuple[Node, ...]  # written to the scratch row for later passes
@@ -80,6 +81,11 @@ class RowPlan:
         return element * (shared + threads * (len(self.kept) * cols + partial))
 
     @cached_property
+    def has_firsts(self) -> bool:
+        """Whether first columns are looked for."""
+        return any(p.firsts for p in self.passes)
+
+    @cached_property
     def most_sums(self) -> int:
         """How many sums along a row one pass takes at most."""
         return max((len(p.sums) for p in self.passes), default=0)
@@ -101,7 +107,7 @@ def plan_rows(graph: Graph, keep: bool = True) -> RowPlan:
     Raises DefinitionError where a row needs a column sum that is not complete yet.
     """
     level = _levels(graph)
-    last = max((level[n] for n in graph.nodes if n.op in ("row_sum", "row_max", "take_column")), default=0)
+    last = max((level[n] for n in graph.nodes if n.op in (*ROW_REDUCTIONS, "take_column")), default=0)
     row_stores = [o for o in graph.outputs if o.space == "rc"]
     col_sums = [n for n in graph.nodes if n.op == "col_sum" and n.space == "c"]
     final = any(level[o.node] >= last for o in row_stores) or bool(col_sums)
@@ -128,6 +134,7 @@ def plan_rows(graph: Graph, keep: bool = True) -> RowPlan:
                 compute=tuple(nodes),
                 sums=tuple(n for n in graph.nodes if n.op == "row_sum" and level[n] == p),
                 maxima=tuple(n for n in graph.nodes if n.op == "row_max" and level[n] == p),
+                firsts=tuple(n for n in graph.nodes if n.op == "row_first" and level[n] == p),
                 stores=tuple(o for o in row_stores if _store_pass(o, level, count) == p),
                 col_sums=tuple(col_sums) if p == count else (),
                 keep=held,

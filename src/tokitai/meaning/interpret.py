@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import ArgumentError
-from ..lang import TOTALS, Function, Graph, Node, TensorSpec, topological
+from ..lang import ROW_REDUCTIONS, TOTALS, Function, Graph, Node, TensorSpec, topological
 
 Array = np.ndarray[Any, Any]
 
@@ -33,9 +33,17 @@ class Domain(Protocol):
         """A total over the flattened, non-empty tensors of a list, each (1, elements)."""
 
 
+def full_size(space: str, values: Array, shape: tuple[int, int]) -> tuple[int, int]:
+    """The two-dimensional size of a tensor or result; a table has as many entries as its values have rows, and several
+    values of a row lie side by side."""
+    slots = values.shape[1] if values.ndim == 2 else 1
+    entries = len(values) if values.ndim == 2 else values.size // max(shape[1], 1)
+    return {"rc": shape, "r": (shape[0], slots), "c": (1, shape[1]), "s": (1, 1), "t": (entries, shape[1])}[space]
+
+
 def as_rows_cols(tensor: TensorSpec, values: Array, shape: tuple[int, int]) -> Array:
     """`values` as a broadcasting two-dimensional view. Raises ArgumentError where the size does not fit."""
-    want = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}[tensor.space]
+    want = full_size(tensor.space, values, shape)
     if values.size != want[0] * want[1]:
         raise ArgumentError(f"{tensor.name}: shape {values.shape} where {want[0]} x {want[1]} elements are needed")
     return values.reshape(want)
@@ -50,8 +58,8 @@ def evaluate_graph(
 ) -> dict[str, Array]:
     """All results of a graph over a domain, two-dimensional, by name. ``known`` gives values that are not computed."""
     values = evaluate_nodes(graph.nodes, graph, domain, tensors, shape, known or {})
-    full = {"rc": shape, "r": (shape[0], 1), "c": (1, shape[1]), "s": (1, 1)}
-    return {o.name: np.broadcast_to(domain.store(values[o.node], o.format), full[o.space]) for o in graph.outputs}
+    stored = {o.name: (o.space, domain.store(values[o.node], o.format)) for o in graph.outputs}
+    return {name: np.broadcast_to(made, full_size(space, made, shape)) for name, (space, made) in stored.items()}
 
 
 def evaluate_list(
@@ -81,6 +89,17 @@ def _flat(values: Array, shape: tuple[int, int]) -> Array:
     return np.broadcast_to(values, shape).reshape(1, -1)
 
 
+def load(
+    domain: Any, node: Node, spec: TensorSpec, tensors: Mapping[str, Array], shape: tuple[int, int]
+) -> Any:
+    """An input; of several values of a row the one that the node is."""
+    values = as_rows_cols(spec, tensors[spec.name], shape)
+    if spec.slots:
+        slot = int(str(node.data[2]))
+        values = values[:, slot : slot + 1]
+    return domain.load(spec, values)
+
+
 def evaluate_nodes(
     nodes: Sequence[Node],
     graph: Graph,
@@ -96,8 +115,7 @@ def evaluate_nodes(
         if node in values:
             continue
         if node.op == "input":
-            spec = specs[str(node.data[0])]
-            values[node] = domain.load(spec, as_rows_cols(spec, tensors[spec.name], shape))
+            values[node] = load(domain, node, specs[str(node.data[0])], tensors, shape)
         else:
             values[node] = apply(domain, node, [values[a] for a in node.args], shape)
     return values
@@ -114,10 +132,14 @@ def evaluate_body(body: Function, domain: Domain, args: Sequence[Array], shape: 
 
 def apply(domain: Domain, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
     """One operation over a domain, with operands in the size that it needs."""
-    if node.op == "row_sum" or node.op == "row_max":  # a column or row value under a row reduction is repeated
+    if node.op in ROW_REDUCTIONS:  # a column or row value under a row reduction is repeated
         args = [np.broadcast_to(args[0], shape)]
     if node.op == "col_sum":
         args = [np.broadcast_to(args[0], (shape[0], shape[1] if node.space == "c" else 1))]
+    if node.op == "scatter_sum":
+        args = [np.broadcast_to(args[0], shape), *args[1:]]
+    if node.op == "slots":
+        args = [np.broadcast_to(a, (shape[0], 1)) for a in args]
     if node.op in TOTALS:
         return domain.total(node, [_flat(args[0], shape)] if shape[0] * shape[1] else [])
     return domain.apply(node, args, shape)

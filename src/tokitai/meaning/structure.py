@@ -22,6 +22,7 @@ from ..formats import FORMATS
 from ..lang import Graph, Node, TensorSpec
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
+from .sums import column_sum, scattered_sum, tree
 
 U64 = np.uint64
 _ODD = U64(0x9E3779B97F4A7C15)
@@ -32,7 +33,7 @@ TAGS = {
     for i, name in enumerate(
         "add sub mul div fma sqrt neg abs maximum minimum round_even power_of_two exponent significand lt le eq ne "
         "logical_and logical_or logical_not where convert round_f16 round_bf16 row_max const "
-        "stochastic_f16 stochastic_bf16".split()
+        "stochastic_f16 stochastic_bf16 row_first".split()
     )
 }
 
@@ -124,15 +125,25 @@ class Structure:
             case "fma":
                 return mix(symmetric("fma", args[0], args[1]) + mix(args[2] ^ _tag("fma")) * U64(5))
             case "row_sum":
-                return bits.tree(args[0], add)
+                return tree(args[0], add)
             case "col_sum":
-                return bits.column_sum(args[0], add)
+                return column_sum(args[0], add)
             case "round_stochastic":
                 return ordered(f"stochastic_{node.data[0]}", args[0], unary("convert", args[1].astype(U64)))
             case "row_max":  # an order-free mix: the bits of a maximum do not depend on the order
                 return mix(unary("row_max", args[0]).sum(axis=1, keepdims=True, dtype=U64))
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
+            case "row_first":  # as for a maximum, of conditions with their columns
+                columns = unary("convert", np.arange(shape[1], dtype=np.int64).view(U64))
+                return mix(ordered("row_first", args[0], columns[None, :]).sum(axis=1, keepdims=True, dtype=U64))
+            case "slots":
+                return np.concatenate(args, axis=1)
+            case "gather":
+                return args[0][args[1][:, 0]]
+            case "scatter_sum":
+                nothing = unary("const", np.zeros((int(args[2][0, 0]), shape[1]), U64))  # the hash of +0
+                return scattered_sum(args[0], args[1], nothing, add)
             case "call":
                 assert node.body is not None
                 return evaluate_body(node.body, self, args, shape)
@@ -148,18 +159,25 @@ class Structure:
 def total(node: Node, parts: Sequence[Array]) -> Array:
     """Of flattened tensors: the tree of trees for a sum, an order-free mix for a maximum."""
     if node.op == "total_sum":
-        each = [bits.tree(p, add) for p in parts]
-        return bits.tree(np.concatenate(each, axis=1) if each else np.zeros((1, 0), U64), add)
+        each = [tree(p, add) for p in parts]
+        return tree(np.concatenate(each, axis=1) if each else np.zeros((1, 0), U64), add)
     leaves = [unary("row_max", p).sum(axis=1, keepdims=True, dtype=U64) for p in parts]
     return mix(sum(leaves, np.zeros((1, 1), U64)))
+
+
+def drawn_entries(rows: int) -> int:
+    """Entries of a table that is drawn: fewer than the rows, so that some are met often; never none."""
+    return rows // 3 + 2
 
 
 def hashes(graph: Graph, shape: tuple[int, int], seed: int) -> tuple[dict[str, Array], dict[Node, int]]:
     """Random hashes for every element of the float inputs and for every rounded host scalar."""
     rng = np.random.default_rng([seed, int.from_bytes(hashlib.sha256(graph.digest.encode()).digest()[:8], "little")])
-    size = {"rc": shape[0] * shape[1], "r": shape[0], "c": shape[1], "s": 1}
+    rows, cols = shape
+    size = {"rc": (rows * cols,), "r": (rows,), "c": (cols,), "s": (1,), "t": (drawn_entries(rows), cols)}
     floats = [t for t in graph.inputs if FORMATS[str(t.format)].is_float]
-    tensors = {t.name: rng.integers(1, 2**64, size[t.space], dtype=U64) for t in floats}
+    sizes = {t.name: (rows, t.slots) if t.slots else size[t.space] for t in floats}
+    tensors = {name: rng.integers(1, 2**64, s, dtype=U64) for name, s in sizes.items()}
     scalars = {n: int(rng.integers(1, 2**64, dtype=U64)) for n in graph.nodes if n.op == "round" and not n.exact}
     return tensors, scalars
 

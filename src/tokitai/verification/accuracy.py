@@ -12,6 +12,7 @@ from ..errors import TokitaiError
 from ..formats import FORMATS, Format
 from ..lang import Graph
 from ..meaning import bits, bounds, real
+from ..meaning.interpret import full_size
 from ..meaning.real import REAL
 from .cases import Array, Case
 from .compare import spacing, ulp_errors
@@ -40,7 +41,7 @@ def measure_error(
         value = np.broadcast_to(np.asarray(exact[o.name], REAL), want[o.name].shape)
         errors = ulp_errors(want[o.name], value, fmt)
         finite = np.where(np.isfinite(value), np.abs(value), 0)
-        scale = finite.max(axis=1, keepdims=True) if o.space == "rc" else finite.max(keepdims=True)
+        scale = finite.max(axis=1, keepdims=True) if o.space in ("rc", "t") else finite.max(keepdims=True)
         with np.errstate(all="ignore"):
             of_row = np.where(
                 np.isfinite(errors), errors * (spacing(finite, fmt) / spacing(np.maximum(finite, scale), fmt)), errors
@@ -57,12 +58,11 @@ def measure_error(
 def _exact(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Mapping[str, Any]:
     if textbook is None:
         return real.evaluate(graph, case.tensors, case.shape, case.params)
-    full = {"rc": case.shape, "r": (case.shape[0], 1), "c": (1, case.shape[1]), "s": (1, 1)}
     with np.errstate(all="ignore"):
         wide = {
             t.name: case.tensors[t.name]
             .astype(REAL if FORMATS[str(t.format)].is_float else np.int64)
-            .reshape(full[t.space])
+            .reshape(full_size(t.space, case.tensors[t.name], case.shape))
             for t in graph.inputs
         }
         scalars: dict[str, Any] = {p: case.params[p] for p in graph.params}

@@ -78,22 +78,28 @@ def case_from_file(operator: Operator, path: Path, dtype: str) -> tuple[Graph, C
         accepted = ", ".join(t.name for t in operator.tensors)
         raise InputFileError(f"{path}: holds {found}; accepted for {operator.name}: {accepted}")
     graph = operator.trace(dtype, present=set(tensors))
-    first = next(t for t in graph.inputs if t.space == "rc")
+    first = next((t for t in graph.inputs if t.space == "rc"), None) or next(t for t in graph.inputs if t.space == "t")
     if tensors[first.name].ndim < 1:
         raise InputFileError(f"{path}: {first.name} is a scalar; accepted: rows x cols")
     cols = tensors[first.name].shape[-1]
-    shape = (math.prod(tensors[first.name].shape[:-1]), cols)
+    lead = tensors[first.name].shape[:-1]
+    if first.space == "t":  # its rows are its own: those of the call are those of its index
+        of_rows = ((tensors[t.name].shape, t.slots) for t in graph.inputs if t.space == "r")
+        lead = next((s[:-1] if slots else s for s, slots in of_rows), (0,))
+    shape = (math.prod(lead), cols)
     stored = {}
     for t in graph.inputs:
         fmt = FORMATS[str(t.format)]
         array = tensors[t.name]
-        count = {"rc": shape[0] * cols, "r": shape[0], "c": cols, "s": 1}[t.space]
+        count = {"rc": shape[0] * cols, "r": shape[0], "c": cols, "s": 1, "t": len(array) * cols}[t.space]
+        count *= t.slots or 1
         if array.size != count:
             beside = f"accepted beside {first.name}: {count} elements"
             raise InputFileError(f"{path}: {t.name} has shape {array.shape}; {beside}")
         if fmt.is_float != format_of(array.dtype).is_float:
             raise InputFileError(f"{path}: {t.name} has format {array.dtype}; accepted: {fmt}")
-        flat = array.reshape(shape if t.space == "rc" else (count,))
+        wide = (shape[0], t.slots) if t.slots else (count,)
+        flat = array.reshape({"rc": shape, "t": (len(array), cols)}.get(t.space, wide))
         stored[t.name] = flat if array.dtype == fmt.dtype else to_format(flat, fmt)
     try:
         return graph, Case("yours", path.name, shape, 0, stored, {**defaults(operator), **given})

@@ -18,7 +18,7 @@ from ..device import cpu
 from ..errors import KernelFaultError, WorkerFaultError
 from ..kernel import KernelBase, Scalars
 from ..lang import TOTALS, Graph
-from ..lower import FlatPlan
+from ..lower.rowwise import RowPlan
 from ..meaning import bits, structure
 from .buffers import Buffer, GuardError, digest
 from .cases import Case, size_of
@@ -86,30 +86,33 @@ class Launch:
     """One set of guarded, poisoned buffers for a kernel, filled with a case's tensors."""
 
     def __init__(
-        self, kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout
-    ) -> None:
+        self, kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout,
+        entries: int | None = None,
+    ) -> None:  # fmt: skip
         self.kernel, self.shape, self.layout = kernel, shape, layout
         self.inputs: dict[str, Buffer] = {}
         self.results: dict[str, Buffer] = {}
         for t in kernel.graph.inputs:
-            self.inputs[t.name] = self._buffer(t.name, t.space, str(t.format))
-            self.inputs[t.name].array[...] = tensors[t.name].reshape(size_of(t.space, shape))
+            entries_here = len(tensors[t.name]) if t.space == "t" else None
+            size = size_of(t.space, shape, entries_here, t.slots)
+            self.inputs[t.name] = self._buffer(t.name, t.space, str(t.format), size)
+            self.inputs[t.name].array[...] = tensors[t.name].reshape(size)
         for o in kernel.graph.outputs:
             if o.inplace:
                 self.results[o.name] = self.inputs[o.name]
             else:
-                self.results[o.name] = self._buffer(o.name, o.space, o.format)
+                size = size_of(o.space, shape, entries, o.slots)
+                self.results[o.name] = self._buffer(o.name, o.space, o.format, size)
                 self.results[o.name].poison()
         word = kernel.element("f32")  # poison is NaN where numbers are summed there
-        need = -(-kernel.workspace_bytes([shape], layout.threads) // word.itemsize)
+        need = -(-kernel.workspace_bytes([shape], layout.threads, entries or 0) // word.itemsize)
         self.workspace = Buffer("workspace", (need,), word)
         self.workspace.poison()
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
         self.before = {n: digest(b.array) for n, b in self.inputs.items() if n not in replaced}
 
-    def _buffer(self, name: str, space: str, format_name: str) -> Buffer:
-        size = size_of(space, self.shape)
-        gap = self.layout.gap if space == "rc" else 0
+    def _buffer(self, name: str, space: str, format_name: str, size: tuple[int, ...]) -> Buffer:
+        gap = self.layout.gap if space in ("rc", "t") else 0
         return Buffer(name, size, self.kernel.element(format_name), self.layout.offset, gap)
 
     def run(self, scalars: Scalars) -> dict[str, Array]:
@@ -211,7 +214,8 @@ def _launch(
     want: Mapping[str, Array], result: CaseResult,
 ) -> dict[str, Array] | None:  # fmt: skip
     try:
-        got = Launch(kernel, shape, tensors, layout).run(scalars)
+        entries = next((len(want[o.name]) for o in kernel.graph.outputs if o.space == "t"), None)
+        got = Launch(kernel, shape, tensors, layout, entries).run(scalars)
     except FAULTS as error:
         result.failure = f"{layout.name}: {fault_text(error)}"
         return None
@@ -230,7 +234,7 @@ def _split(
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do: left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
-    early = not isinstance(kernel.plan, FlatPlan) and kernel.plan.early
+    early = isinstance(kernel.plan, RowPlan) and kernel.plan.early
     meets = bool(early) or any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in kernel.graph.nodes)
     if rows < 2 or meets or not local or rows * cols > 1 << 20:
         return None

@@ -306,7 +306,7 @@ def _run_variant(
             operator,
             v,
             run.run_structure(
-                hashed, shape, integers, cases.settled(operator, numbers.graph, cases.defaults(operator)), seed, threads
+                hashed, shape, integers, cases.drawn_scalars(operator, numbers.graph, shape), seed, threads
             ),
             progress,
         )

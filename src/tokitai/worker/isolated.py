@@ -13,7 +13,7 @@ import numpy as np
 from ..call import _kernel, call_with
 from ..device.cpu import check_runs_here
 from ..emit.cpp import KernelText
-from ..errors import DeviceError
+from ..errors import DeviceError, UnavailableError
 from ..gpu_kernel import GpuKernel, Program
 from ..kernel import Array, Identity, Kernel, Placed, Scalars
 from ..lang import Graph, Operator
@@ -61,6 +61,11 @@ class IsolatedKernel(Kernel):
     ) -> None:  # fmt: skip
         """Run on addresses of this process. Tensors in the pool's shared memory stay where they are, others are copied
         there and results back, elements alone: what lies between rows is not touched."""
+        if any(space == "t" for space, _ in self.tensor_sizes) or any(t.slots for t in self.graph.inputs):
+            raise UnavailableError(
+                f"{self.graph.name} on addresses in another process: not offered for tables and slots; "
+                f"accepted: buffers in guard zones"
+            )
         tensors = _Tensors(self.pool)
         sizes, at = list(sizes), []
         k = int(self.plan.flat)
@@ -98,9 +103,9 @@ class IsolatedKernel(Kernel):
         whole, at, place = _whole_buffers(ordered, workspace)
         sizes = [len(shapes)] if self.plan.flat else []
         for some, made, shape in zip(tensors, results, shapes, strict=True):
-            arrays = [b.array for b in self._in_order([some], [made])]
-            sizes += [*shape, *(a.strides[0] // a.itemsize for a in arrays if a.ndim == 2)]
-        room = place or self.workspace_bytes(shapes, threads)
+            every = zip(self.tensor_sizes, self._in_order([some], [made]), strict=True)
+            sizes += [*shape, *(b.array.strides[0] // b.array.itemsize for (s, _), b in every if s in ("rc", "t"))]
+        room = place or self.workspace_bytes(shapes, threads, self.entries_in([*sizes, *scalars.whole]))
         self._run_there(at, [*sizes, *scalars.whole], whole, whole, scalars.table, threads, room)
 
     def _run_there(
