@@ -24,17 +24,6 @@ FOLDER = Path(__file__).parents[2] / "evidence" / "cuda"
 WANTED = [(o, fmt) for o in registry().values() for fmt in o.contract.formats]
 SAMPLE = 3
 
-WITHOUT_A_CARD = (
-    "combine", "combine_backward", "dispatch", "dispatch_backward", "embedding", "embedding_backward", "expert_load",
-    "expert_load_backward", "load_balance_loss", "load_balance_loss_backward", "router", "router_backward",
-    "router_z_loss", "router_z_loss_backward", "top_k",
-)  # fmt: skip
-NOT_YET |= {
-    f"{name}.{fmt}.cuda.json": "it has run on the simulated device alone"
-    for name in WITHOUT_A_CARD
-    for fmt in get(name).contract.formats
-}
-
 
 def names(value: object) -> str:
     return str(getattr(value, "name", value))
