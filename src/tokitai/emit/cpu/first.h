@@ -24,7 +24,7 @@ INLINE V join_first(V a, V b) { return where(lt(b, a), b, a); }
 #endif
 #endif
 
-#if TOKITAI_SIM || defined(__CUDACC_RTC__)  // as trees on a GPU take it
+#if !defined(LIFT)  // as trees on a GPU take it: there are no vectors
 struct Foremost {
   static INLINE S of(S a, S b) { return join_first(a, b); }
   static INLINE S neutral() { return NEUTRAL_FIRST; }
