@@ -7,9 +7,9 @@ set -uo pipefail
 # package | a file or command that shows it is here | what is not tested without it
 wanted=(
     "g++|g++|every test that compiles a kernel with GCC"
-    "clang-19|clang++-19|kernels compiled with Clang"
+    "clang-19|clang++-19|kernels compiled with Clang, and kernels for AMD GPUs"
     "libomp-19-dev|/usr/lib/llvm-19/lib/libomp.so|kernels compiled with Clang that use several threads"
-    "lld-19|ld.lld-19|kernels linked with LLD"
+    "lld-19|ld.lld-19|kernels linked with LLD, and kernels for AMD GPUs"
     "g++-aarch64-linux-gnu|aarch64-linux-gnu-g++|kernels for 64-bit Arm (NEON)"
     "qemu-user|qemu-aarch64|running kernels for 64-bit Arm on another processor"
 )

@@ -17,8 +17,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from tokitai.errors import TokitaiError
@@ -26,7 +28,7 @@ from tokitai.errors import TokitaiError
 from . import model as parameters
 from .encoder import embed, moments, spans_of
 from .files import locate
-from .gradient import Tape, dissimilarity_backward, embed_backward
+from .gradient import Tape, dissimilarity_backward, embed_backward, layer_norm_backward
 from .model import Array, LayerNorm, Model
 from .tokenizer import Tokenizer
 
@@ -41,12 +43,13 @@ class Inputs:
     operator: str
     place: str  # the site in the file's name
     site: str  # the site in words
-    rows: dict[str, Array]  # tensors with a leading dimension of rows
-    columns: dict[str, Array] = field(default_factory=dict)  # tensors that all rows share
+    rows: dict[str, NDArray[Any]]  # tensors with a leading dimension of rows
+    columns: dict[str, NDArray[Any]] = field(default_factory=dict)  # tensors that all rows share
     eps: float | None = None
+    entries: int | None = None  # of the table
 
     def write(self, folder: Path) -> Path:
-        """Writes `<operator>.<place>.safetensors`, all float32, and returns its path."""
+        """Writes `<operator>.<place>.safetensors`, float32 and ids as int64, and returns its path."""
         total = len(next(iter(self.rows.values())))
         bytes_a_row = 4 * sum(tensor[0].size for tensor in self.rows.values())
         kept = min(total, LARGEST_FILE // bytes_a_row)
@@ -54,8 +57,11 @@ class Inputs:
         metadata = {"operator": self.operator, "site": self.site, "rows": f"{kept} of {total}"}
         if self.eps is not None:
             metadata["eps"] = repr(self.eps)
+        if self.entries is not None:
+            metadata["entries"] = str(self.entries)
         path = folder / f"{self.operator}.{self.place}.safetensors"
-        narrow = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
+        formats = {"f": np.float32, "i": np.int64}
+        narrow = {name: np.ascontiguousarray(t, formats[t.dtype.kind]) for name, t in tensors.items()}
         path.write_bytes(with_sorted_header(save(narrow, metadata)))
         return path
 
@@ -76,7 +82,11 @@ class Run:
         self.tape: Tape = {}
         embeddings = embed(model, sentences, self.tape.__setitem__)
         d_embeddings = dissimilarity_backward(embeddings)
-        embed_backward(model, d_embeddings, spans_of(sentences), self.tape, self.tape.__setitem__)
+        dx = embed_backward(model, d_embeddings, spans_of(sentences), self.tape, self.tape.__setitem__)
+        self.ids = np.concatenate([np.asarray(ids) for ids in sentences])
+        self.positions = np.concatenate([np.arange(len(ids)) for ids in sentences])
+        looked_up = model.tokens[self.ids] + model.positions[self.positions] + model.segment
+        self.d_looked_up = layer_norm_backward(dx, looked_up, model.norm)
 
     def scores(self, site: str, name: str, length: int) -> Array:
         """A tensor of the softmax (heads x tokens x tokens) of the sentences of `length` tokens, as rows."""
@@ -108,13 +118,26 @@ def sentences() -> list[str]:
 
 
 def all_inputs(model: Model, run: Run) -> Iterator[Inputs]:
-    """Norms and softmax of the first and the last layer, GELU of the last."""
+    """The embeddings, norms and softmax of the first and the last layer, GELU of the last."""
     last = len(model.layers) - 1
+    yield from embedding_inputs("positions", model.positions, run.positions, run.d_looked_up)
+    used, ids = np.unique(run.ids, return_inverse=True)  # the page's words alone: the whole vocabulary takes 47 MB
+    yield from embedding_inputs("tokens", model.tokens[used], ids, run.d_looked_up)
     yield from norm_inputs(run, "layer0.attention", model.layers[0].attention_norm)
     yield from norm_inputs(run, f"layer{last}.output", model.layers[last].output_norm)
     yield from gelu_inputs(run, f"layer{last}")
     yield from softmax_inputs(run, "layer0.attention")
     yield from softmax_inputs(run, f"layer{last}.attention")
+
+
+def embedding_inputs(site: str, table: Array, ids: NDArray[np.int64], dy: Array) -> Iterator[Inputs]:
+    """The look-up; and its gradient, added to that of the same page before."""
+    yield Inputs("embedding", site, f"{site}: the entries and ids of the page", {"ids": ids}, {"table": table})
+    before = np.zeros_like(table)
+    np.add.at(before, ids, dy)
+    words = f"{site}: the gradient that arrives there"
+    rows = {"dy": dy, "ids": ids}
+    yield Inputs("embedding_backward", site, words, rows, {"dtable": before}, entries=len(table))
 
 
 def norm_inputs(run: Run, site: str, norm: LayerNorm) -> Iterator[Inputs]:

@@ -29,6 +29,7 @@ _LAZY = {"compile": "kernel", "Kernel": "kernel", "verify": "verification", "Ver
 def _run(operator: Operator, *args: Any, **kwargs: Any) -> Any:
     from .call import call
 
+    Operator.runner = staticmethod(call)  # from now on, without the import
     return call(operator, *args, **kwargs)
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .call_list import Prepared, prepare
 from .device import cpu
-from .device.dlpack import as_numpy, like
+from .device.dlpack import as_numpy, like, on_gpu
 from .errors import ArgumentError
 from .formats import FORMATS, format_of
-from .kernel import Kernel, compile
-from .lang import Operator, Output, TensorSpec
+from .kernel import Kernel, KernelBase, compile
+from .lang import Operator, Output, TensorSpec, extent
 from .lang.operator import RESERVED
 from .lower import ProductPlan
 
@@ -32,14 +32,41 @@ def _kernel(operator: Operator, dtype: str, present: frozenset[str], options: tu
 
 
 def call(
-    operator: Operator, *args: Any, out: Any = None, threads: int | None = None, copy: bool = True, **kwargs: Any
-) -> Any:
+    operator: Operator, *args: Any, out: Any = None, threads: int | None = None, copy: bool = True,
+    cuda_stream: Any = None, check: bool = True, **kwargs: Any,
+) -> Any:  # fmt: skip
     """Run `operator`. Positional arguments are its tensors in order; scalars and options go by name.
 
     Returns one array, or a tuple in the definition's order; results that replace inputs are written there and returned.
-    ``out`` is an array (or a tuple, with None where a new one is wanted) for the results.
+    ``out`` is an array (or a tuple, with None where a new one is wanted) for the results. ``threads`` is for arrays in
+    host memory, ``cuda_stream`` and ``check`` for those of a GPU (`gpu_call.call_gpu`).
     Raises ArgumentError for a missing, superfluous or ill-formed argument.
     """
+    for x in (*args, *kwargs.values()):
+        there = on_gpu(x)
+        if there:
+            from .gpu_call import call_gpu
+
+            if threads is not None:
+                raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")
+            return call_gpu(operator, args, kwargs, out, copy, cuda_stream, check)
+        if there is not None:
+            break
+    if cuda_stream is not None or not check:
+        found = f"cuda_stream={cuda_stream!r}" if cuda_stream is not None else f"check={check!r}"
+        raise ArgumentError(f"{operator.name}: {found} beside arrays in host memory; accepted: leave it out")
+    return call_with(_kernel, operator, args, kwargs, out, threads, copy)
+
+
+KernelFor = Callable[[Operator, str, frozenset[str], tuple[tuple[str, object], ...]], Kernel]
+"""The kernel for an operator, a storage format, the tensors that are given, and options."""
+
+
+def call_with(
+    kernel_for: KernelFor, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any,
+    threads: int | None, copy: bool,
+) -> Any:  # fmt: skip
+    """`call` with kernels that run elsewhere."""
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
     check_threads(threads)
@@ -47,46 +74,69 @@ def call(
         if out is not None:
             raise ArgumentError(f"{operator.name}: out; accepted: results in place or new ones")
         single_lists = {n: [x] for n, x in given.items()}
-        made = prepare_lists(operator, single_lists, options, copy)(params, threads or cpu.default_threads())
+        prepared = prepare_lists(operator, single_lists, options, copy, kernel_for)
+        made = prepared(params, threads or cpu.default_threads())
         several = made if isinstance(made, tuple) else (made,)
         single = tuple(m[0] if isinstance(m, list) else m for m in several)
         return single if isinstance(made, tuple) else single[0]
     if given and isinstance(next(iter(given.values())), (list, tuple)):
         if out is not None:
             raise ArgumentError(f"{operator.name}: out beside lists; accepted: results in place or new ones")
-        return prepare_lists(operator, given, options, copy)(params, threads or cpu.default_threads())
+        return prepare_lists(operator, given, options, copy, kernel_for)(params, threads or cpu.default_threads())
     arrays = {name: as_numpy(name, value) for name, value in given.items()}
+    arrays = widened(operator, arrays, copy)
     dtype = storage_format(operator, arrays)
-    kernel = _kernel(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
+    kernel = kernel_for(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
     if isinstance(kernel.plan, ProductPlan):
         from .call_product import call_product
 
         return call_product(operator, kernel, given, arrays, params, out, threads or cpu.default_threads(), copy)
-    lead, shape = common_shape(operator, arrays)
-    check_indices(operator, arrays, params, shape)
-    tensors = {t.name: _flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
-    results, supplied = _results(kernel, tensors, arrays, lead, shape, out)
+    lead, shape = common_shape(operator, arrays, kernel.graph.options)
+    check_slots(operator, kernel.graph.options, arrays, shape)
+    entries = table_entries(operator, arrays, params)
+    check_indices(operator, arrays, params, shape, entries)
+    tensors = {t.name: flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
+    results, supplied = place_results(kernel, arrays, lead, shape, entries, out)
     kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
+    for name in set(supplied).intersection(operator.contract.places):
+        target = as_numpy(name, supplied[name])
+        target[...] = results[name].astype(target.dtype).reshape(target.shape)
     example = next(iter(given.values()))
     returned = []
     for o in kernel.graph.outputs:
         theirs = given[o.name] if o.inplace else supplied.get(o.name)
         returned.append(
-            like(results[o.name].reshape(full_shape(o, lead, shape)), example) if theirs is None else theirs
+            like(finished(operator, o, results[o.name]).reshape(full_shape(o, lead, shape, entries)), example)
+            if theirs is None
+            else theirs
         )
     return returned[0] if len(returned) == 1 else tuple(returned)
 
 
 def prepare_lists(
-    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object], copy: bool = True
-) -> Prepared:
+    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object], copy: bool = True,
+    kernel_for: KernelFor | None = None,
+) -> Prepared:  # fmt: skip
     """Lists of tensors, checked and ready to be launched again and again. Raises ArgumentError."""
 
     def build(firsts: Mapping[str, Array]) -> Kernel:
         dtype = storage_format(operator, firsts)
-        return _kernel(operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
+        return (kernel_for or _kernel)(operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
 
     return prepare(operator, given, build, copy)
+
+
+def check_slots(
+    operator: Operator, options: Mapping[str, object], arrays: Mapping[str, Array], shape: tuple[int, int]
+) -> None:
+    """No more is chosen of a row than it has, and nothing is chosen by a NaN. Raises ArgumentError."""
+    if operator.contract.places and int(str(options["k"])) > shape[1]:
+        raise ArgumentError(f"{operator.name}: k={options['k']} of {shape[1]} columns; accepted: at most all of them")
+    for name in operator.contract.no_nan:
+        found = np.isnan(arrays[name].reshape(shape).astype(np.float32)).any(axis=1)
+        if found.any():
+            row = int(found.argmax())
+            raise ArgumentError(f"{name}[{row}] holds NaN ({int(found.sum())} such rows); accepted: rows without NaN")
 
 
 def check_threads(threads: object) -> None:
@@ -95,22 +145,45 @@ def check_threads(threads: object) -> None:
         raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")
 
 
+def widened(operator: Operator, arrays: Mapping[str, Array], copy: bool) -> dict[str, Array]:
+    """The arrays, with i32 indices as i64 where those are declared: a copy of the indices, exact."""
+    wide = {t.name for t in operator.tensors if t.format == "i64"}
+    narrow = FORMATS["i32"].dtype
+    return {n: a.astype(np.int64) if copy and n in wide and a.dtype == narrow else a for n, a in arrays.items()}
+
+
+def table_entries(operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float]) -> int:
+    """The number of entries of the call's tables; 0 where it has none. Raises ArgumentError where they differ."""
+    found = {t.name: len(arrays[t.name]) for t in operator.tensors if t.space == "t" and t.name in arrays}
+    if "entries" in params:
+        found["entries"] = int(params["entries"])
+    if len(set(found.values())) > 1:
+        words = ", ".join(f"{name}: {count}" for name, count in found.items())
+        raise ArgumentError(f"{operator.name}: entries differ ({words}); accepted: as many in all")
+    return next(iter(found.values()), 0)
+
+
 def check_indices(
-    operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float], shape: tuple[int, int]
-) -> None:
-    """Integer inputs that choose a column lie within the row. Raises ArgumentError that names the first bad row."""
+    operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float], shape: tuple[int, int],
+    entries: int = 0,
+) -> None:  # fmt: skip
+    """Integer inputs that choose a column lie within the row, those that choose an entry within the table. Raises
+    ArgumentError that names the first bad row."""
     for name, index in operator.contract.indices.items():
         if name not in arrays or arrays[name].size == 0:
             continue
+        if index.entries and entries == 0:
+            raise ArgumentError(f"{name}: {arrays[name].size} indices of a table without entries; accepted: none")
         values = arrays[name].reshape(-1)
-        bad = (values < 0) | (values >= shape[1] + index.upto)
+        count = entries if index.entries else shape[1] + index.upto
+        bad = (values < 0) | (values >= count)
         if index.besides is not None:
             bad &= values != int(params[index.besides])
         if bad.any():
             row = int(bad.argmax())
             also = f", or {index.besides}={int(params[index.besides])}" if index.besides else ""
-            top = shape[1] - 1 + index.upto
-            raise ArgumentError(f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows); accepted: 0 to {top}{also}")
+            found = f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows)"
+            raise ArgumentError(f"{found}; accepted: 0 to {count - 1}{also}")
 
 
 def bind(
@@ -186,21 +259,33 @@ def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:
     return chosen or operator.contract.formats[0]
 
 
-def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], tuple[int, int]]:
+def common_shape(
+    operator: Operator, arrays: Mapping[str, Array], options: Mapping[str, object]
+) -> tuple[tuple[int, ...], tuple[int, int]]:
     """The leading dimensions, and (rows, cols). Raises ArgumentError where shapes do not agree."""
-    matrices = [t for t in operator.tensors if t.space == "rc" and t.name in arrays]
-    if not matrices:
+    given = [t for t in operator.tensors if t.name in arrays]
+    for t in given:
+        if t.space == "t" and arrays[t.name].ndim != 2:
+            raise ArgumentError(f"{t.name}: shape {arrays[t.name].shape}; accepted: (entries, columns)")
+    matrices = [t for t in given if t.space == "rc"]
+    tables = [t for t in given if t.space == "t"]
+    if not matrices and not tables:
         raise ArgumentError(f"{operator.name}: no tensor of rows x cols is given")
-    first = arrays[matrices[0].name]
+    named = (matrices or tables)[0].name
+    first = arrays[named]
     if first.ndim == 0:
-        raise ArgumentError(f"{matrices[0].name}: a scalar; accepted: at least one dimension")
-    lead, cols = first.shape[:-1], first.shape[-1]
+        raise ArgumentError(f"{named}: a scalar; accepted: at least one dimension")
+    of_rows = ((arrays[t.name].shape, t.slots) for t in given if t.space == "r")
+    lead = first.shape[:-1] if matrices else next((s[:-1] if slots else s for s, slots in of_rows), ())
+    cols = first.shape[-1]
     rows = int(np.prod(lead, dtype=np.int64))
-    accepted = {"rc": first.shape, "r": lead, "c": (cols,), "s": ()}
-    for t in operator.tensors:
-        if t.name in arrays and arrays[t.name].shape != accepted[t.space]:
-            beside = f"accepted beside {matrices[0].name}: {accepted[t.space]}"
-            raise ArgumentError(f"{t.name}: shape {arrays[t.name].shape}; {beside}")
+    for t in given:
+        shape = arrays[t.name].shape
+        accepted = {"rc": (*lead, cols), "r": lead, "c": (cols,), "s": (), "t": (*shape[:1], cols)}[t.space]
+        if t.slots:
+            accepted = (*lead, int(str(options["k"])))
+        if shape != accepted:
+            raise ArgumentError(f"{t.name}: shape {shape}; accepted beside {named}: {accepted}")
     limits = operator.contract
     if rows > limits.max_rows or not limits.min_cols <= cols <= limits.max_cols:
         raise ArgumentError(
@@ -210,9 +295,12 @@ def common_shape(operator: Operator, arrays: Mapping[str, Array]) -> tuple[tuple
     return lead, (rows, cols)
 
 
-def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: bool) -> Array:
+def flatten(
+    tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: bool,
+    copied: Callable[[Array], Array] = np.ascontiguousarray,
+) -> Array:  # fmt: skip
     """The array as the kernel reads it: (rows, cols) with unit column stride, or contiguous; copied only if need be."""
-    want = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[tensor.space]
+    want = extent(tensor.space, shape, len(array) if tensor.space == "t" else 0, tensor.slots)
     view = view_as(array, want)
     if view is not None:
         return view
@@ -221,7 +309,7 @@ def _flatten(tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: boo
             f"{tensor.name}: strides {array.strides} of shape {array.shape} need a copy; "
             "accepted with copy=False: contiguous arrays and views with a row stride"
         )
-    return np.ascontiguousarray(array).reshape(want)
+    return copied(array).reshape(want)
 
 
 def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
@@ -236,11 +324,13 @@ def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
     return view if unit and rows_fit and view.flags.aligned else None
 
 
-def _results(
-    kernel: Kernel, tensors: Mapping[str, Array], arrays: Mapping[str, Array], lead: tuple[int, ...],
-    shape: tuple[int, int], out: Any,
+def place_results(
+    kernel: KernelBase, arrays: Mapping[str, Array], lead: tuple[int, ...],
+    shape: tuple[int, int], entries: int, out: Any, seen: Callable[[str, Any], Array] = as_numpy,
+    make: Callable[[Output, tuple[int, ...]], Array] = lambda o, want: cpu.aligned_empty(want, FORMATS[o.format].dtype),
 ) -> tuple[dict[str, Array], dict[str, Any]]:  # fmt: skip
-    """For each result the array that the kernel writes; and what the caller supplied, by name."""
+    """For each result the array that the kernel writes; and what the caller supplied, by name. ``seen`` views what the
+    caller gives as an array of NumPy, ``make`` gives a new one."""
     fresh = [o for o in kernel.graph.outputs if not o.inplace]
     supplied = list(out) if isinstance(out, (tuple, list)) else [out] * (out is not None)
     if out is not None and len(supplied) != len(fresh):
@@ -250,25 +340,36 @@ def _results(
     flat: dict[str, Array] = {}
     apart = dict(arrays)  # what a result must not overlap
     for o in kernel.graph.outputs:
-        want = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}[o.space]
+        want = extent(o.space, shape, entries, o.slots)
         if o.inplace:
             flat[o.name] = _writable(o.name, arrays[o.name], want, {n: a for n, a in apart.items() if n != o.name})
         elif o.name in theirs:
-            name, full = f"out ({o.name})", full_shape(o, lead, shape)
-            target = as_numpy(name, theirs[o.name])
-            if target.shape != full or target.dtype != FORMATS[o.format].dtype:
+            name, full = f"out ({o.name})", full_shape(o, lead, shape, entries)
+            target = seen(name, theirs[o.name])
+            place = o.name in kernel.operator.contract.places
+            stored_as = "i32" if place else o.format
+            if target.shape != full or target.dtype != FORMATS[stored_as].dtype:
                 found = f"shape {target.shape} of {target.dtype}"
-                raise ArgumentError(f"{name}: {found}; accepted: {full} of {o.format}")
+                raise ArgumentError(f"{name}: {found}; accepted: {full} of {stored_as}")
             flat[o.name] = _writable(name, target, want, apart)
             apart[name] = target
+            if place:  # kernels give f32, which is copied
+                flat[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
         else:
-            flat[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
+            flat[o.name] = make(o, want)
     return flat, theirs
 
 
-def full_shape(o: Output, lead: tuple[int, ...], shape: tuple[int, int]) -> tuple[int, ...]:
+def finished(operator: Operator, o: Output, values: Array) -> Array:
+    """A result as the caller gets it: columns, which kernels give as f32 whole numbers, as i32."""
+    return values.astype(np.int32) if o.name in operator.contract.places else values
+
+
+def full_shape(o: Output, lead: tuple[int, ...], shape: tuple[int, int], entries: int = 0) -> tuple[int, ...]:
     """The shape of a result as the caller sees it."""
-    return {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": ()}[o.space]
+    if o.slots:
+        return (*lead, o.slots)
+    return {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": (), "t": (entries, shape[1])}[o.space]
 
 
 def _writable(name: str, target: Array, want: tuple[int, ...], apart: Mapping[str, Array]) -> Array:

@@ -6,6 +6,7 @@ an optimizer's do; the returned object is called with the scalars alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ from .device import cpu
 from .device.dlpack import as_numpy, like
 from .errors import ArgumentError
 from .formats import FORMATS
-from .kernel import Kernel
-from .lang import Operator
+from .kernel import KernelBase
+from .lang import Operator, Output
 
 Array = np.ndarray[Any, Any]
 
@@ -25,18 +26,21 @@ class Prepared:
     """Lists of tensors that have been checked, and the kernel for them. They must not be resized or freed meanwhile."""
 
     def __init__(
-        self, operator: Operator, kernel: Kernel, lists: Mapping[str, Sequence[Any]], copy: bool = True
+        self, operator: Operator, kernel: KernelBase, lists: Mapping[str, Sequence[Any]], copy: bool = True
     ) -> None:
         self.operator, self.kernel, self.lists = operator, kernel, lists
         count = len(next(iter(lists.values())))
-        given = {name: [as_numpy(name, v) for v in values] for name, values in lists.items()}
+        given = {name: [self.seen(name, v) for v in values] for name, values in lists.items()}
         first, examples = next(iter(given.items()))
         for name, values in given.items():
             for i, (a, example) in enumerate(zip(values, examples, strict=True)):
                 if a.shape != example.shape:
                     found = f"{name}[{i}]: shape {a.shape}"
                     raise ArgumentError(f"{found}; accepted beside {first}[{i}]: {example.shape}")
-        arrays = {n: [_flat(f"{n}[{i}]", a, copy) for i, a in enumerate(values)] for n, values in given.items()}
+        arrays = {
+            n: [self.flat(f"{n}[{i}]", a, lists[n][i], copy) for i, a in enumerate(values)]
+            for n, values in given.items()
+        }
         sizes = [a.size for a in examples]
         self.shapes = [(1, n) for n in sizes]
         self.results: dict[str, list[Array]] = {}
@@ -50,10 +54,10 @@ class Prepared:
                         raise ArgumentError(f"{found}; accepted: a contiguous array to write")
                 out.append(addresses[o.name])
             elif o.space == "s":
-                self.results[o.name] = [cpu.aligned_empty((1,), FORMATS[o.format].dtype)]
+                self.results[o.name] = [self.new(o, (), lists)]
                 out.append([_address(self.results[o.name][0])] * count)
             else:
-                self.results[o.name] = [cpu.aligned_empty((n,), FORMATS[o.format].dtype) for n in sizes]
+                self.results[o.name] = [self.new(o, a.shape, lists) for a in examples]
                 out.append([_address(a) for a in self.results[o.name]])
         _apart(arrays, [o.name for o in kernel.graph.outputs if o.inplace])
         columns = [addresses[t.name] for t in kernel.graph.inputs] + out
@@ -63,6 +67,26 @@ class Prepared:
         )
         self.sizes = [count] + [v for n in sizes for v in (1, n, *([n] * matrices))]
         self._alive = arrays  # copies and views that the addresses point into
+
+    def seen(self, name: str, x: Any) -> Array:
+        """A caller's tensor as an array of NumPy."""
+        return as_numpy(name, x)
+
+    def flat(self, name: str, array: Array, x: Any, copy: bool) -> Array:
+        """Contiguous, aligned and flattened: a view where that is possible, else a copy or ArgumentError."""
+        plain = bool(array.flags.c_contiguous and array.flags.aligned)
+        if not copy and not plain:
+            found = f"{name}: strides {array.strides} of shape {array.shape} need a copy"
+            raise ArgumentError(f"{found}; accepted with copy=False: contiguous, aligned arrays")
+        return (array if plain else self.copied(name, array, x)).reshape(-1)
+
+    def copied(self, name: str, array: Array, x: Any) -> Array:
+        """A contiguous and aligned copy."""
+        return np.require(array, requirements=["C", "A"])
+
+    def new(self, o: Output, shape: tuple[int, ...], lists: Mapping[str, Sequence[Any]]) -> Array:
+        """Room for a result of a tensor."""
+        return cpu.aligned_empty((math.prod(shape),), FORMATS[o.format].dtype)
 
     def __call__(self, params: Mapping[str, float], threads: int) -> Any:
         """Run with these host scalars. Returns the lists that were replaced, and the lists and values that are new; new
@@ -91,10 +115,13 @@ class Prepared:
 def prepare(
     operator: Operator,
     given: Mapping[str, Any],
-    build: Callable[[Mapping[str, Array]], Kernel],
+    build: Callable[[Mapping[str, Array]], KernelBase],
     copy: bool = True,
+    seen: Callable[[str, Any], Array] = as_numpy,
+    made: type[Prepared] = Prepared,
 ) -> Prepared:
-    """Check lists of tensors. ``build`` gives the kernel for the formats of the first tensors.
+    """Check lists of tensors. ``build`` gives the kernel for the formats of the first tensors, ``seen`` views a tensor
+    as an array of NumPy.
 
     Raises ArgumentError for lists of different lengths, mixed formats, shapes that do not agree, an operator that works
     on rows, and with ``copy=False`` for tensors that are not contiguous.
@@ -107,29 +134,21 @@ def prepare(
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{n} has {k}" for n, k in lengths.items())
         raise ArgumentError(f"{operator.name}: {found}; accepted: lists of one length")
-    firsts = {n: as_numpy(n, v[0]) if v else np.empty(0, _default(operator, n)) for n, v in given.items()}
+    firsts = {n: seen(n, v[0]) if v else np.empty(0, _default(operator, n)) for n, v in given.items()}
     kernel = build(firsts)
     if not kernel.plan.flat:
         raise ArgumentError(f"{operator.name}: works on rows; accepted: one tensor, lists for element-wise operators")
     for name, values in given.items():
         for i, value in enumerate(values):
-            dtype = as_numpy(name, value).dtype
+            dtype = seen(name, value).dtype
             if dtype != firsts[name].dtype:
                 raise ArgumentError(f"{name}[{i}]: format {dtype}; accepted beside {name}[0]: {firsts[name].dtype}")
-    return Prepared(operator, kernel, given, copy)
+    return made(operator, kernel, given, copy)
 
 
 def _default(operator: Operator, name: str) -> Any:
     spec = next(t for t in operator.tensors if t.name == name)
     return FORMATS[operator.contract.formats[0] if spec.format == "storage" else str(spec.format)].dtype
-
-
-def _flat(name: str, array: Array, copy: bool) -> Array:
-    """Contiguous, aligned and flattened: a view where that is possible, else a copy or ArgumentError."""
-    if not copy and not (array.flags.c_contiguous and array.flags.aligned):
-        found = f"{name}: strides {array.strides} of shape {array.shape} need a copy"
-        raise ArgumentError(f"{found}; accepted with copy=False: contiguous, aligned arrays")
-    return np.require(array, requirements=["C", "A"]).reshape(-1)
 
 
 def _address(array: Array) -> int:

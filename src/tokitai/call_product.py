@@ -16,7 +16,7 @@ from .device.dlpack import as_numpy, like
 from .errors import ArgumentError
 from .formats import FORMATS
 from .kernel import Kernel
-from .lang import Graph, Operator, Sizes, TensorSpec, extents
+from .lang import MATRICES, Graph, Operator, Sizes, TensorSpec, extent
 
 Array = np.ndarray[Any, Any]
 SIDES = {"r": "rows", "c": "cols", "k": "inner"}
@@ -41,7 +41,7 @@ def sizes_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> F
     leads: dict[str, tuple[int, ...]] = {}
     for t in graph.inputs:
         shape = arrays[t.name].shape
-        matrix = len(t.space) == 2
+        matrix = t.space in MATRICES
         least = (2 if batched or t.space[0] != "r" else 1) if matrix else 1
         if len(shape) < least or (not matrix and len(shape) > 1):
             dimensions = f"{least} dimension{'s' * (least > 1)}"
@@ -94,7 +94,7 @@ def call_product(
     theirs |= {o.name: given[o.name] for o in graph.outputs if o.inplace}
     results: dict[str, Array] = {}
     apart = dict(arrays)  # what a result must not overlap
-    want = _wanted(TensorSpec("", "rc", None), sizes, sizes.batch != 1)
+    want = extent("rc", sizes)
     for o in graph.outputs:
         if o.name not in theirs:
             results[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
@@ -115,16 +115,10 @@ def call_product(
     return returned[0] if len(returned) == 1 else tuple(returned)
 
 
-def _wanted(t: TensorSpec, sizes: Sizes, in_batch: bool) -> tuple[int, ...]:
-    """The shape in which a kernel takes a tensor."""
-    sides = extents(t.space, sizes)
-    return ((sizes.batch,) * in_batch + sides) if len(t.space) == 2 else (sides[0] * sides[1],)
-
-
 def _flat(t: TensorSpec, array: Array, sizes: Sizes, copy: bool) -> Array:
     """The array as the kernel reads it, copied only if need be."""
-    sides = extents(t.space, sizes)
-    want = _wanted(t, sizes, array.size != sides[0] * sides[1] or (array.ndim > 2 and sizes.batch != 1))
+    one = math.prod(extent(t.space, sizes.one))
+    want = extent(t.space, sizes, batched=array.size != one or array.ndim > 2)
     view = view_as(array, want)
     if view is not None:
         return view

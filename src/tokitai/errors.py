@@ -5,7 +5,8 @@
     │   ├── DefinitionError        a definition that the tracer refuses, with the user's file and line
     │   ├── ArgumentError          an argument of a call: rank, size, format, stride, value
     │   ├── UnknownNameError       an operator, format, device or option that does not exist
-    │   └── InputFileError         a tensor file that is missing, truncated or holds other names
+    │   ├── InputFileError         a tensor file that is missing, truncated or holds other names
+    │   └── WireError              a request of the wire mode of which a field is wrong: exit code 3 to 14
     ├── UnavailableError           something this machine lacks: exit code 3
     │   ├── CompilerMissingError   no compiler; the message names the package to install
     │   ├── CompileError           a compiler that failed, with its last words
@@ -15,7 +16,18 @@
     │   │   ├── DeviceOutOfMemoryError   less memory than was asked for; all else is as it was
     │   │   └── DeviceLostError          this process cannot use the device any more
     │   │       └── IllegalAddressError  because a kernel did what it may not: the kernel is wrong
-    │   └── FloatModeError         the process is in a state in which bits cannot be trusted
+    │   ├── FloatModeError         the process is in a state in which bits cannot be trusted
+    │   └── WorkerError            a worker process that gave no answer to a request
+    │       ├── WorkerStartError       it could not be started
+    │       ├── WorkerCrashedError     it ended, by a signal or by itself
+    │       │   └── WorkerFaultError       by a signal that a fault of the code that it ran causes
+    │       ├── WorkerTimeoutError     the request's deadline passed
+    │       ├── WorkerProtocolError    what it wrote is no answer
+    │       ├── WorkerMemoryError      it needed more memory than it may have
+    │       ├── WorkerTaskError        the code that it ran raised an exception
+    │       ├── SharedMemoryError      there is no room for the tensors of a request
+    │       ├── WorkerBusyError        too many requests wait already, or none was free before the deadline
+    │       └── WorkerClosedError      the pool has been closed
     ├── CacheError                 a cache folder that can be neither read nor written
     └── EvidenceError              a certificate that is malformed, or does not say what it should
 
@@ -66,6 +78,14 @@ class InputFileError(UsageError):
     """A tensor file that is missing, truncated, or does not hold what the operator takes."""
 
 
+class WireError(UsageError):
+    """A request of the wire mode of which a field is wrong: `field`, whose number `exit_code` is."""
+
+    def __init__(self, field: str, exit_code: int, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field, self.exit_code = field, exit_code
+
+
 class UnavailableError(TokitaiError):
     """Something that this machine lacks, so that no verdict can be given."""
 
@@ -110,6 +130,59 @@ class IllegalAddressError(DeviceLostError):
 
 class FloatModeError(UnavailableError):
     """The process is in a state in which bits cannot be trusted (flush-to-zero, another rounding mode)."""
+
+
+class WorkerError(UnavailableError):
+    """A worker process that gave no answer to a request. ``reason``: in one line; ``last_words``: the end of what the
+    process printed."""
+
+    def __init__(self, message: str, last_words: str = "") -> None:
+        self.reason, self.last_words = message, last_words
+        super().__init__(f"{message}; its last words:\n{last_words}" if last_words else message)
+
+
+class WorkerStartError(WorkerError):
+    """A worker process that could not be started, or did not report in time."""
+
+
+class WorkerCrashedError(WorkerError):
+    """A worker process that ended during a request. ``signal``: its number, or None where it left by itself."""
+
+    def __init__(self, message: str, last_words: str = "", signal: int | None = None) -> None:
+        self.signal = signal
+        super().__init__(message, last_words)
+
+
+class WorkerFaultError(WorkerCrashedError):
+    """A worker process that was ended by SIGSEGV, SIGBUS, SIGFPE or SIGILL: the code that it ran is wrong."""
+
+
+class WorkerTimeoutError(WorkerError):
+    """A request whose deadline passed. The worker process was killed."""
+
+
+class WorkerProtocolError(WorkerError):
+    """A worker process that wrote something that is no answer, or closed its pipe. It was killed."""
+
+
+class WorkerMemoryError(WorkerError):
+    """A worker process that needed more memory than its limit, or than there is."""
+
+
+class WorkerTaskError(WorkerError):
+    """The code that the worker process ran raised an exception, which is no error of this package."""
+
+
+class SharedMemoryError(WorkerError):
+    """There is no room in shared memory for the tensors of a request. Nothing was run."""
+
+
+class WorkerBusyError(WorkerError):
+    """Too many requests wait already, or no worker was free before the deadline. Nothing was run."""
+
+
+class WorkerClosedError(WorkerError):
+    """The pool has been closed. Nothing was run."""
 
 
 class CacheError(TokitaiError):

@@ -9,23 +9,24 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from .emit.cpp import KernelText
 from .emit.gpu_flat import ENTRY
-from .emit.gpu_text import emit_flat, emit_rows
+from .emit.gpu_text import emit_flat, emit_rows, emit_scatter
 from .errors import TargetMissingError
-from .kernel import Array, Identity, KernelBase
+from .kernel import Array, Identity, KernelBase, Scalars
 from .lang import Graph, Operator
-from .lower import FlatPlan, Plan, ProductPlan, make_plan
+from .lower import FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_scatter, make_plan
 from .lower import gpu as layout
 from .lower.gpu import CHUNK, Schedule, Step
 from .lower.rowwise import RowPlan, plan_rows
 
 Edit = Callable[[str], str]
+WIDTHS = (CHUNK, 4, 2)  # elements to an access
 
 
 class Program(Protocol):
@@ -65,6 +66,18 @@ class Table:
     alive: object
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A call with all settled but where its tensors lie, its host scalars and its workspace. The kernels' parameter is
+    ``head``, the tensors' addresses, ``middle``, the scalars, the address of ``workspace`` bytes."""
+
+    program: Program
+    steps: tuple[Step, ...]
+    head: bytes
+    middle: bytes
+    workspace: int
+
+
 @dataclass(eq=False)
 class GpuKernel(KernelBase):
     """The kernels of an operator. In a *structure* build every float tensor holds 64-bit hashes instead of numbers."""
@@ -83,9 +96,11 @@ class GpuKernel(KernelBase):
         """The binaries that were used so far."""
         return [identity for _, identity in self.programs.values()]
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
-        """How much workspace a launch needs."""
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
+        """How much workspace a launch needs; ``entries`` of a table that is summed into."""
         element = 8 if self.structure else 4
+        if isinstance(self.plan, ScatterPlan):
+            return gpu_scatter.workspace_bytes(*shapes[0], entries, element)
         if isinstance(self.plan, FlatPlan):
             return element * layout.flat_workspace_elements(self.plan, shapes)
         assert isinstance(self.plan, RowPlan)
@@ -103,7 +118,7 @@ class GpuKernel(KernelBase):
 
     def width(self, addresses: Sequence[int], strides: Sequence[int], sizes: Sequence[int]) -> int:
         """Elements to an access that the addresses and row strides of these matrices and columns allow."""
-        for width in (CHUNK, 4, 2):
+        for width in WIDTHS:
             if all(
                 address % min(16, width * size) == 0 and stride * size % min(16, width * size) == 0
                 for address, stride, size in zip(addresses, strides, sizes, strict=True)
@@ -127,14 +142,29 @@ class GpuKernel(KernelBase):
             if workspace is not None:
                 place = workspace.ctypes.data
             else:
-                place, alive = self.target.workspace(self.workspace_bytes(shapes, threads))
-        rows, cols = sizes[0], sizes[1]
-        program, steps = self._rows(addresses, sizes, rows, cols)
+                place, alive = self.target.workspace(self.workspace_bytes(shapes, threads, self.entries_in(sizes)))
+        program, steps = self._rows(addresses, sizes, sizes[0], sizes[1])
         packed = struct.pack(f"<{len(addresses)}q{len(sizes)}q", *addresses, *sizes)
         call = packed + self._scalars(table) + struct.pack("<q", place)
         for step in steps:
             program.launch(step, call, threads, stream)
         del alive
+
+    def ready(self, addresses: Sequence[int], sizes: Sequence[int], shape: tuple[int, int]) -> Ready:
+        """What calls on one tensor of each name have in common whose sizes are these, without whole numbers, and whose
+        addresses have the same remainders by 16."""
+        if isinstance(self.plan, FlatPlan):
+            made = self.table(addresses, sizes, [shape])
+            head, need = made.packed[: -8 * len(addresses)], self.workspace_bytes(made.shapes, 1)
+            return Ready(self.program_for(made), made.steps, head, b"", need)
+        program, steps = self._rows(addresses, sizes, *shape)
+        middle = struct.pack(f"<{len(sizes)}q", *sizes)
+        return Ready(program, tuple(steps), b"", middle, self.workspace_bytes([shape], 1))
+
+    def scalar_bytes(self, scalars: Scalars) -> bytes:
+        """Host scalars as the kernels' parameter holds them: whole numbers, then those rounded to f32."""
+        whole = list(scalars.whole) or ([0] if self.plan.flat else [])
+        return struct.pack(f"<{len(whole)}q", *whole) + self._scalars(scalars.table)
 
     def _rows(
         self, addresses: Sequence[int], sizes: Sequence[int], rows: int, cols: int
@@ -143,73 +173,77 @@ class GpuKernel(KernelBase):
         plan = self.plan
         where, strides, bytes_of, k = [], [], [], 2
         for (space, size), address in zip(self.tensor_sizes, addresses, strict=True):
-            if space in ("rc", "c"):
+            if space in ("rc", "c", "t"):
                 where.append(address)
                 bytes_of.append(size)
-                strides.append(sizes[k] if space == "rc" and rows > 1 else 0)
-            k += space == "rc"
-        wished = self.schedule(plan, cols, self.width(where, strides, bytes_of), self.target.warp)
+                strides.append(sizes[k] if space == "t" or (space == "rc" and rows > 1) else 0)
+            k += space in ("rc", "t")
+        width = self.width(where, strides, bytes_of)
+        if isinstance(plan, ScatterPlan):
+            program = self.program(width, lambda: emit_scatter(plan, width))
+            return program, gpu_scatter.scatter_steps(plan, rows, cols, self.entries_in(sizes))
+        wished = self.schedule(plan, cols, width, self.target.warp)
         if wished not in self.settled:
             self.settled[wished] = self._without_spills(plan, wished)
         schedule = self.settled[wished]
         return self.programs[schedule][0], layout.row_steps(plan, schedule, rows, cols)
 
     def _without_spills(self, plan: RowPlan, schedule: Schedule) -> Schedule:
-        """The schedule, with fewer blocks on a multiprocessor where its registers would not do.
+        """The schedule, with fewer blocks on a multiprocessor, then no row fetched ahead, where registers would not do.
 
-        No kernel spills that could do without: the rule is simple, and costs little but for layer norm over 32,768
-        columns, which an H200 ran a fifth faster with a few spilled registers and twice the blocks.
+        No kernel spills that could do without: the rule is simple, and costs little but for layer norm over
+        32,768 columns, which an H200 ran a fifth faster with a few spilled registers and twice the blocks.
         """
         chosen = plan if schedule.kept else plan_rows(plan.graph, keep=False)
         while True:
             program = self.program(schedule, lambda s=schedule: emit_rows(chosen, s))  # type: ignore[misc]
-            if schedule.per_sm == 1 or not program.spills("work"):
+            fewer = schedule.with_fewer_registers(layout.blocked(plan))
+            if fewer is None or not program.spills("work"):
                 return schedule
             del self.programs[schedule]
-            schedule = replace(schedule, per_sm=schedule.per_sm * 3 // 4)
+            schedule = fewer
 
-    def table(self, addresses: Sequence[int], sizes: Sequence[int], shapes: Sequence[tuple[int, int]]) -> Table:
+    def table(
+        self, addresses: Sequence[int], sizes: Sequence[int], shapes: Sequence[tuple[int, int]],
+        place: Callable[[Array], tuple[int, object]] | None = None,
+    ) -> Table:  # fmt: skip
         """A list of tensors, placed where kernels can read it: once for many launches."""
         assert isinstance(self.plan, FlatPlan)
-        count, per = sizes[0], 2 + self.matrices
-        names = len(self.tensor_sizes)
+        count, per, names = sizes[0], 2 + self.matrices, len(self.tensor_sizes)
+        given = np.array(sizes[1 : 1 + count * per], np.int64).reshape(count, per)
+        rows, cols, own = given[:, 0].copy(), given[:, 1].copy(), given[:, 2:].copy()
+        dense = (rows > 1) & (own == cols[:, None]).all(1)  # contiguous: one long row
+        cols[dense] *= rows[dense]
+        rows[dense] = 1
+        own[dense] = cols[dense, None]
+        tiles_each = rows * -(-cols // layout.TILE)
+        some = tiles_each > 0
         entries = np.zeros((max(count, 1), ENTRY + self.matrices + names), np.int64)
-        tiles = filled = 0
-        tile_counts, filled_list, tight = [], [], []
-        where: list[int] = []
-        strides: list[int] = []
-        bytes_of: list[int] = []
-        for i in range(count):
-            rows, cols = sizes[1 + i * per], sizes[2 + i * per]
-            own = list(sizes[3 + i * per : 1 + (i + 1) * per])
-            mine = addresses[i * names : (i + 1) * names]
-            if rows > 1 and all(stride == cols for stride in own):  # contiguous: one long row
-                rows, cols, own = 1, rows * cols, [rows * cols] * len(own)
-            n = layout.tiles_of(rows, cols)
-            entries[i, : ENTRY] = rows, cols, tiles, filled if n else -1
-            entries[i, ENTRY : ENTRY + self.matrices] = own
-            entries[i, ENTRY + self.matrices :] = mine
-            tight.append((rows, cols))
-            tile_counts.append(n)
-            tiles += n
-            if n:
-                filled_list.append(i)
-                filled += 1
-                matrix = 0
-                for (space, size), address in zip(self.tensor_sizes, mine, strict=True):
-                    if space == "rc":
-                        where.append(address)
-                        strides.append(own[matrix] if rows > 1 else 0)
-                        bytes_of.append(size)
-                        matrix += 1
-        width = self.width(where, strides, bytes_of)
+        if count:
+            entries[:, 0], entries[:, 1] = rows, cols
+            entries[:, 2] = np.cumsum(tiles_each) - tiles_each
+            entries[:, 3] = np.where(some, np.cumsum(some) - 1, -1)
+            entries[:, ENTRY : ENTRY + self.matrices] = own
+            entries[:, ENTRY + self.matrices :] = np.array(addresses, np.int64).reshape(count, names)
+        bytes_of = np.array([size for space, size in self.tensor_sizes if space == "rc"], np.int64)
+        where = entries[:count, ENTRY + self.matrices :][:, [space == "rc" for space, _ in self.tensor_sizes]][some]
+        strides = np.where(rows[some, None] > 1, own[some], 0)
+        places = where | strides * bytes_of  # a power of two divides both where it divides this
+        width = next((w for w in WIDTHS if not (places % np.minimum(16, w * bytes_of)).any()), 1)
         pointers, alive = (0, 0, 0), []
         if count != 1:
-            of_tile = np.repeat(np.arange(count, dtype=np.int32), tile_counts)
-            placed = [self.target.place(a) for a in (entries, of_tile, np.array(filled_list, np.int32))]
+            of_tile, filled = np.repeat(np.arange(count, dtype=np.int32), tiles_each), np.flatnonzero(some)
+            placed = [(place or self.target.place)(a) for a in (entries, of_tile, filled.astype(np.int32))]
             pointers, alive = tuple(address for address, _ in placed), [keep for _, keep in placed]  # type: ignore[assignment]
-        packed = struct.pack(f"<6q{entries.shape[1]}q", count, tiles, filled, *pointers, *entries[0].tolist())
-        return Table(tuple(tight), width, packed, tuple(layout.flat_steps(self.plan, tight)), (alive, entries))
+        tiles, tight = int(tiles_each.sum()), tuple(zip(rows.tolist(), cols.tolist(), strict=True))
+        packed = struct.pack(f"<6q{entries.shape[1]}q", count, tiles, some.sum(), *pointers, *entries[0].tolist())
+        return Table(tight, width, packed, tuple(layout.flat_steps(self.plan, tight)), (alive, entries))
+
+    def program_for(self, made: Table) -> Program:
+        """The kernels for the width of a table's accesses."""
+        plan = self.plan
+        assert isinstance(plan, FlatPlan)
+        return self.program(made.width, lambda: emit_flat(plan, made.width))
 
     def launch_table(
         self, made: Table, whole: Sequence[int], table: Array, order: int, workspace: Array | None = None,
@@ -217,17 +251,15 @@ class GpuKernel(KernelBase):
     ) -> None:  # fmt: skip
         """Run an element-wise kernel on a list of tensors."""
         assert isinstance(self.plan, FlatPlan)
-        plan, alive = self.plan, None
+        alive = None
         if place is None:
             need = self.workspace_bytes(made.shapes, 1)
             if workspace is not None and workspace.nbytes >= need:
                 place = workspace.ctypes.data
             else:
                 place, alive = self.target.workspace(need)
-        program = self.program(made.width, lambda: emit_flat(plan, made.width))
-        integers = list(whole) or [0]
-        call = made.packed + struct.pack(f"<{len(integers)}q", *integers)
-        call += self._scalars(table) + struct.pack("<q", place)
+        program = self.program_for(made)
+        call = made.packed + self.scalar_bytes(Scalars(table, tuple(whole))) + struct.pack("<q", place)
         for step in made.steps:
             program.launch(step, call, order, stream)
         del alive
@@ -242,7 +274,7 @@ class GpuKernel(KernelBase):
         return f"<kernel {self.graph.name} {self.graph.dtype} {self.target.name}>"
 
 
-def gpu_plan(graph: Graph, target: str) -> RowPlan | FlatPlan:
+def gpu_plan(graph: Graph, target: str) -> RowPlan | FlatPlan | ScatterPlan:
     """The plan of a kernel for a GPU. Raises TargetMissingError for a product, which has none there yet."""
     plan = make_plan(graph)
     if isinstance(plan, ProductPlan):
@@ -255,4 +287,4 @@ def source_digest(text: KernelText) -> str:
     return hashlib.sha256(text.text.encode()).hexdigest()
 
 
-__all__ = ["GpuKernel", "Program", "Table", "Target", "gpu_plan", "source_digest"]
+__all__ = ["GpuKernel", "Program", "Ready", "Table", "Target", "gpu_plan", "source_digest"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -74,6 +74,12 @@ class CudaProgram:
             grid = min(grid, self._at_a_time.get(step.name) or self._fit(step))
         self.module.launch(step.name, grid, step.block, call, stream)
 
+    def bound(self, step: Step) -> Callable[[bytes, int], None]:
+        """The same launch with all settled but the parameter's bytes and the stream."""
+        grid = min(step.grid, self._fit(step)) if step.in_turn else step.grid
+        bound: Callable[[bytes, int], None] = self.module.bound(step.name, grid, step.block)
+        return bound
+
     def spills(self, name: str) -> int:
         """Bytes that are spilled, as ptxas reports them."""
         resources = self.module.artifact.resources[name]
@@ -122,10 +128,10 @@ class SimTarget:
 
     name = "sim"
 
-    def __init__(self, compiler: str | None = None, warp: int = 32) -> None:
+    def __init__(self, compiler: str | None = None, warp: int = 32, hip: bool = False) -> None:
         from .toolchain.compilers import find_compiler
 
-        self.warp, self.compiler = warp, find_compiler(compiler)
+        self.warp, self.hip, self.compiler = warp, hip, find_compiler(compiler)
 
     def describe(self) -> dict[str, Any]:
         """The processor that stands in."""
@@ -138,8 +144,9 @@ class SimTarget:
         from .device import sim
 
         source = Source(text.text, text.headers, stem)
-        made = sim.build_sim(source, self.compiler, structure, self.warp)
-        about = (made.compiler.kind, made.compiler.version, made.compiler.digest, f"sim, warps of {self.warp}")
+        made = sim.build_sim(source, self.compiler, structure, self.warp, self.hip)
+        isa = f"sim{', HIP' * self.hip}, warps of {self.warp}"
+        about = (made.compiler.kind, made.compiler.version, made.compiler.digest, isa)
         identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about, made.flags)
         return SimProgram(sim.load(made)), identity
 

@@ -14,8 +14,8 @@ from .device import cpu
 from .emit.cpp import emit_cpu
 from .errors import TokitaiError, UnknownNameError
 from .formats import FORMATS
-from .lang import OPERANDS, Graph, Node, Operator, Sizes
-from .lower import FlatPlan, Plan, ProductPlan, make_plan
+from .lang import MATRICES, OPERANDS, Graph, Node, Operator, Sizes
+from .lower import FlatPlan, Plan, ProductPlan, ScatterPlan, make_plan
 from .lower.scalars import host_values, rounded_scalars, whole_scalars
 from .toolchain.build import Artifact, Isa, Source, build, native_isa
 from .toolchain.compilers import find_compiler
@@ -23,7 +23,7 @@ from .toolchain.compilers import find_compiler
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
-TARGETS = ("cpu", "sim", "cuda")
+TARGETS = ("cpu", "sim", "cuda", "hip")
 
 
 def is_product(operator: Operator) -> bool:
@@ -72,6 +72,7 @@ class Placed(Protocol):
 class KernelBase:
     """What kernels of all targets have in common."""
 
+    operator: Operator
     graph: Graph
     plan: Plan
     structure: bool
@@ -90,8 +91,8 @@ class KernelBase:
 
     @cached_property
     def matrices(self) -> int:
-        """How many tensors are rows x cols."""
-        return sum(space == "rc" for space, _ in self.tensor_sizes)
+        """How many tensors have rows with a stride: those of rows x cols, and tables."""
+        return sum(space in MATRICES for space, _ in self.tensor_sizes)
 
     @cached_property
     def whole_count(self) -> int:
@@ -112,12 +113,18 @@ class KernelBase:
     def _whole(self, rows: int, cols: int, params: Mapping[str, float]) -> tuple[int, ...]:
         return tuple(round(v) for v in host_values(self.graph, whole_scalars(self.graph), rows, cols, params))
 
+    def entries_in(self, sizes: Sequence[int]) -> int:
+        """The entries of a table that is summed into, among the sizes of a launch; 0 where there is none."""
+        if not isinstance(self.plan, ScatterPlan):
+            return 0
+        return sizes[len(sizes) - self.whole_count + whole_scalars(self.graph).index(self.plan.total.args[2])]
+
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
         raise NotImplementedError
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
-        """How much workspace a launch needs."""
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
+        """How much workspace a launch needs; ``entries`` of a table that is summed into."""
         raise NotImplementedError
 
     def launch_raw(
@@ -167,31 +174,25 @@ class KernelBase:
         """Run on arrays that lie at other addresses than their own. Nothing is run where there is nothing to write."""
         if all(array.size == 0 for made in results for array in made.values()):
             return
-        if isinstance(self.plan, ProductPlan):
-            (some,), (made,), (shape,) = tensors, results, shapes
-            sizes = product_sizes(shape, self._matrices(some, made))
-            self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads, workspace, **where)
-            return
-        sizes = [len(shapes)] if self.plan.flat else []
-        for some, made, shape in zip(tensors, results, shapes, strict=True):
-            strides = [a.strides[0] // a.itemsize for a in self._in_order([some], [made]) if a.ndim == 2]
-            sizes += [*shape, *strides]
-        self.launch_raw(addresses, [*sizes, *scalars.whole], shapes, scalars.table, threads, workspace, **where)
+        sizes = self.sizes_of(tensors, results, shapes, scalars)
+        self.launch_raw(addresses, sizes, shapes, scalars.table, threads, workspace, **where)
 
-
-    def _matrices(self, tensors: Mapping[str, Array], results: Mapping[str, Array]) -> list[Array]:
-        named = [tensors[t.name] for t in self.graph.inputs if t.space in ("rc", *OPERANDS)]
-        return named + [results[o.name] for o in self.graph.outputs]
-
-
-def product_sizes(shape: tuple[int, int], matrices: Iterable[Array]) -> list[int]:
-    """The sizes of a product as its kernel takes them: a matrix without a dimension for the batch is shared by all."""
-    sizes = Sizes.of(shape)
-    made = [*sizes, sizes.inner, sizes.batch]
-    for a in matrices:
-        strides = [step // a.itemsize for step in a.strides]
-        made += [strides[-2], strides[0] if a.ndim == 3 else 0]
-    return made
+    def sizes_of(
+        self, tensors: Sequence[Mapping[str, Array]], results: Sequence[Mapping[str, Array]],
+        shapes: Sequence[tuple[int, int]], scalars: Scalars,
+    ) -> list[int]:  # fmt: skip
+        """The sizes of a launch as the kernel takes them: those of each tensor of a list with the row strides of its
+        matrices, then whole scalars. Of a product each row stride has the batch's beside it: 0 where all share one."""
+        product = isinstance(self.plan, ProductPlan)
+        made = [len(shapes)] if self.plan.flat else []
+        for some, results_here, shape in zip(tensors, results, shapes, strict=True):
+            sizes = Sizes.of(shape)
+            made += [*sizes, sizes.inner, sizes.batch] if product else shape
+            for (space, _), a in zip(self.tensor_sizes, self._in_order([some], [results_here]), strict=True):
+                if space in MATRICES:
+                    strides = [step // a.itemsize for step in a.strides]
+                    made += [strides[-2], strides[0] if a.ndim == 3 else 0] if product else strides[:1]
+        return [*made, *scalars.whole]
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,9 +222,11 @@ class Kernel(KernelBase):
     def _run(self) -> cpu.LoadedKernel:
         return cpu.load(self.artifact)
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int) -> int:
-        """How much workspace a launch needs."""
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
+        """How much workspace a launch needs; ``entries`` of a table that is summed into."""
         element = 8 if self.structure else 4
+        if isinstance(self.plan, ScatterPlan):
+            return self.plan.workspace_bytes(shapes, element, entries)
         if isinstance(self.plan, FlatPlan):
             return self.plan.workspace_bytes(shapes, element)
         return self.plan.workspace_bytes(shapes, element, threads)
@@ -240,7 +243,7 @@ class Kernel(KernelBase):
         """Run on addresses and sizes as the kernel's text reads them. ``workspace`` is room for `workspace_bytes`,
         whatever it holds; a new one where none is given."""
         if workspace is None:
-            workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads), np.uint8)
+            workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads, self.entries_in(sizes)), np.uint8)
         status = self._run(addresses, sizes, table, workspace.ctypes.data, threads)
         if status != 0:
             raise TokitaiError(f"{self}: status {status}; a kernel returns 0")

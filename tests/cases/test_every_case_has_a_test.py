@@ -1,5 +1,5 @@
-"""The reported faults that concern norms, softmax, losses, optimizers, conversions, builds and calls: each has a test
-that carries its number, in the test's name or docstring."""
+"""The reported faults that concern norms, softmax, losses, embedding, routing, optimizers, conversions, builds and
+calls: each has a test that carries its number, in the test's name or docstring."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ TESTS = Path(__file__).parents[1]
 GROUPS = {
     "norms": "01 02 04 06 07 08 09 11 14 15 17 18 19 20 21 23 24",
     "softmax and cross-entropy": "26 27 29 30 32 34 35 37 38 39 41 42 44",
+    "embedding": "45 47 49 50 51 53 54 56 57",
+    "routing": "143 145 147 148 150 151 153 154",
     "AdamW and lists": "58 60 61 62 64 66 67 69 70 71 73 75 77 78",
     "conversions": "94 95 97 99 100 101 103 104",
     "builds, cache, processes": "106 107 109 110 111 112 114 116 117 119 120 122",

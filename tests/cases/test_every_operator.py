@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tokitai.bench.workload import Workload, takes_lists, workload
-from tokitai.lang import OPERANDS, Operator
+from tokitai.lang import MATRICES, Operator
 from tokitai.ops import registry
 from tokitai.verification.suite import allowed
 
@@ -39,7 +39,7 @@ def singles(work: Workload) -> dict[str, Array]:
 
 
 def matrices(work: Workload) -> list[str]:
-    return [t.name for t in work.kernel.graph.inputs if t.space in ("rc", *OPERANDS)]
+    return [t.name for t in work.kernel.graph.inputs if t.space in MATRICES]
 
 
 def same(a: dict[str, Array], b: dict[str, Array]) -> bool:
@@ -98,7 +98,7 @@ def test_rows_may_lie_beyond_32_bits(op: Operator) -> None:
         given[name] = far(plain[name])
         given[name][...] = plain[name]
     out = tuple(
-        far(want[o.name]) if o.space == "rc" else np.empty_like(want[o.name]) for o in work.kernel.graph.outputs
+        far(want[o.name]) if o.space in ("rc", "t") else np.empty_like(want[o.name]) for o in work.kernel.graph.outputs
     )
     got = run(work, given, out=out if len(out) > 1 else out[0], copy=False)
     assert same(got, want)
@@ -114,7 +114,7 @@ def test_empty_tensors_leave_no_trace(op: Operator, shape: tuple[int, int]) -> N
     work = prepared(op, *shape)
     got = run(work, singles(work))
     for o in work.kernel.graph.outputs:
-        if o.space == "c" and shape[0] == 0:
+        if o.space in ("c", "t") and shape[0] == 0:
             assert got[o.name].tobytes() == bytes(got[o.name].nbytes), f"{o.name}: +0 in every bit"
     small = prepared(op, 2, 5)
     assert same(run(small, singles(small)), run(small, singles(small))), "the next call works"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from command import Command
 
+from tokitai.cli import machine
 from tokitai.emit.cpp import emit_cpu
 from tokitai.lower.rowwise import plan_rows
 from tokitai.ops import get, registry
@@ -28,7 +31,9 @@ def test_ops_lists_every_operator(tokitai: Command) -> None:
     ]  # fmt: skip
     assert norm["contract"]["formats"] == ["f16", "bf16", "f32"]
     assert found["layer_norm_backward"]["backward_of"] == "layer_norm"
-    assert norm["targets"] == found["linear_backward_bias"]["targets"] == ["cpu", "sim", "cuda"]
+    every = ["cpu", "sim", "cuda", "hip"]
+    assert all(o["targets"] in (every, ["cpu"]) for o in found.values())
+    assert norm["targets"] == found["embedding"]["targets"] == found["linear_backward_bias"]["targets"] == every
     product = found["matmul"]
     assert [i["shape"] for i in product["inputs"]] == ["rows x inner", "inner x cols", "rows x cols"]
     assert product["targets"] == ["cpu"], "there are no kernels of products for GPUs yet"
@@ -71,12 +76,18 @@ def test_doctor_says_what_works(tokitai: Command) -> None:
     assert done.code == 0, report
     keys = "numerics_version device compilers compiler cache targets claims missing"
     assert set(report) == set(keys.split())
-    assert set(report["targets"]) == {"cpu", "sim", "cuda"} and report["targets"]["cpu"] == {"works": True}
-    assert report["targets"]["sim"] == {"works": True, "problem": None}
+    assert set(report["targets"]) == {"cpu", "sim", "cuda", "hip"} and report["targets"]["cpu"]["works"] is True
+    simulated = report["targets"]["sim"]
+    assert (simulated["works"], simulated["problem"]) == (True, None)
+    assert report["claims"] == [f"{n}: {c}" for n, t in report["targets"].items() for c in t["claims"]]
+    assert report["device"]["memory_bytes"] > 1 << 28
+    assert all(re.fullmatch("[0-9a-f]{64}", c["digest"]) for c in report["compilers"])
     assert any(text.startswith("sim: ") for text in report["claims"])
     card = report["targets"]["cuda"]
     told = [text for text in report["missing"] if text.startswith("cuda: ")]
-    assert card["works"] is (not told) is any(text.startswith("cuda: ") for text in report["claims"])
+    assert card["works"] is (not told)
+    assert any("can be run" in text for text in card["claims"]) is card["works"]
+    assert (card["nvrtc_digest"] is None) is (card["build"] is not None)
     assert told == [f"cuda: {card[what]}" for what in ("build", "run") if card[what]]
     assert report["compiler"] in [c["path"] for c in report["compilers"] if c["works"]]
     assert report["cache"]["problem"] is None
@@ -98,8 +109,39 @@ def test_doctor_does_not_take_a_wrong_kernel_for_a_working_one(
     monkeypatch.setattr(doctor, "verify", wrong)
     monkeypatch.setattr(doctor, "all_compilers", lambda: [find_compiler()])
     done = tokitai("doctor", "--json")
-    assert (done.code, done.object["claims"]) == (3, [])
+    assert done.code == 3
+    assert [done.object["targets"][name]["claims"] for name in ("cpu", "sim")] == [[], []]
     assert any("seeded/normal@3x33#0" in text for text in done.object["missing"])
+
+
+def test_doctor_on_a_bare_machine(tokitai: Command) -> None:
+    """No compiler at all: nothing is claimed that needs one, and what to install is said for each target."""
+    done = tokitai.process("doctor", "--json", PATH="", TOKITAI_CXX="")
+    report = done.object
+    assert (done.code, report["compilers"], report["compiler"]) == (3, [], None)
+    assert not any(report["targets"][name]["works"] for name in ("cpu", "sim", "hip"))
+    assert [report["targets"][name]["claims"] for name in ("cpu", "sim", "hip")] == [[], [], []]
+    assert any("apt install g++" in text for text in report["missing"])
+    assert any(text.startswith("hip: ") for text in report["missing"])
+    people = tokitai.process("doctor", PATH="", TOKITAI_CXX="")
+    assert people.code == 3 and "no claim    cpu: nothing\n" in people.out
+
+
+def test_amd_cards_are_read_from_the_driver(tmp_path: Path) -> None:
+    nodes, driver = tmp_path / "nodes", tmp_path / "version"
+    for node, version, name in ((0, 0, ""), (1, 90010, "aldebaran"), (2, 110001, "navi32"), (10, 90402, "")):
+        (nodes / str(node) / "mem_banks" / "0").mkdir(parents=True)
+        (nodes / str(node) / "properties").write_text(f"simd_count 4\ngfx_target_version {version}\nvendor_id 4098\n")
+        (nodes / str(node) / "name").write_text(f"{name}\n")
+        (nodes / str(node) / "mem_banks" / "0" / "properties").write_text("heap_type 1\nsize_in_bytes 64\n")
+    found = machine.amd_devices(nodes, driver)
+    assert [(d["name"], d["arch"]) for d in found] == [
+        ("aldebaran", "gfx90a"), ("navi32", "gfx1101"), ("AMD GPU", "gfx942"),
+    ]  # fmt: skip
+    assert [(d["memory_bytes"], d["driver"]) for d in found] == [(64, None)] * 3
+    driver.write_text("6.8.5\n")
+    assert machine.amd_devices(nodes, driver)[0]["driver"] == "6.8.5"
+    assert machine.amd_devices(tmp_path / "none") == []
 
 
 def test_the_bare_command_shows_its_help(tokitai: Command) -> None:

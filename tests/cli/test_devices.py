@@ -16,6 +16,7 @@ from tokitai.kernel import targets_of
 from tokitai.lower.gpu import TILE, schedule_rows
 from tokitai.lower.rowwise import plan_rows
 from tokitai.ops import get, registry
+from tokitai.toolchain import hip
 from tokitai.verification import Verdict, batch, verdict, verify
 
 CASE = "seeded/normal@3x17#0"
@@ -101,10 +102,10 @@ def test_a_wrong_kernel_is_refuted_with_a_line_that_replays_it(
 def test_a_device_that_there_is_not(tokitai: Command, name: str) -> None:
     done = tokitai("verify", "softmax", "--device", name)
     assert (done.code, done.out) == (2, "")
-    assert f"no device named {name!r}" in done.err and "(accepted: cpu, cuda, sim)" in done.err
+    assert f"no device named {name!r}" in done.err and "(accepted: cpu, cuda, hip, sim)" in done.err
     found = tokitai("verify", "softmax", "--device", name, "--json")
     assert (found.code, found.object["kind"]) == (2, "UnknownNameError")
-    assert "(accepted: cpu, cuda, sim)" in found.object["error"]
+    assert "(accepted: cpu, cuda, hip, sim)" in found.object["error"]
 
 
 def test_the_cases_of_a_gpu_kernel_do_not_depend_on_the_processor() -> None:
@@ -177,3 +178,60 @@ def test_doctor_tells_what_the_simulated_device_lacks(tokitai: Command, monkeypa
     assert not report["targets"]["sim"]["works"]
     assert any(text.startswith("sim: ") and "rows.h" in text for text in report["missing"])
     assert not any(text.startswith("sim: ") for text in report["claims"])
+
+
+# ------------------------------------------------------------------ AMD GPUs
+needs_clang = pytest.mark.skipif(hip.missing() is not None, reason=str(hip.missing()))
+
+
+@needs_clang
+def test_hip_is_compiled_and_inspected_and_stays_undecided(tokitai: Command) -> None:
+    where = ("--device", "hip", "--arch", "gfx1201", "--out", "here")
+    words = ("verify", "silu", *where, "--dtype", "f16", "--case", CASE)
+    done = tokitai(*words, "--json")
+    assert (done.code, set(done.object)) == (3, KEYS)
+    found = done.object
+    assert (found["verdict"], found["cases"], found["evidence"]) == ("undecided", 1, ["seeded", "compiled"])
+    assert re.search(r"compiled and inspected for gfx1201, not run: .*(hip-python|AMD device)", found["failure"])
+    certificate = tokitai.folder / "here" / "silu.f16.hip.json"
+    assert certificate.is_file() and check(certificate) == []
+    people = tokitai(*words)
+    assert people.code == 3 and "silu" in people.out and found["failure"] in people.out
+
+
+def test_hip_without_a_clang_says_what_to_install(tokitai: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(hip.ENV_COMPILER, "no-such-clang")
+    done = tokitai("verify", "silu", "--device", "hip", "--dtype", "f16", "--case", CASE, "--json")
+    assert (done.code, done.object["verdict"], done.object["certificate"]) == (3, "undecided", None)
+    assert "no-such-clang" in done.object["failure"] and "apt install clang-19 lld-19" in done.object["failure"]
+    report = tokitai("doctor", "--json").object
+    assert report["targets"]["hip"]["clang"] is None
+    assert any(text.startswith("hip: ") and "apt install clang-19 lld-19" in text for text in report["missing"])
+    assert not any(text.startswith("hip: ") for text in report["claims"])
+
+
+@needs_clang
+def test_doctor_tells_what_hip_can_and_cannot(tokitai: Command) -> None:
+    report = tokitai("doctor", "--json").object
+    found = report["targets"]["hip"]
+    assert (found["works"], found["build"]) == (False, None) and "clang" in found["clang"]
+    assert any(text.startswith("hip: ") and text.endswith("nothing about an AMD device") for text in report["claims"])
+    assert f"hip: {found['run']}" in report["missing"]
+    assert f"hip: {found['clang']}, sha256 {found['digest'][:12]}; no AMD card" in tokitai("doctor").out
+
+
+def test_show_takes_the_wavefronts_of_an_architecture(tokitai: Command, show: Show) -> None:
+    words = ("softmax", "--target", "hip", "--dtype", "f16", "--what", "source", "--shape", "rows=3,cols=1000")
+    narrow, wide = show(*words, "--arch", "gfx1101"), show(*words, "--arch", "gfx942")
+    assert "THREADS = 32" in narrow and "THREADS = 64" in wide and wide == show(*words)
+    assert narrow == show(*(w.replace("hip", "cuda") for w in words)), "one text where lanes are as many"
+    for arch, says in (("gfx803", "no architecture named 'gfx803'"), ("sm_90", "no architecture")):
+        done = tokitai("show", *words, "--arch", arch)
+        assert done.code == 2 and says in done.err
+    done = tokitai("show", "softmax", "--arch", "gfx942")
+    assert done.code == 2 and "goes with the device hip, not with cpu" in done.err
+
+
+def test_an_architecture_goes_with_hip_alone(tokitai: Command) -> None:
+    done = tokitai("verify", "silu", "--device", "cuda", "--arch", "gfx942")
+    assert (done.code, done.out) == (2, "") and "goes with the device hip, not with cuda" in done.err

@@ -27,7 +27,7 @@ def break_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     real = verdict.verify
 
     def edit(text: str) -> str:
-        return re.sub(r"(const V v\d+ = )mul\(", r"\1add(", text)
+        return re.sub(r"(const auto v\d+ = )mul\(", r"\1add(", text)
 
     def wrong(*args: Any, **kwargs: Any) -> Verdict:
         return real(*args, edit=edit, **kwargs)

@@ -185,6 +185,19 @@ def test_a_launch_hands_over_the_bytes(fake: Fake, loaded: Module) -> None:
     assert fake.names() == ["cuCtxGetCurrent", "cuLaunchKernel"], "a warm launch is two calls"
 
 
+def test_a_bound_launch_is_the_same(fake: Fake, loaded: Module) -> None:
+    launch, call = loaded.bound("scale", 5, 256), bytes_of([1, 2], 77, 1.5)
+    fake.calls.clear()
+    launch(call, 9)
+    assert fake.struct == call and fake.names() == ["cuCtxGetCurrent", "cuLaunchKernel"]
+    assert fake.calls[-1][1][:9] == (12, 5, 1, 1, 256, 1, 1, 0, 9)
+    fake.current = 0
+    fake.status["cuLaunchKernel"] = 700
+    with pytest.raises(IllegalAddressError, match=r"kernel scale \(grid 5, block 256\)"):
+        launch(call, 9)
+    assert fake.names()[-4:-1] == ["cuCtxPushCurrent", "cuLaunchKernel", "cuCtxPopCurrent"]
+
+
 def test_a_launch_in_clusters(fake: Fake, loaded: Module) -> None:
     loaded.launch("ranks", 32, 128, bytes_of([], 0), stream=9, cluster=16)
     assert "cuFuncSetAttribute" in fake.names(), "more than 8 need leave"

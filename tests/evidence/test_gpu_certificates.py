@@ -24,9 +24,8 @@ from tokitai.verification.verdict import variants
 FOLDER = Path(__file__).parents[2] / "evidence" / "cuda"
 WANTED = [(o, fmt) for o in registry().values() if "cuda" in targets_of(o) for fmt in o.contract.formats]
 SAMPLE = 3
-NOT_YET = {
-    "add_layer_norm.f16.cuda.json": "its run on the card ended without a resource report of NVRTC: undecided",
-    **{f"linear_backward_bias.{fmt}.cuda.json": "it has not been run on a card yet" for fmt in ("f16", "bf16", "f32")},
+NOT_YET = {  # why there is no certificate
+    f"linear_backward_bias.{fmt}.cuda.json": "it has not been run on a card yet" for fmt in ("f16", "bf16", "f32")
 }
 
 
@@ -42,7 +41,9 @@ needs_folder = pytest.mark.skipif(not FOLDER.is_dir(), reason="no run on a card 
 def test_there_is_a_certificate_for_every_operator_and_format() -> None:
     there = {p.name for p in FOLDER.glob("*.json")}
     assert there, "the folder is empty"
-    wanted = {f"{o.name}.{fmt}.cuda.json" for o, fmt in WANTED} - set(NOT_YET)
+    every = {f"{o.name}.{fmt}.cuda.json" for o, fmt in WANTED}
+    assert set(NOT_YET) <= every, f"of no operator: {sorted(set(NOT_YET) - every)}"
+    wanted = every - set(NOT_YET)
     assert there == wanted, f"missing: {sorted(wanted - there)}; of no operator: {sorted(there - wanted)}"
 
 

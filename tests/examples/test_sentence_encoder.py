@@ -34,11 +34,13 @@ SITES = ("layer0.attention", "layer5.output")
 NAMES = {f"{kind}_norm{way}.{site}" for kind in ("layer", "rms") for way in ("", "_backward") for site in SITES}
 NAMES |= {f"gelu_{form}{way}.layer5" for form in ("erf", "tanh") for way in ("", "_backward")}
 NAMES |= {f"softmax{way}.{layer}.attention" for layer in ("layer0", "layer5") for way in ("", "_backward")}
+NAMES |= {f"embedding{way}.{table}" for table in ("tokens", "positions") for way in ("", "_backward")}
 TENSORS = {
     "layer_norm": {"x", "gamma", "beta"}, "layer_norm_backward": {"dy", "x", "gamma", "mean", "rstd"},
     "rms_norm": {"x", "gamma"}, "rms_norm_backward": {"dy", "x", "gamma", "rstd"},
     "gelu_erf": {"x"}, "gelu_erf_backward": {"dy", "x"}, "gelu_tanh": {"x"}, "gelu_tanh_backward": {"dy", "x"},
     "softmax": {"x"}, "softmax_backward": {"dy", "y"},
+    "embedding": {"table", "ids"}, "embedding_backward": {"dy", "ids", "dtable"},
 }  # fmt: skip
 
 
@@ -327,11 +329,14 @@ def test_each_file_holds_what_its_operator_takes(captured: list[Path]) -> None:
         assert metadata.get("eps") == ("1e-12" if operator in ("layer_norm", "rms_norm") else None)
         assert tensors.keys() == TENSORS[operator]
         assert path.stat().st_size < 4 * 2**20
-        rows, cols = tensors["y" if operator == "softmax_backward" else "x"].shape
+        main = {"softmax_backward": "y", "embedding": "table", "embedding_backward": "dtable"}.get(operator, "x")
+        ids = tensors.pop("ids", np.arange(len(tensors[main])))
+        rows, cols = len(ids), tensors[main].shape[1]
+        assert ids.dtype == np.int64 and ids.min() == 0 and ids.max() < len(tensors[main])
         assert metadata["rows"].split(" of ")[0] == str(rows) and rows >= 300
         for name, tensor in tensors.items():
             shape = {"gamma": (cols,), "beta": (cols,), "mean": (rows,), "rstd": (rows,)}.get(name, (rows, cols))
-            assert tensor.dtype == np.float32 and tensor.shape == shape
+            assert tensor.dtype == np.float32 and (tensor.shape == shape or name == main)
             assert np.isfinite(tensor).all() and len(np.unique(tensor)) > 0.5 * min(tensor.size, 384)
 
 

@@ -58,7 +58,7 @@ def reserved_name(x: Matrix[storage], *, threads: float) -> Any:
     ("definition", "found", "accepted"),
     [
         (no_annotation, "the parameter x: None of no_annotation", "Matrix[...]"),
-        (bare_matrix, "the parameter x: <class", "Matrix[...], Rows[...], Cols[...] or Operand[...] of a format"),
+        (bare_matrix, "the parameter x: <class", "Slots[...], Table[...] or Operand[...] of a format"),
         (unknown_annotation, "annotations of unknown_annotation cannot be read (name 'Vector'", "Matrix[...]"),
         (positional_scalar, "the parameter eps: <class 'float'>", "after * a float"),
         (text_scalar, "the parameter eps: <class 'str'>", "after * a float, int, bool or Literal[...]"),

@@ -36,6 +36,8 @@ BACKWARD = [op for op in ops.registry().values() if op.backward_of is not None]
 @pytest.mark.parametrize("shape", [(5, 7), (1, 1), (1, 6), (40, 3)])
 def test_every_backward_operator_is_the_derivative(backward: Operator, shape: tuple[int, int]) -> None:
     assert backward.backward_of is not None
+    if any(t.slots for t in backward.tensors) and shape[1] < 2:
+        pytest.skip("two columns are chosen, and there is one")
     report = check_backward(backward, backward.backward_of, "f32", shape, seed=2)
     assert {name for name, _, _ in report} == {o.name for o in backward.trace("f32").outputs}
     for name, error, explained in report:

@@ -14,6 +14,7 @@ from tokitai.lang import (
     Graph,
     Matrix,
     Rows,
+    Table,
     Value,
     bf16,
     bit_and,
@@ -27,6 +28,7 @@ from tokitai.lang import (
     f32,
     fma,
     function,
+    gather,
     i32,
     i64,
     maximum,
@@ -38,12 +40,15 @@ from tokitai.lang import (
     round_even,
     round_stochastic,
     round_to,
+    row_first,
     row_index,
     row_max,
     row_sum,
     rows,
+    scatter_sum,
     shift_right,
     significand,
+    slots,
     sqrt,
     storage,
     take_column,
@@ -127,7 +132,24 @@ def stochastic(x: Matrix[storage], y: Matrix[storage]) -> Any:
     return round_stochastic(x, bit_xor(element_word(0) * 0x9E3779B9, element_word(1)) + tensor_index(), bf16) + y
 
 
-PARAMS = dict(a=2.25, k=3.0)
+@uses("gather")
+def gathered(x: Matrix[storage], y: Matrix[storage], table: Table[storage], index: Rows[i32]) -> Any:
+    return gather(table, index) * x + y
+
+
+@uses("scatter_sum")
+def scattered(
+    x: Matrix[storage], y: Matrix[storage], table: Table[storage], index: Rows[i32], *, entries: int
+) -> Any:
+    return outputs(z=table - scatter_sum(x * y, index, entries))
+
+
+@uses("row_first", "slots")
+def firsts(x: Matrix[storage], y: Matrix[storage]) -> Any:
+    return outputs(z=slots(row_first(x > y), row_first(y > 100), row_sum(x * y)))
+
+
+PARAMS = dict(a=2.25, k=3.0, entries=3)
 
 
 def graph_of(definition: Callable[..., Any]) -> Graph:
@@ -138,8 +160,8 @@ def numbers(graph: Graph) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     drawn: dict[str, Any] = {}
     for t in graph.inputs:
-        size = SHAPE if t.space == "rc" else SHAPE[:1]
-        whole = rng.integers(0, 5, size)
+        size = {"rc": SHAPE, "t": (3, SHAPE[1])}.get(t.space, SHAPE[:1])
+        whole = rng.integers(0, 3 if t.name == "index" else 5, size)
         drawn[t.name] = rng.standard_normal(size).astype(np.float32) if t.format == "f32" else whole.astype(
             {"i32": np.int32, "u32": np.uint32}[str(t.format)]
         )  # fmt: skip

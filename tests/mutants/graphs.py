@@ -66,6 +66,24 @@ def _wrong(n: Node) -> Iterator[tuple[str, Node]]:
         yield "another accumulator", dataclasses.replace(n, data=(n.data[0], "f64" if n.data[1] == "f32" else "f32"))
     if n.op == "row_sum":
         yield "a maximum instead", dataclasses.replace(n, op="row_max")
+    if n.op in ("gather", "scatter_sum"):
+        index = a[1]
+        for entry in (0, 1):  # a table that is drawn has two at least
+            yield f"entry {entry} for all rows", dataclasses.replace(n, args=(a[0], _whole(entry, index), *a[2:]))
+    if n.op == "gather":
+        yield "negated", Node("neg", (n,), n.space, n.type)
+        yield "rounded to f16", Node("round_to", (n,), n.space, n.type, ("f16",))
+        yield "rounded to bf16", Node("round_to", (n,), n.space, n.type, ("bf16",))
+    if n.op == "scatter_sum":
+        narrow = Node("round_to", (a[0],), a[0].space, "f32", ("f16",))
+        yield "terms in f16", dataclasses.replace(n, args=(narrow, *a[1:]))
+        yield "negated", Node("neg", (n,), n.space, n.type)
+    if n.op == "row_first":
+        yield "where it does not hold", dataclasses.replace(n, args=(Node("logical_not", a, "rc", "bool"),))
+    if n.op in ("eq", "ne"):
+        yield "the opposite", dataclasses.replace(n, op="ne" if n.op == "eq" else "eq")
+    if n.op == "slots" and len(set(a)) > 1:
+        yield "in another order", dataclasses.replace(n, args=(*a[1:], a[0]))
     if n.op == "where":
         yield "branches swapped", dataclasses.replace(n, args=(a[0], a[2], a[1]))
     if n.op == "call" and n.body is not None:
@@ -73,6 +91,13 @@ def _wrong(n: Node) -> Iterator[tuple[str, Node]]:
         for what, result in _wrong_bodies(n.body):
             body = Function(f"{n.body.name}_wrong", n.body.params, result)
             yield f"inside {n.body.name}, {what}", dataclasses.replace(n, data=(body.name,), body=body)
+
+
+def _whole(value: int, like: Node) -> Node:
+    """A whole number for every row: an index must be one a row, so it is made of one."""
+    zero = Node("int_sub", (like, like), like.space, like.type, exact=True)
+    number = Node("const", (), "s", like.type, (value,), exact=True)
+    return Node("int_add", (zero, number), like.space, like.type, exact=True)
 
 
 def _another(constant: float) -> float:

@@ -25,9 +25,9 @@ SEED = 20261127
 
 # Slips in the text itself, as (pattern, replacement); in the kernel's own text, or in the header that it works with.
 KERNEL = {
-    "elements are read one off": (r"(load\(in_\w+) \+ c,", r"\1 + c + 1,"),
+    "elements are read one off": (r"(load\(in_\w+(?: \+ int64_t\(\w+\) \* \w+)?) \+ c,", r"\1 + c + 1,"),
     "a result is not stored": (r"store1?\(out_[^;]*;|store1\(static_cast[^;]*;", ";"),
-    "rows are taken twice": (r"\+ r \* ", "+ (r - (r > 0)) * "),
+    "rows are taken twice": (r"\+ r \* (?=\w+_stride)", "+ (r - (r > 0)) * "),
 }
 HEADER = {
     "a tail is left out": (r"if \(c < end\) at\(c, Part\{end - c\}\);", ""),
@@ -105,6 +105,7 @@ def refuted(operator: object, kernel: Kernel) -> bool:
             for t in kernel.graph.inputs
             if str(t.format) in ("i32", "i64", "u32")
         }
+        params = cases.drawn_scalars(operator, kernel.graph, shape)
         # Another seed for each kernel: what an earlier one left on a thread's stack must not look right.
         seed = int(kernel.fingerprint[:8], 16)
         if run.run_structure(kernel, shape, integers, params, seed, 2).failure:

@@ -124,21 +124,20 @@ def packed(
 ) -> tuple[bytes, list[tuple[str, np.dtype[Any], tuple[int, ...]]]]:
     """The driver's input file, and name, dtype and shape of each tensor that it writes back."""
     rows, cols = case.shape
-    shapes = {"rc": case.shape, "r": (rows,), "c": (cols,), "s": (1,)}
     spaces = [t.space for t in kernel.graph.inputs] + [o.space for o in kernel.graph.outputs]
     scalars = kernel.scalar_table(rows, cols, case.params)
-    sizes = [rows, cols, *(cols for space in spaces if space == "rc"), *scalars.whole]
+    sizes = [rows, cols, *(cols for space in spaces if space in ("rc", "t")), *scalars.whole]
     if kernel.plan.flat:
         sizes.insert(0, 1)  # a list of one tensor
     tensors = [case.tensors[t.name].tobytes() for t in kernel.graph.inputs]
-    listed = [(t.name, case.tensors[t.name].dtype, shapes[t.space]) for t in kernel.graph.inputs]
+    listed = [(t.name, case.tensors[t.name].dtype, case.tensors[t.name].shape) for t in kernel.graph.inputs]
     for o in kernel.graph.outputs:
-        dtype, shape = kernel.element(o.format), shapes[o.space]
+        dtype, shape = kernel.element(o.format), cases.size_of(o.space, case.shape, None, o.slots)
         tensors.append(b"\xa5" * (int(np.prod(shape)) * dtype.itemsize))
         listed.append((f"result {o.name}", dtype, shape))
     numbers = [struct.pack("<q", n) for n in (len(sizes), *sizes, len(tensors))]
     blocks = [struct.pack("<q", len(b)) + b for b in (*tensors, scalars.table.tobytes())]
-    need = kernel.workspace_bytes([case.shape], threads)
+    need = kernel.workspace_bytes([case.shape], threads, int(case.params.get("entries", 0)))
     return b"".join([*numbers, *blocks, struct.pack("<qq", need, threads)]), listed
 
 

@@ -82,8 +82,8 @@ EXPRESSION = {
     "a product is rounded before the weight": (r"mul\((v15), (v16)\)", r"mul(round_to_f16(\1), \2)"),
     "a result is rounded twice": (r"store\((out_y_row \+ c), (v\d+), lanes", r"store(\1, round_to_bf16(\2), lanes"),
     "products associate the other way": (
-        r"const V v15 = mul\(v5, (splat\(v14\))\);([^;]*;)\s*const V v17 = mul\(v15, v16\);",
-        r"\2 const V v17 = mul(v5, mul(\1, v16));",
+        r"const auto v15 = mul\(v5, (splat\(v14\))\);([^;]*;)\s*const auto v17 = mul\(v15, v16\);",
+        r"\2 const auto v17 = mul(v5, mul(\1, v16));",
     ),
     "the last block of rows is left out": (r"tree_over\(blocks, ", "tree_over(blocks - (blocks > 1), "),
     "a column sum starts from what was there": (r"each\(0, cols[^\n]*splat\(NEUTRAL_SUM\)[^\n]*\n", "\n"),
@@ -96,8 +96,8 @@ EXPRESSION = {
     "a write lands past the end": (r"(store1\(out_r \+) r, (v\d+)\);", r"\1 r, \2); \1 rows, \2);"),
     "a write lands before the beginning": (r"(store1\(out_r) \+ r, (v\d+)\);", r"\1 + r, \2); \1 - 1, \2);"),
     "an input is changed": (
-        r"const V v16 = load\(in_w \+ c, lanes\);",
-        "const V v16 = load(in_w + c, lanes);"
+        r"const auto v16 = load\(in_w \+ c, lanes\);",
+        "const auto v16 = load(in_w + c, lanes);"
         "if (c == 0) store1(const_cast<f16*>(in_w), add(load1(in_w), load1(in_w)));",
     ),
 }  # fmt: skip

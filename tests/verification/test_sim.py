@@ -17,7 +17,7 @@ from tokitai.gpu_targets import SimTarget
 from tokitai.kernel import targets_of
 from tokitai.lang import Cols, Matrix, Operator, col_sum, columns, operator, outputs, row_max, row_sum, storage
 from tokitai.lower import make_plan
-from tokitai.lower.gpu import CHUNK, Schedule, schedule_rows
+from tokitai.lower.gpu import CHUNK, Schedule, schedule_rows, separable
 from tokitai.lower.rowwise import RowPlan
 from tokitai.meaning import bits
 from tokitai.ops import get, registry
@@ -72,6 +72,9 @@ def others(plan: RowPlan, cols: int, width: int, warp: int) -> Iterator[Schedule
     yield replace(usual, per_sm=3)
     yield replace(usual, exact=False, full=False)
     yield replace(usual, width=1)
+    if separable(plan):
+        yield replace(usual, apart=True, hoisted=False, ahead=0)
+        yield replace(usual, apart=True, kept=False, full=False, threads=64, chunks=1, rows=1, hoisted=False)
 
 
 def fitting(usual: Schedule, cols: int, threads: int, chunks: int, rows: int) -> Schedule:
@@ -80,7 +83,7 @@ def fitting(usual: Schedule, cols: int, threads: int, chunks: int, rows: int) ->
     return replace(usual, threads=threads, chunks=chunks, rows=rows, full=full)
 
 
-COUNT = 11
+COUNT = 13
 SHAPES = ((37, 512), (5, 257))
 
 

@@ -14,10 +14,11 @@ FREE = {"leaf", "host", "index"}  # kinds of nodes that compute nothing with an 
 
 def bytes_of(graph: Graph, shapes: Sequence[tuple[int, int]]) -> int:
     """Bytes of all inputs, read once, and of all results, written once. What is read again is not counted."""
-    stored = [(str(t.format), t.space) for t in graph.inputs] + [(o.format, o.space) for o in graph.outputs]
+    stored = [(str(t.format), t.space, t.slots) for t in graph.inputs]
+    stored += [(o.format, o.space, o.slots) for o in graph.outputs]
     return sum(
-        format_of(fmt).dtype.itemsize * _elements(space, s)
-        for fmt, space in stored
+        format_of(fmt).dtype.itemsize * _elements(space, s) * (slots or 1)
+        for fmt, space, slots in stored
         for s in (shapes[:1] if space == "s" else shapes)  # one for a whole list
     )
 

@@ -12,6 +12,7 @@ from ..errors import ArgumentError
 from ..formats import format_of
 from ..kernel import Kernel, compile, is_product
 from ..lang import Operator, TensorSpec
+from ..meaning.structure import drawn_entries
 from ..verification import cases
 from ..verification.suite import allowed
 
@@ -78,10 +79,11 @@ def shapes_of(operator: Operator, asked: Sequence[tuple[int, int]] | None) -> li
 
 
 def workload(operator: Operator, dtype: str, shapes: tuple[tuple[int, int], ...]) -> Workload:
-    """Inputs for one operator. An optional f32 copy of the weights is left out: it is another operator's work."""
-    present = [t.name for t in operator.tensors if t.optional and t.name != "master"]
+    """Inputs for one operator. An optional f32 copy of the weights is left out, and a gradient that is added to:
+    they are another operator's work."""
+    present = [t.name for t in operator.tensors if t.optional and t.name not in ("master", "dtable")]
     kernel = compile(operator, "cpu", dtype, present)
-    scalars = _scalars(operator)
+    scalars = _scalars(operator, shapes)
     tensors = {t.name: [_draw(operator, t, s, SEED + i) for i, s in enumerate(shapes)] for t in kernel.graph.inputs}
     if operator.backward_of is not None and not is_product(operator.backward_of):  # it saves nothing but inputs
         tensors |= _saved(operator.backward_of, dtype, shapes, {t.name for t in kernel.graph.inputs}, tensors)
@@ -90,9 +92,9 @@ def workload(operator: Operator, dtype: str, shapes: tuple[tuple[int, int], ...]
     return Workload(operator, kernel, shapes, tensors, scalars)
 
 
-def _scalars(operator: Operator) -> dict[str, float]:
-    """Those without a default: what the operator's contract suggests."""
-    chosen = cases.defaults(operator)
+def _scalars(operator: Operator, shapes: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """Those without a default: what the operator's contract suggests, and the entries of a table that is drawn."""
+    chosen = {**cases.defaults(operator), "entries": drawn_entries(shapes[0][0])}
     return {p.name: int(chosen[p.name]) if p.whole else chosen[p.name] for p in operator.params if p.default is None}
 
 
@@ -104,7 +106,7 @@ def _saved(
     given = {
         t.name: drawn[t.name][0] if t.name in drawn else _draw(forward, t, shapes[0], SEED + 1) for t in graph.inputs
     }
-    made = forward(*(given.get(t.name) for t in forward.tensors), **_scalars(forward))
+    made = forward(*(given.get(t.name) for t in forward.tensors), **_scalars(forward, shapes))
     results = dict(
         zip((o.name for o in graph.outputs), made if isinstance(made, tuple) else (made,), strict=True)
     )
@@ -115,8 +117,9 @@ def _draw(operator: Operator, t: TensorSpec, shape: tuple[int, int], seed: int) 
     """Noise; second moments, positions and the like as the operator's contract wishes; no row is ignored."""
     if t.name in operator.contract.draw:
         return cases.draw(operator, t, "normal", shape, seed)
-    fmt, size, rng = format_of(t.format), cases.size_of(t.space, shape), cases.rng_for(seed, t.name)
+    fmt, size, rng = format_of(t.format), cases.size_of(t.space, shape, slots=t.slots), cases.rng_for(seed, t.name)
     if not fmt.is_float:
         index = operator.contract.indices.get(t.name)
-        return rng.integers(0, max(shape[1] + bool(index and index.upto), 1), size).astype(fmt.dtype)
+        top = drawn_entries(shape[0]) if index and index.entries else shape[1] + bool(index and index.upto)
+        return rng.integers(0, max(top, 1), size).astype(fmt.dtype)
     return rng.standard_normal(size, np.float32).astype(fmt.dtype)

@@ -19,6 +19,7 @@ from ..verification.batch import Job, overall, verify_many
 from ..verification.verdict import Verdict, asked_shape
 from . import output, parse
 from .bench import bench
+from .kernel import kernel
 from .progress import Bar
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
 OperatorArgument = Annotated[str | None, typer.Argument(metavar="OP", help="An operator, or FILE.py:NAME.")]
 Without = Annotated[list[str] | None, typer.Option(metavar="NAME", help="An optional input that is not given.")]
+Arch = Annotated[str | None, typer.Option(help="An AMD architecture, of the target hip; gfx942, say.")]
 Options = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A choice of the definition's.")]
 
 
@@ -73,9 +75,10 @@ def doctor(as_json: Json = False) -> int:
 def show(
     operator: Annotated[str, typer.Argument(metavar="OP", help="An operator, or FILE.py:NAME.")],
     what: Annotated[list[Part] | None, typer.Option(help="The parts to show; all where none is named.")] = None,
-    target: Annotated[str, typer.Option(help="Of the plan and the source: cpu, cuda or sim.")] = "cpu",
+    target: Annotated[str, typer.Option(help="Of the plan and the source: cpu, cuda, hip or sim.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="The storage format.")] = "f32",
     shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="Of the schedule for a GPU.")] = None,
+    arch: Arch = None,
     without: Without = None,
     option: Options = None,
 ) -> int:
@@ -88,7 +91,7 @@ def show(
     parts = [p.value for p in what or Part]
     asked = asked_shape(op, parse.shape_from(shape))
     with parse.blame_file_of(op):
-        texts = {part: part_text(op, part, target, fmt, variant, asked) for part in parts}
+        texts = {part: part_text(op, part, target, fmt, variant, asked, arch) for part in parts}
     print("\n\n".join(t if len(texts) == 1 else f"---- {part} ----\n{t}" for part, t in texts.items()))
     return 0
 
@@ -97,7 +100,7 @@ def show(
 def verify(
     operator: OperatorArgument = None,
     every: Annotated[bool, typer.Option("--all", help="Every operator, in every format of its contract.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or sim: kernels for GPUs on the CPU.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, hip, or sim: GPU kernels on the CPU.")] = "cpu",
     shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="In place of the usual shapes.")] = None,
     dtype: Annotated[str | None, typer.Option(help="f16, bf16, f32 or all (the default).")] = None,
     inputs: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Tensors: .safetensors, .npz.")] = None,
@@ -108,11 +111,14 @@ def verify(
     option: Options = None,
     compiler: Annotated[str | None, typer.Option(help="A C++ compiler: a name or a path.")] = None,
     isa: Annotated[str | None, typer.Option(help="An instruction set; the widest one here by default.")] = None,
+    arch: Arch = None,
+    isolate: Annotated[bool, typer.Option("--isolate", help="Run kernels in a process of their own.")] = False,
     as_json: Json = False,
 ) -> int:
     """Verify that kernels compute their definitions, bit for bit.
 
-    Exit code 0: verified. 1: refuted. 3: undecided, since something is missing here. 2: wrong usage.
+    Exit code 0: verified. 1: refuted. 3: undecided, since something is missing here. 2: wrong usage. Kernels of the
+    device hip are compiled and inspected, and their text runs on the CPU: it may be refuted, else it stays undecided.
     """
     if (operator is None) is not every:
         raise UsageError("verify takes one of: the name of an operator, FILE.py:NAME, --all")
@@ -131,14 +137,15 @@ def verify(
         ]
         # The replay of one case must not take the place of a verification's certificate.
         folder = None if case and out is None else parse.folder_for_certificates(out)
-        said = _as_typed(operator, compiler, isa, inputs)
+        said = _as_typed(operator, compiler, isa, arch, inputs)
         with Bar(len(jobs), None if as_json else results) as bar, parse.blame_file_of(operators[0]):
             verdicts = verify_many(
-                jobs, shape=asked, device=device, out=folder, seed=seed, compiler=compiler, isa=chosen_isa, case=case,
+                jobs, shape=asked, device=device, out=folder, seed=seed, compiler=compiler, isa=chosen_isa, arch=arch,
+                case=case,
                 started=lambda job: bar.start(f"{job.operator.name} {job.dtype}"),
                 progress=bar.case,
                 ended=lambda verdict: bar.end(output.verdict_text(said(verdict))),
-                processes=default_threads() if every else 1,
+                processes=default_threads() if every else 1, isolate=isolate,
             )  # fmt: skip
     if any(v.certificate for v in verdicts):
         output.note(f"certificates: {folder}")
@@ -151,13 +158,14 @@ def verify(
 
 
 app.command()(bench)
+app.command()(kernel)
 
 
 def _as_typed(
-    operator: str | None, compiler: str | None, isa: str | None, inputs: list[Path] | None
+    operator: str | None, compiler: str | None, isa: str | None, arch: str | None, inputs: list[Path] | None
 ) -> Callable[[Verdict], Verdict]:
     """Completes a verdict's replay line with what the user typed: the file of the operator, compiler, tensor files."""
-    flags = [("--compiler", compiler), ("--isa", isa), *(("--inputs", str(p)) for p in inputs or ())]
+    flags = [("--compiler", compiler), ("--isa", isa), ("--arch", arch), *(("--inputs", str(p)) for p in inputs or ())]
     extra = "".join(f" {flag} {shlex.quote(value)}" for flag, value in flags if value is not None)
 
     def complete(verdict: Verdict) -> Verdict:

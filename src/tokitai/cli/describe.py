@@ -5,20 +5,23 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from .. import gpu_hip
 from ..emit.cpp import emit_cpu
-from ..emit.gpu_text import emit_flat, emit_rows
+from ..emit.gpu_text import emit_flat, emit_rows, emit_scatter
 from ..errors import UnknownNameError
 from ..gpu_kernel import gpu_plan
 from ..kernel import TARGETS, is_product, targets_of
 from ..lang import Operator, TensorSpec
-from ..lower import FlatPlan, make_plan
+from ..lower import FlatPlan, ScatterPlan, gpu_scatter, make_plan
 from ..lower import gpu as layout
 from ..lower.rowwise import RowPlan, plan_rows
+from ..meaning.structure import drawn_entries
+from ..toolchain import hip
 from ..verification.verdict import Variant
 
 SPACES = {
-    "rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar", "rk": "rows x inner", "kr": "inner x rows",
-    "kc": "inner x cols", "ck": "cols x inner",
+    "rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar", "t": "entries x cols", "rk": "rows x inner",
+    "kr": "inner x rows", "kc": "inner x cols", "ck": "cols x inner",
 }  # fmt: skip
 
 
@@ -74,19 +77,23 @@ def operator_text(o: Operator) -> str:
 
 
 def part_text(
-    o: Operator, part: str, target: str, dtype: str, variant: Variant | None, shape: tuple[int, int] | None = None
-) -> str:
+    o: Operator, part: str, target: str, dtype: str, variant: Variant | None, shape: tuple[int, int] | None = None,
+    arch: str | None = None,
+) -> str:  # fmt: skip
     """One part of ``tokitai show``: definition, graph, plan or source. ``shape`` decides on the schedule of a GPU's
-    kernel, for tensors that allow wide accesses. Raises UnknownNameError, DefinitionError."""
+    kernel, for tensors that allow wide accesses; ``arch`` on the wavefronts of AMD's. Raises UnknownNameError,
+    ArgumentError, DefinitionError."""
     if target not in TARGETS:
         raise UnknownNameError("target", target, TARGETS)
+    archs = gpu_hip.archs_of(target, arch)
     if part == "definition":
         return inspect.getsource(o.definition).rstrip()
     graph = o.trace(dtype) if variant is None else o.trace(dtype, variant.present, dict(variant.options))
     if part == "graph":
         return str(graph)
     if target != "cpu":
-        return _gpu_text(gpu_plan(graph, target), part, shape or _usual_shape(o))
+        warp = hip.ARCHITECTURES[archs[0]] if archs else 32
+        return _gpu_text(gpu_plan(graph, target), part, shape or _usual_shape(o), warp)
     plan = make_plan(graph)
     if part == "plan":
         return _aligned(plan.describe())
@@ -98,13 +105,17 @@ def _usual_shape(o: Operator) -> tuple[int, int]:
     return min(4096, c.max_rows), min(max(4096, c.min_cols), c.max_cols)
 
 
-def _gpu_text(plan: RowPlan | FlatPlan, part: str, shape: tuple[int, int]) -> str:
+def _gpu_text(plan: RowPlan | FlatPlan | ScatterPlan, part: str, shape: tuple[int, int], warp: int) -> str:
     """The plan with its schedule and launches, or the source, for one shape."""
     if isinstance(plan, FlatPlan):
         steps, schedule = layout.flat_steps(plan, [shape]), f"tiles of {layout.TILE} elements"
         text = emit_flat(plan, layout.CHUNK)
+    elif isinstance(plan, ScatterPlan):
+        entries, width = drawn_entries(shape[0]), layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1
+        steps, schedule = gpu_scatter.scatter_steps(plan, *shape, entries), f"{entries} entries"
+        text = emit_scatter(plan, width)
     else:
-        chosen = layout.schedule_rows(plan, shape[1], layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1)
+        chosen = layout.schedule_rows(plan, shape[1], layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1, warp)
         steps, schedule = layout.row_steps(plan, chosen, *shape), str(chosen)
         text = emit_rows(plan if chosen.kept else plan_rows(plan.graph, keep=False), chosen)
     if part == "source":

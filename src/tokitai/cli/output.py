@@ -49,4 +49,5 @@ def verdict_text(v: Verdict) -> str:
         line += f"; largest error {v.max_ulp_error:.4g} ulp"
         if v.max_ulp_error_of_row is not None:
             line += f", {v.max_ulp_error_of_row:.4g} of the row's largest"
-    return line if v.failure is None else f"{line}\n  {v.failure}"
+    said = v.failure or v.not_run
+    return line if said is None else f"{line}\n  {said}"

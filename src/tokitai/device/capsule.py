@@ -63,12 +63,15 @@ _is_valid_at = _capsule_function("PyCapsule_IsValid", ctypes.c_int, ctypes.c_voi
 _pointer_at = _capsule_function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
 
 
-def opened(name: str, x: Any) -> Opened:
-    """What `x` says about itself by DLPack. Raises ArgumentError for a format that this package does not have."""
+def opened(name: str, x: Any, stream: int | None = None) -> Opened:
+    """What `x` says about itself by DLPack, once its values are ready for work in `stream` (None: nothing is said).
+
+    Raises ArgumentError for a format that this package does not have."""
+    ready = {} if stream is None else {"stream": stream}
     try:
-        capsule = x.__dlpack__(max_version=(1, 0))
+        capsule = x.__dlpack__(max_version=(1, 0), **ready)
     except TypeError:  # a producer of the time before versions
-        capsule = x.__dlpack__()
+        capsule = x.__dlpack__(**ready)
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.major != 1:

@@ -100,7 +100,8 @@ def load(artifact: Artifact) -> LoadedKernel:
         return _loaded[identity]
 
 
-def _open(artifact: Artifact) -> Any:
+def check_runs_here(artifact: Artifact) -> None:
+    """Raise DeviceMissingError where this machine does not run the artifact's instruction set."""
     here = machine_here()
     runs = isas_here()
     if artifact.compiler.machine != here or not (artifact.structure or artifact.isa in runs):
@@ -108,6 +109,10 @@ def _open(artifact: Artifact) -> Any:
             f"{artifact.path.name}: built for {artifact.compiler.machine} {artifact.isa}, "
             f"but this machine runs {here} {', '.join(runs) or '(nothing known)'}"
         )
+
+
+def _open(artifact: Artifact) -> Any:
+    check_runs_here(artifact)
     try:
         found = file_digest(artifact.path)
     except OSError as error:

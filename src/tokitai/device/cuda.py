@@ -259,6 +259,27 @@ class Module:
             shape = f"grid {grid}, block {block}" + (f", cluster {cluster}" if cluster != 1 else "")
             fail(status, "cuLaunchKernel", f"kernel {name} ({shape})")
 
+    def bound(self, name: str, grid: int, block: int) -> Callable[[bytes, int], None]:
+        """A launch of one kernel with all settled but the bytes of its parameter and the stream: what calls repeat.
+
+        Whoever calls it gives as many bytes as the first `launch` was checked with.
+        """
+        function, _ = self._kernels.get(name) or self._kernel(name)
+        run, enter, pointer = self._launch, self.device._enter, ctypes.c_char_p
+        pop = cuda_driver.bindings().cuCtxPopCurrent
+
+        def launch(call: bytes, stream: int) -> None:
+            pushed = enter()
+            try:
+                (status,) = run(function, grid, 1, 1, block, 1, 1, 0, stream, pointer(call), 0)
+            finally:
+                if pushed:
+                    pop()
+            if status != 0:
+                fail(status, "cuLaunchKernel", f"kernel {name} (grid {grid}, block {block})")
+
+        return launch
+
     def _clustered(self, name: str, function: Any, grid: int, block: int, stream: int, cluster: int) -> Any:
         driver = cuda_driver.bindings()
         if self.device.capability < (9, 0):

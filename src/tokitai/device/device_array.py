@@ -116,13 +116,15 @@ class DeviceArray:
         }  # fmt: skip
 
 
-def as_device(name: str, x: Any) -> DeviceView:
+def as_device(name: str, x: Any, stream: int = 0) -> DeviceView:
     """Where `x` lies: a tensor of torch, CuPy or JAX, or whatever speaks DLPack or ``__cuda_array_interface__``.
+
+    An array that is known by DLPack alone is asked to be ready for work in `stream`.
 
     Raises ArgumentError for host memory, for a format that this package does not have, and for a tensor that requires a
     gradient.
     """
-    library = _library(x)
+    library = library_of(x)
     if library == "torch":
         return _of_torch(name, x)
     if isinstance(x, DeviceArray):
@@ -135,13 +137,13 @@ def as_device(name: str, x: Any) -> DeviceView:
             f"{name}: {type(x).__name__}; accepted on the cuda target: an array in device memory that speaks DLPack or "
             f"__cuda_array_interface__"
         )
-    return _of_dlpack(name, x)
+    return _of_dlpack(name, x, stream)
 
 
 _known: dict[type, str] = {}
 
 
-def _library(x: Any) -> str:
+def library_of(x: Any) -> str:
     """The library that a type comes from, also where a class of the user's (torch.nn.Parameter) derives from it."""
     kind = type(x)
     if kind not in _known:
@@ -188,7 +190,7 @@ def _of_interface(name: str, x: Any, interface: dict[str, Any]) -> DeviceView:
     if strides is not None and any(s % fmt.bytes for s in strides):
         raise ArgumentError(f"{name}: strides of {strides} bytes (accepted: multiples of {fmt.bytes})")
     stream = interface.get("stream")
-    if stream is not None and _library(x) != "cupy":  # work of CuPy lies in its current stream, which the call uses
+    if stream is not None and library_of(x) != "cupy":  # work of CuPy lies in its current stream, which the call uses
         index = _device_of(name, address)
         with open_device(index).entered():
             call("cuStreamSynchronize", int(stream), about=name)
@@ -203,7 +205,7 @@ def _device_of(name: str, address: int) -> int:
         return attribute_of_pointer(address, "DEVICE_ORDINAL", name)
 
 
-def _of_dlpack(name: str, x: Any) -> DeviceView:
+def _of_dlpack(name: str, x: Any, stream: int) -> DeviceView:
     kind, index = x.__dlpack_device__()
     if kind not in (CUDA, _MANAGED):
         raise _elsewhere(name, f"a device of DLPack type {int(kind)}")
@@ -212,8 +214,8 @@ def _of_dlpack(name: str, x: Any) -> DeviceView:
     wait = getattr(x, "block_until_ready", None)  # JAX computes in streams of its own
     if wait is not None:
         wait()
-    found = opened(name, x)
-    immutable = _library(x) in ("jax", "jaxlib")
+    found = opened(name, x, None if wait is not None else stream or 1)  # 1: DLPack's word for the default stream
+    immutable = library_of(x) in ("jax", "jaxlib")
     return DeviceView(
         found.address, found.shape, found.strides or dense(found.shape), found.format, index,
         found.read_only or immutable, (x, found.capsule),
@@ -227,10 +229,10 @@ def _elsewhere(name: str, where: str) -> ArgumentError:
 def empty_like(example: Any, shape: Sequence[int], fmt: Format | str, stream: int = 0) -> Any:
     """A new array on `example`'s device, in its library where that makes arrays to be written (torch, CuPy), else a
     DeviceArray; `handed_out` makes that one of the caller's library once it is filled."""
-    kind, library = format_of(fmt), _library(example)
+    kind, library = format_of(fmt), library_of(example)
     module = sys.modules.get(library)
     if library == "torch" and module is not None:
-        return module.empty(tuple(shape), dtype=getattr(module, kind.dtype.name), device=example.device)
+        return example.new_empty(tuple(shape), dtype=getattr(module, kind.dtype.name))
     if library == "cupy" and module is not None and kind.name != "bf16":
         with example.device:
             return module.empty(tuple(shape), dtype=kind.dtype)
@@ -239,7 +241,7 @@ def empty_like(example: Any, shape: Sequence[int], fmt: Format | str, stream: in
 
 def handed_out(array: Any, example: Any) -> Any:
     """A filled result of `empty_like` as an array of `example`'s library: JAX takes a DeviceArray over, uncopied."""
-    if isinstance(array, DeviceArray) and _library(example) in ("jax", "jaxlib"):
+    if isinstance(array, DeviceArray) and library_of(example) in ("jax", "jaxlib"):
         jax = sys.modules.get("jax.dlpack")
         if jax is not None:
             return jax.from_dlpack(array)

@@ -15,9 +15,15 @@ from ..toolchain.compilers import Compiler
 from ..toolchain.fingerprint import file_digest
 
 
-def build_sim(source: Source, compiler: Compiler, structure: bool = False, warp: int = 32) -> Artifact:
-    """Compile a text of GPU kernels for the simulated device. Raises what `toolchain.build.build` raises."""
-    return build(source, compiler, "scalar", structure, (SIMULATED, f"TOKITAI_WARP={warp}"))
+def build_sim(
+    source: Source, compiler: Compiler, structure: bool = False, warp: int = 32, hip: bool = False
+) -> Artifact:  # fmt: skip
+    """Compile a text of GPU kernels for the simulated device: as CUDA or, over AMD's builtins, as HIP.
+
+    Raises what `toolchain.build.build` raises.
+    """
+    names = (SIMULATED, f"TOKITAI_WARP={warp}", *(("TOKITAI_HIP=1",) if hip else ()))
+    return build(source, compiler, "scalar", structure, names)
 
 
 class LoadedSim:

@@ -19,14 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from ..lower.flat import FlatPlan
-from ..lower.product import ProductPlan
-from ..lower.rowwise import RowPlan
+from ..lower import FlatPlan, Plan, ProductPlan, ScatterPlan
 from .flat import FlatEmitter
 from .product import ProductEmitter
 from .rowwise import RowEmitter
+from .scatter import ScatterEmitter
 
-HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "rows.h")
+HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "many.h", "rows.h")
 OF_PRODUCTS = ("accumulators.h", "products.h")
 
 
@@ -44,9 +43,22 @@ def headers(of_products: bool = False) -> dict[str, str]:
     return {name: (folder / name).read_text() for name in HEADERS + OF_PRODUCTS * of_products}
 
 
-def emit_cpu(plan: RowPlan | FlatPlan | ProductPlan) -> KernelText:
+def segments() -> dict[str, str]:
+    """The header of sums over entries, by its name: other kernels do without it."""
+    return {"segments.h": (resources.files(__package__) / "cpu" / "segments.h").read_text()}
+
+
+def first() -> dict[str, str]:
+    """The header of first columns, by its name."""
+    return {"first.h": (resources.files(__package__) / "cpu" / "first.h").read_text()}
+
+
+def emit_cpu(plan: Plan) -> KernelText:
     """The text of the kernel for this plan."""
     if isinstance(plan, ProductPlan):
         return KernelText(ProductEmitter(plan).text(), headers(of_products=True))
-    printer = FlatEmitter(plan) if isinstance(plan, FlatPlan) else RowEmitter(plan)
-    return KernelText(printer.text(), headers())
+    if isinstance(plan, ScatterPlan):
+        return KernelText(ScatterEmitter(plan).text(), headers() | segments())
+    if isinstance(plan, FlatPlan):
+        return KernelText(FlatEmitter(plan).text(), headers())
+    return KernelText(RowEmitter(plan).text(), headers() | (first() if plan.has_firsts else {}))

@@ -104,7 +104,7 @@ class FlatEmitter(Printer):
             if n.op == "input":
                 value = f"load(in_{n.data[0]} + c, lanes)"
             elif n.op == "element_word":
-                value = f"element_word<{n.data[0]}>(place + c)"
+                value = f"element_word<{n.data[0]}>(place + c, lanes)"
             else:
                 value = self.expression(n, True, self.name)
             self.declare(n, value, vector=True)
@@ -116,9 +116,9 @@ class FlatEmitter(Printer):
         if t.op == "total_sum":
             self.line("S sum[1];")
             self.line("Stored partial[partial_room(TILE)];")
-            self.open("row_sums<1>(size, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+            self.open("row_sums<1, false>(size, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
             self.elements(self.plan.under(t))
-            self.line(f"return Sums<1>{{{{pad({x}, NEUTRAL_SUM, lanes)}}}};")
+            self.line(f"return summands(lanes, pad({x}, NEUTRAL_SUM, lanes));")
             self.close("}, [](int64_t) {}, sum);")
             self.line(f"store1(tile_{name} + tile, sum[0]);")
         else:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ..lang import Node
-from ..lower.gpu import Schedule, blocked, column_results
+from ..lower.gpu import Schedule, blocked, column_results, under_sums
 from ..lower.rowwise import RowPlan
 from .text import POINTER, Printer
 
@@ -17,15 +17,18 @@ class GpuColumnEmitter(Printer):
     def __init__(self, plan: RowPlan, schedule: Schedule) -> None:
         super().__init__(plan.graph)
         self.plan, self.schedule = plan, schedule
+        if plan.has_firsts:
+            self.includes = ("rows.h", "first.h")
         g = plan.graph
         self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
         self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
         self.matrices = [t for t in g.inputs if t.space == "rc"]
         self.columns = [t for t in g.inputs if t.space == "c"]
-        self.rows_fetched = [t for t in g.inputs if t.space == "r"]
+        self.rows_fetched = [t for t in g.inputs if t.space == "r" and not t.slots]
         self.sums = [n for n in plan.running if n.space == "c"]
         self.row_sums = [n for n in plan.running if n.space == "s"]
-        self.most = max((max(len(p.sums), len(p.maxima)) for p in plan.passes), default=0)
+        self.joined = blocked(plan) and not schedule.apart  # rows and column sums in one kernel
+        self.most = max((max(len(p.sums), len(p.maxima), len(p.firsts)) for p in plan.passes), default=0)
 
     # ------------------------------------------------------------------ what all kernels begin with
     def arguments(self) -> None:
@@ -34,7 +37,7 @@ class GpuColumnEmitter(Printer):
         stride = 2
         for i, (name, space, kind, const) in enumerate(self.tensors):
             self.line(f"{const}{kind}* const {name} = static_cast<{const}{kind}*>(call.tensors[{i}]);")
-            if space == "rc":
+            if space in ("rc", "t"):
                 self.line(f"const int64_t {name}_stride = call.sizes[{stride}];")
                 stride += 1
         self.line(f"const int64_t* const integers = call.sizes + {stride};")
@@ -64,7 +67,7 @@ class GpuColumnEmitter(Printer):
 
     def row_input(self, n: Node) -> str:
         """Of a row that was fetched ahead: from there."""
-        ahead = blocked(self.plan) and self.schedule.kept and n not in self.plan.under_early
+        ahead = self.joined and self.schedule.kept and n not in self.plan.under_early and len(n.data) < 3
         return f"&row_{n.data[0]}" if ahead else super().row_input(n)
 
     # ------------------------------------------------------------------ early
@@ -78,6 +81,62 @@ class GpuColumnEmitter(Printer):
             self.line(f"return {self.name[n.args[0]]};")
             self.close("}, cells);")
             self.line(f"if (thread_index() == 0) store1(early_{self.name[n]}, sum_{self.name[n]});")
+
+    # ------------------------------------------------------------------ down the rows of a block
+    def columns_kernel(self) -> None:
+        """The chains of column sums of one block of rows, a chunk of columns a thread."""
+        nodes = under_sums(self.plan)
+        inputs = {t.name: t for t in self.graph.inputs}
+        read = [inputs[str(n.data[0])] for n in nodes if n.op == "input"]
+        self.after_early()
+        self.line(f"constexpr int AHEAD = 4, FITS = {'EXACT' if self.schedule.exact else 'RAGGED'};")
+        self.line("const int64_t across = (cols - 1) / (block_size() * CHUNK) + 1;")
+        self.line("const int64_t block = block_index() / across;")
+        self.line("const int c0 = (int(block_index() % across) * block_size() + thread_index()) * CHUNK;")
+        for t in read:
+            if t.space == "c":
+                self.line(f"Chunk<{POINTER[str(t.format)]}> col_{t.name};")
+                self.line(f"load_chunk<WIDTH, FITS>(col_{t.name}, in_{t.name} + c0, cols - c0);")
+        for n in self.sums:
+            self.line(f"S acc_{self.name[n]}[CHUNK];")
+            self.line(f"UNROLL for (int e = 0; e < CHUNK; ++e) acc_{self.name[n]}[e] = NEUTRAL_SUM;")
+        self.open("ROLLED for (int i = 0; i < BLOCK; i += AHEAD)")
+        for t in read:
+            if t.space == "rc":
+                self.line(f"Chunk<{POINTER[str(t.format)]}> row_{t.name}[AHEAD];")
+        self.open("UNROLL for (int d = 0; d < AHEAD; ++d)")
+        self.line("const int64_t r = least(block * BLOCK + i + d, rows - 1);")
+        for t in read:
+            if t.space == "rc":
+                source = f"in_{t.name} + r * in_{t.name}_stride + c0"
+                self.line(f"load_chunk<WIDTH, FITS>(row_{t.name}[d], {source}, cols - c0);")
+        self.line("(void)r;")
+        self.close()
+        self.open("UNROLL for (int d = 0; d < AHEAD; ++d)")
+        self.line("const int64_t r = block * BLOCK + i + d;")
+        self.line("if (r >= rows) break;  // the same in all threads")
+        for n in nodes:
+            if n.space == "r":
+                self.row_value(n)
+        self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
+        self.line("const int c = c0 + e;")
+        self.line("(void)c;")
+        for n in nodes:
+            if n.op == "input" and n.space != "r":
+                place = f"row_{n.data[0]}[d]" if n.space == "rc" else f"col_{n.data[0]}"
+                self.declare(n, f"load1(&{place}.e[e])", vector=False)
+            elif n.space in ("rc", "c"):
+                self.one_column(n)
+        for n in self.sums:
+            self.line(f"acc_{self.name[n]}[e] = add(acc_{self.name[n]}[e], {self.name[n.args[0]]});")
+        self.close()
+        self.close()
+        self.close()
+        for n in self.sums:
+            place = f"sum_{self.name[n]} + block * cols + c0"
+            self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
+            self.line(f"if (c0 + e < cols) store1({place} + e, acc_{self.name[n]}[e]);")
+            self.close()
 
     # ------------------------------------------------------------------ after the last row
     def finish(self) -> None:

@@ -1,9 +1,10 @@
 """CUDA C++, also for the CPU's fibers, of a row-wise kernel, from its plan and a schedule.
 
-A text has up to three kernels, launched one after another: ``early`` (sums that rows need before they begin), ``work``
-(the rows), ``finish`` (column sums over blocks of rows, and what is made of them). All take one ``Call`` by value:
-``tensors`` are the inputs, then the results; ``sizes`` are rows, columns, the row stride in elements of every
-rows x cols tensor in the same order, then whole host scalars; ``scalars`` the rounded host scalars.
+A text has up to four kernels, launched one after another: ``early`` (sums that rows need before they begin), ``work``
+(the rows), ``columns`` (sums down blocks of rows, where rows are too long for ``work`` to hold those as well),
+``finish`` (column sums over all blocks, and what is made of them). All take one ``Call`` by value: ``tensors`` are the
+inputs, then the results; ``sizes`` are rows, columns, the row stride in elements of every rows x cols tensor in the
+same order, then whole host scalars; ``scalars`` the rounded host scalars.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..lang import Node, TensorSpec
-from ..lower.gpu import MOST_THREADS, blocked, finishes
+from ..lower.gpu import COLUMN_THREADS, MOST_THREADS, finishes
 from ..lower.rowwise import Pass
 from .gpu_columns import GpuColumnEmitter
 from .text import POINTER, SCALAR
@@ -29,7 +30,7 @@ class GpuRowEmitter(GpuColumnEmitter):
         fit = "FULL" if s.full else "EXACT" if s.exact else "RAGGED"
         self.line(f"constexpr int GROUP = Share<THREADS>::GROUP, FIT = {fit};")
         self.line()
-        sizes = 2 + sum(space == "rc" for _, space, _, _ in self.tensors) + len(self.whole_slot)
+        sizes = 2 + sum(space in ("rc", "t") for _, space, _, _ in self.tensors) + len(self.whole_slot)
         self.open("struct Call")
         self.line(f"void* tensors[{len(self.tensors)}];")
         self.line(f"int64_t sizes[{sizes}];")
@@ -39,6 +40,8 @@ class GpuRowEmitter(GpuColumnEmitter):
         if self.plan.early:
             self.kernel("early", MOST_THREADS, self.early)
         self.kernel("work", s.block_threads, self.work, s.per_sm)
+        if s.apart:
+            self.kernel("columns", COLUMN_THREADS, self.columns_kernel)
         if finishes(self.plan):
             self.kernel("finish", MOST_THREADS, self.finish)
 
@@ -64,7 +67,7 @@ class GpuRowEmitter(GpuColumnEmitter):
                 self.chunk_loop(lambda t=t: self.line(
                     f"load_chunk<WIDTH, FIT>(col_{t.name}[v], in_{t.name} + c0, cols - c0);"
                 ))  # fmt: skip
-        if blocked(self.plan):
+        if self.joined:
             self.blocks_of_rows()
         else:
             if s.kept and s.ahead:
@@ -174,7 +177,7 @@ class GpuRowEmitter(GpuColumnEmitter):
             loaded |= set(p.keep)
             for n in p.after:
                 self.row_value(n)
-        lines = [f"store1(out_{o.name} + r, {self.name[o.node]});" for o in self.graph.outputs if o.space == "r"]
+        lines = [line for o in self.graph.outputs if o.space == "r" for line in self.row_stores(o)]
         lines += [f"store1(sum_{self.name[n]} + r, {self.name[n.args[0]]});" for n in self.row_sums]
         if lines:
             self.open("if (t == 0 && live)")
@@ -185,7 +188,7 @@ class GpuRowEmitter(GpuColumnEmitter):
     # ------------------------------------------------------------------ one sweep over a row
     def one_pass(self, p: Pass, loaded: set[Node]) -> None:
         kept, number = self.schedule.kept, self.plan.passes.index(p) + 1
-        reduced = [("Add", "sum", p.sums), ("Most", "max", p.maxima)]
+        reduced = [("Add", "sum", p.sums), ("Most", "max", p.maxima), ("Foremost", "first", p.firsts)]
         for op, word, nodes in reduced:
             if nodes:
                 self.line(f"S {word}_{number}[{len(nodes)}];")
@@ -218,6 +221,8 @@ class GpuRowEmitter(GpuColumnEmitter):
             self.line(f"const S {self.name[n]} = {total};")
         for i, n in enumerate(p.maxima):
             self.line(f"const S {self.name[n]} = done_max(max_{number}[{i}]);")
+        for i, n in enumerate(p.firsts):
+            self.line(f"const S {self.name[n]} = done_first(first_{number}[{i}], cols);")
 
     def chunk(self, p: Pass, loaded: set[Node], number: int) -> None:
         """The elements of one chunk."""
@@ -226,7 +231,11 @@ class GpuRowEmitter(GpuColumnEmitter):
             n for n in p.compute
             if n.op == "input" and (not s.kept if n.space == "rc" else not s.hoisted) and n not in loaded
         )  # fmt: skip
-        for word, nodes in (("sum", p.sums), ("max", p.maxima)):
+        for n in p.compute:
+            if n.op == "gather" and n not in loaded:
+                self.line(f"Chunk<{self.kind_of(n.args[0])}> chosen_{self.name[n]};")
+                self.line(f"load_chunk<WIDTH, FIT>(chosen_{self.name[n]}, {self.chosen_entry(n)} + c0, cols - c0);")
+        for word, nodes in (("sum", p.sums), ("max", p.maxima), ("first", p.firsts)):
             for i, _ in enumerate(nodes):
                 self.line(f"S {word}_at_{i}[CHUNK];")
         for o in p.stores:
@@ -242,6 +251,8 @@ class GpuRowEmitter(GpuColumnEmitter):
                 held = s.kept if n.space == "rc" else s.hoisted
                 place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}.e[e]"
                 self.declare(n, f"load1(&{place})", vector=False)
+            elif n.op == "gather":
+                self.declare(n, f"load1(&chosen_{self.name[n]}.e[e])", vector=False)
             else:
                 self.one_column(n)
             if n in p.keep:
@@ -251,12 +262,15 @@ class GpuRowEmitter(GpuColumnEmitter):
                 value = self.name[n.args[0]] if word == "sum" else f"leaf_max({self.name[n.args[0]]})"
                 padded = value if self.schedule.exact else f"c < cols ? {value} : {neutral}"
                 self.line(f"{word}_at_{i}[e] = {padded};")
+        for i, n in enumerate(p.firsts):
+            leaf = f"leaf_first({self.name[n.args[0]]}, to_value(int32_t(c), S{{}}))"
+            self.line(f"first_at_{i}[e] = c < cols ? {leaf} : NEUTRAL_FIRST;")
         for o in p.stores:
             self.line(f"values_{o.name}[e] = {self.name[o.node]};")
-        for n in p.col_sums:
+        for n in p.col_sums if self.joined else ():
             self.column_sum(n)
         self.close()
-        for word, op, nodes in (("sum", "Add", p.sums), ("max", "Most", p.maxima)):
+        for word, op, nodes in (("sum", "Add", p.sums), ("max", "Most", p.maxima), ("first", "Foremost", p.firsts)):
             for i, _ in enumerate(nodes):
                 tree = f"fold<{op}, CHUNK>({word}_at_{i})"
                 padded = tree if self.schedule.full else f"c0 < cols ? {tree} : {op}::neutral()"
@@ -275,6 +289,10 @@ class GpuRowEmitter(GpuColumnEmitter):
             self.open("if (live && c < cols)")
             self.line(f"store1({place}, add(i + d == 0 ? NEUTRAL_SUM : load1({place}), {value}));")
             self.close()
+
+    def kind_of(self, n: Node) -> str:
+        """The type of an input's elements."""
+        return POINTER[str(n.data[1])]
 
     def load_for(self, inputs: Iterable[Node]) -> None:
         """Chunks that a pass over a long row reads."""

@@ -10,11 +10,13 @@ from importlib import resources
 from ..lower.flat import FlatPlan
 from ..lower.gpu import Schedule
 from ..lower.rowwise import RowPlan
-from .cpp import KernelText
+from ..lower.scatter import ScatterPlan
+from .cpp import KernelText, first, segments
 from .gpu_flat import GpuFlatEmitter
 from .gpu_rows import GpuRowEmitter
+from .gpu_scatter import GpuScatterEmitter
 
-OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "sim.h")
+OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "sim.h", "hip.h")
 SHARED = ("integers.h", "hashes.h")  # with the cpu target
 
 
@@ -27,7 +29,13 @@ def headers() -> dict[str, str]:
 
 def emit_rows(plan: RowPlan, schedule: Schedule) -> KernelText:
     """The text of a row-wise operator's kernels for one schedule."""
-    return KernelText(GpuRowEmitter(plan, schedule).text(), headers())
+    return KernelText(GpuRowEmitter(plan, schedule).text(), headers() | (first() if plan.has_firsts else {}))
+
+
+def emit_scatter(plan: ScatterPlan, width: int) -> KernelText:
+    """The text of a sum over entries, with accesses of at most `width` elements."""
+    sorting = {"sorting.h": (resources.files(__package__) / "gpu" / "sorting.h").read_text()}
+    return KernelText(GpuScatterEmitter(plan, width).text(), headers() | segments() | sorting)
 
 
 def emit_flat(plan: FlatPlan, width: int) -> KernelText:

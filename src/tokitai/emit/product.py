@@ -6,6 +6,7 @@ matrix its row stride and the stride from one product of the batch to the next (
 
 from __future__ import annotations
 
+from ..lang import MATRICES
 from ..lower.product import BLOCK_ROWS, DEPTH, SHARE, TALL, WIDE, ProductPlan
 from .text import POINTER, Printer
 
@@ -13,20 +14,18 @@ from .text import POINTER, Printer
 class ProductEmitter(Printer):
     """Prints one kernel."""
 
+    includes = ("products.h",)
+
     def __init__(self, plan: ProductPlan) -> None:
         super().__init__(plan.graph)
         self.plan = plan
         self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in plan.graph.inputs]
         self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in plan.graph.outputs]
-
-    def includes(self) -> list[str]:
-        """The headers, told of the accumulators and of the plan's sizes."""
         sizes = {"TALL": TALL, "WIDE": WIDE, "DEPTH": DEPTH, "BLOCK_ROWS": BLOCK_ROWS, "SHARE": SHARE}
-        return [
-            f"#define ACCUMULATORS_F64 {int(self.plan.accumulator == 'f64')}",
+        self.defines = (
+            f"#define ACCUMULATORS_F64 {int(plan.accumulator == 'f64')}",
             *(f"#define PLAN_{name} {value}" for name, value in sizes.items()),
-            '#include "products.h"',
-        ]
+        )
 
     def body(self) -> None:
         """What stands between the braces of the kernel."""
@@ -39,7 +38,7 @@ class ProductEmitter(Printer):
             self.declare(s, self.expression(s, False, self.name), vector=False)
         self.open("each_product(batch, threads, [&](int64_t item, Team team)")
         for name, space, kind, const in self.tensors:
-            if len(space) == 2:
+            if space in MATRICES:
                 self.line(f"{const}{kind}* const {name} = all_{name} + item * {name}_batch;")
         left, layout = self.plan.left.data[0], str(self.plan.products[0].data[0])
         rights = [n.args[1].data for n in self.plan.products]
@@ -63,7 +62,7 @@ class ProductEmitter(Printer):
         self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
         place = 4
         for i, (name, space, kind, const) in enumerate(self.tensors):
-            matrix = len(space) == 2
+            matrix = space in MATRICES
             shown = f"all_{name}" if matrix else name
             self.line(f"{const}{kind}* const {shown} = static_cast<{const}{kind}*>(tensors[{i}]);")
             self.line(f"(void){shown};")

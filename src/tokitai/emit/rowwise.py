@@ -16,6 +16,8 @@ class RowEmitter(Printer):
         self.private = [f"{len(plan.kept)} * cols"] * bool(plan.kept)  # workspace of each thread
         self.private += [f"{plan.most_sums} * partial_room(cols)"] * bool(plan.most_sums)
         self.streamed = streamed(plan.graph)
+        if plan.has_firsts:
+            self.includes = ("rows.h", "first.h")
 
     def body(self) -> None:
         """What stands between the braces of the kernel."""
@@ -40,7 +42,7 @@ class RowEmitter(Printer):
         for i, (name, space, fmt, const) in enumerate(tensors):
             kind = f"{const}{POINTER[str(fmt)]}*"
             self.line(f"{kind} const {name} = static_cast<{kind}>(tensors[{i}]);")
-            if space == "rc":
+            if space in ("rc", "t"):
                 self.line(f"const int64_t {name}_stride = sizes[{stride}];")
                 stride += 1
         for o in self.streamed:
@@ -128,7 +130,8 @@ class RowEmitter(Printer):
                 self.row_value(n)
         for o in self.graph.outputs:
             if o.space == "r":
-                self.line(f"store1(out_{o.name} + r, {self.name[o.node]});")
+                for line in self.row_stores(o):
+                    self.line(line)
         for n in self.plan.running:
             if n.space == "s":
                 self.line(f"block_{self.name[n]} = add(block_{self.name[n]}, {self.name[n.args[0]]});")
@@ -146,10 +149,12 @@ class RowEmitter(Printer):
         """A value with a column index, for the columns from c on."""
         if n.op == "input":
             self.declare(n, f"load(in_{n.data[0]}{'_row' * (n.space == 'rc')} + c, lanes)", vector=True)
+        elif n.op == "gather":
+            self.declare(n, f"load({self.chosen_entry(n)} + c, lanes)", vector=True)
         elif n.op == "column_index":
-            self.declare(n, "column_index(c)", vector=True)
+            self.declare(n, "column_index(c, lanes)", vector=True)
         elif n.op == "element_word":
-            self.declare(n, f"element_word<{n.data[0]}>(r * cols + c)", vector=True)
+            self.declare(n, f"element_word<{n.data[0]}>(r * cols + c, lanes)", vector=True)
         else:
             self.declare(n, self.expression(n, True, self.name), vector=True)
 
@@ -164,10 +169,13 @@ class RowEmitter(Printer):
     def one_pass(self, p: Pass, loaded: set[Node]) -> None:
         for n in p.maxima:
             self.line(f"Max max_{self.name[n]};")
+        for n in p.firsts:
+            self.line(f"V first_{self.name[n]} = splat(NEUTRAL_FIRST);")
         if p.sums:
             totals = f"sums_{self.plan.passes.index(p) + 1}"
             self.line(f"S {totals}[{len(p.sums)}];")
-            self.open(f"row_sums<{len(p.sums)}>(cols, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+            sums = f"row_sums<{len(p.sums)}, {str(p.cheap).lower()}>"
+            self.open(f"{sums}(cols, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         else:
             self.open("each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         self.compute(p, loaded)
@@ -175,12 +183,14 @@ class RowEmitter(Printer):
         for n in p.maxima:
             x = self.vector(n.args[0])
             self.line(f"take(max_{self.name[n]}, pad(leaf_max({x}), NEUTRAL_MAX, lanes));")
+        for n in p.firsts:
+            self.line(f"take_first(first_{self.name[n]}, {self.vector(n.args[0])}, c, lanes);")
         for n in p.col_sums:
             place = f"block_{self.name[n]} + c"
             self.line(f"store({place}, add(load({place}, lanes), {self.vector(n.args[0])}), lanes);")
         if p.sums:
             parts = ", ".join(f"pad({self.vector(n.args[0])}, NEUTRAL_SUM, lanes)" for n in p.sums)
-            self.line(f"return Sums<{len(p.sums)}>{{{{{parts}}}}};")
+            self.line(f"return summands(lanes, {parts});")
             self.close("}, [&](int64_t c) INLINE_LAMBDA {")
             self.depth += 1
             self.prefetches(p)
@@ -191,6 +201,9 @@ class RowEmitter(Printer):
             self.close("});")
         for n in p.maxima:
             self.line(f"const S {self.name[n]} = result(max_{self.name[n]});")
+        for n in p.firsts:
+            joined = f"across<1, LANES>(first_{self.name[n]}, [](V a, V b) {{ return join_first(a, b); }})"
+            self.line(f"const S {self.name[n]} = done_first(first({joined}), cols);")
 
     def prefetches(self, p: Pass) -> None:
         """The next row is fetched during the first pass that sums: by then this one lies in the caches."""

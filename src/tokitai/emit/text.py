@@ -11,7 +11,6 @@ from ..lang import Function, Graph, Node, Output
 from ..lower.scalars import rounded_scalars, whole_scalars
 
 POINTER = {"f16": "f16", "bf16": "bf16", "f32": "f32", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
-VECTOR = {"f32": "V", "i32": "I", "u32": "U"}
 SCALAR = {"f32": "S", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
 
 
@@ -22,6 +21,9 @@ def streamed(graph: Graph) -> list[Output]:
 
 class Printer:
     """Prints the text of one kernel; a subclass prints what stands between its braces."""
+
+    defines: tuple[str, ...] = ()  # lines before the headers
+    includes: tuple[str, ...] = ("rows.h",)
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -35,18 +37,16 @@ class Printer:
         """What stands between the braces of the kernel."""
         raise NotImplementedError
 
-    def includes(self) -> list[str]:
-        """The lines that bring the headers."""
-        return ['#include "rows.h"']
-
     def text(self) -> str:
         """The whole text."""
         g = self.graph
         self.line(f"// {g.name}, stored in {g.dtype}. Definition {g.digest[:16]}:")
         for row in str(g).splitlines():
             self.line(f"//   {row}")
-        for row in self.includes():
+        for row in self.defines:
             self.line(row)
+        for header in self.includes:
+            self.line(f'#include "{header}"')
         self.line()
         self.line("namespace tokitai {")
         for f in g.functions:
@@ -83,7 +83,7 @@ class Printer:
         value = "V{}" if vector else "S{}"
 
         def arg(a: Node) -> str:
-            inside = own_names or a.space in ("rc", "c")
+            inside = own_names or a.space in ("rc", "c", "t")
             return name[a] if inside or not vector else f"splat({name[a]})"
 
         args = [arg(a) for a in node.args]
@@ -107,10 +107,12 @@ class Printer:
         return f"{node.op}({', '.join(args)})"
 
     def declare(self, node: Node, value: str, vector: bool) -> None:
-        if node.type == "bool":
-            kind = ("M" if node.exact else "B") if vector else ("bool" if node.exact else "SB")
+        if vector:
+            kind = "auto"  # one vector or several together
+        elif node.type == "bool":
+            kind = "bool" if node.exact else "SB"
         else:
-            kind = (VECTOR if vector else SCALAR)[node.type]
+            kind = SCALAR[node.type]
         self.line(f"const {kind} {self.name[node]} = {value};")
 
     def function(self, f: Function) -> None:
@@ -130,7 +132,7 @@ class Printer:
 
         def visit(n: Node) -> None:
             if n.space in ("rc", "c") and n not in found:
-                for a in n.args if n.op != "col_sum" else ():
+                for a in n.args if n.op not in ("col_sum", "gather") else ():
                     visit(a)
                 found.append(n)
 
@@ -140,10 +142,22 @@ class Printer:
     # ------------------------------------------------------------------ values of one row, of one column
     def row_input(self, n: Node) -> str:
         """Where an input with one element a row is read."""
-        return f"in_{n.data[0]} + r"
+        return f"in_{n.data[0]} + r" if len(n.data) < 3 else f"in_{n.data[0]} + r * {self.slots(n)} + {n.data[2]}"
+
+    def slots(self, n: Node) -> int:
+        """How many values of each row lie beside an input's."""
+        return next(t.slots for t in self.graph.inputs if t.name == n.data[0])
+
+    def row_stores(self, o: Output) -> list[str]:
+        """The stores of a result with one element a row, or several."""
+        if o.node.op != "slots":
+            return [f"store1(out_{o.name} + r, {self.name[o.node]});"]
+        return [f"store1(out_{o.name} + r * {o.slots} + {j}, {self.name[a]});" for j, a in enumerate(o.node.args)]
 
     def row_value(self, n: Node) -> None:
         """A value with one element a row, of row r."""
+        if n.op == "slots":
+            return  # its parts are stored one by one
         if n.op == "input":
             self.declare(n, f"load1({self.row_input(n)})", vector=False)
         elif n.op == "row_index":
@@ -163,10 +177,17 @@ class Printer:
             if m.op == "input":
                 place = f"in_{m.data[0]}_row + c" if m.space == "rc" else f"in_{m.data[0]} + c"
                 self.declare(m, f"load1({place})", vector=False)
+            elif m.op == "gather":
+                self.declare(m, f"load1({self.chosen_entry(m)} + c)", vector=False)
             else:
                 self.one_column(m, "int32_t(c)")
         self.line(f"{self.name[n]} = {self.name[source]};")
         self.close()
+
+    def chosen_entry(self, n: Node) -> str:
+        """Where the entry of a table begins that a row chooses."""
+        table, index = n.args
+        return f"in_{table.data[0]} + int64_t({self.name[index]}) * in_{table.data[0]}_stride"
 
     def one_column(self, n: Node, column: str = "c") -> None:
         """A value at one column that is not an input."""
@@ -178,7 +199,7 @@ class Printer:
             self.declare(n, self.expression(n, False, self.name), vector=False)
 
     def vector(self, n: Node) -> str:
-        return self.name[n] if n.space in ("rc", "c") else f"splat({self.name[n]})"
+        return self.name[n] if n.space in ("rc", "c", "t") else f"splat({self.name[n]})"
 
 
 def _literal(x: float) -> str:

@@ -3,6 +3,7 @@
 from .graph import (
     COL_SUM_BLOCK,
     MATMUL_BLOCK,
+    MATRICES,
     OPERANDS,
     PRIMITIVES,
     ROW_REDUCTIONS,
@@ -47,16 +48,34 @@ from .primitives import (
     total_sum,
     where,
 )
-from .sizes import Shape, Sizes, extents, shape_from_text, shape_text
-from .values import Cols, Matrix, Number, Operand, Rows, Value, bf16, f16, f32, f64, i32, i64, storage, u32
+from .sizes import Shape, Sizes, extent, extents, shape_from_text, shape_text
+from .tables import gather, row_first, scatter_sum, slots
+from .values import (
+    Cols,
+    Matrix,
+    Number,
+    Operand,
+    Rows,
+    Slots,
+    Table,
+    Value,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i32,
+    i64,
+    storage,
+    u32,
+)
 
 __all__ = [
-    "COL_SUM_BLOCK", "MATMUL_BLOCK", "OPERANDS", "PRIMITIVES", "ROW_REDUCTIONS", "TOTALS", "Cols", "Contract",
-    "Function", "Graph", "HardInput", "Index", "Matrix", "Node", "Number", "Operand", "Operator", "Output", "Outputs",
-    "Rows", "Shape", "Sizes", "TensorSpec", "Value", "bf16", "bit_and", "bit_xor", "col_sum", "column_index", "columns",
-    "convert", "element_word", "exponent", "extents", "f16", "f32", "f64", "fma", "function", "i32", "i64", "matmul",
-    "maximum", "minimum", "multiply_high", "operator", "outputs", "power_of_two", "round_even", "round_stochastic",
-    "round_to", "row_index", "row_max", "row_sum", "rows", "shape_from_text", "shape_text", "shift_right",
-    "significand", "sqrt", "storage", "stored", "take_column", "tensor_index", "topological", "total_max", "total_sum",
-    "u32", "where",
+    "COL_SUM_BLOCK", "MATMUL_BLOCK", "MATRICES", "OPERANDS", "PRIMITIVES", "ROW_REDUCTIONS", "TOTALS", "Cols",
+    "Contract", "Function", "Graph", "HardInput", "Index", "Matrix", "Node", "Number", "Operand", "Operator", "Output",
+    "Outputs", "Rows", "Shape", "Sizes", "Slots", "Table", "TensorSpec", "Value", "bf16", "bit_and", "bit_xor",
+    "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "extent", "extents", "f16", "f32",
+    "f64", "fma", "function", "gather", "i32", "i64", "matmul", "maximum", "minimum", "multiply_high", "operator",
+    "outputs", "power_of_two", "round_even", "round_stochastic", "round_to", "row_first", "row_index", "row_max",
+    "row_sum", "rows", "scatter_sum", "shape_from_text", "shape_text", "shift_right", "significand", "slots", "sqrt",
+    "storage", "stored", "take_column", "tensor_index", "topological", "total_max", "total_sum", "u32", "where",
 ]  # fmt: skip

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-# rows x cols, one a row, one a column, one in all; operands of products: rows x inner, inner x cols, their transposes
-Space = Literal["rc", "r", "c", "s", "rk", "kr", "kc", "ck"]
+# rows x cols, one a row, one a column, one in all, entries x cols (a table); operands of products: rows x inner,
+# inner x cols, their transposes
+Space = Literal["rc", "r", "c", "s", "t", "rk", "kr", "kc", "ck"]
 Type = Literal["f32", "f64", "i32", "i64", "u32", "bool", "host"]
 
 
@@ -92,10 +93,14 @@ PRIMITIVES: dict[str, Primitive] = {
         # across columns or rows, by the one summation rule
         Primitive("row_sum", 1, "reduce"),
         Primitive("row_max", 1, "reduce"),
+        Primitive("row_first", 1, "reduce"),
+        Primitive("slots", -1, "index"),  # several values of each row, side by side: a result of rows x slots
         Primitive("col_sum", 1, "reduce"),
         Primitive("total_sum", 1, "reduce"),  # over all elements of all tensors of a list
         Primitive("total_max", 1, "reduce"),
         Primitive("take_column", 2, "index"),
+        Primitive("gather", 2, "index"),
+        Primitive("scatter_sum", 3, "reduce"),
         Primitive("matmul", 2, "product"),  # data = (how operands are stored, format of the accumulator)
         # a function that is itself a definition (exp, tanh ...); data = (name,)
         Primitive("call", -1, "call"),
@@ -103,7 +108,9 @@ PRIMITIVES: dict[str, Primitive] = {
 }
 
 COL_SUM_BLOCK = 32
-"""Rows in one chain of a column sum: a chain inside aligned blocks, then the balanced tree over the blocks."""
+"""Rows in one chain of a column sum: a chain inside aligned blocks, then the balanced tree over the blocks.
+
+Contributions to one entry of a table are added by the same rule, by their rank among those in the order of the rows."""
 
 
 MATMUL_BLOCK = 4096
@@ -112,7 +119,10 @@ MATMUL_BLOCK = 4096
 OPERANDS = frozenset({"rk", "kr", "kc", "ck"})
 """Spaces of what a matrix product takes."""
 
-ROW_REDUCTIONS = frozenset({"row_sum", "row_max"})
+MATRICES = frozenset({"rc", "t", *OPERANDS})
+"""Spaces of tensors with two sides, which kernels take with a row stride."""
+
+ROW_REDUCTIONS = frozenset({"row_sum", "row_max", "row_first"})
 TOTALS = frozenset({"total_sum", "total_max"})
 """Reductions over all elements of a call; over a list of tensors: the tree along each, then over the non-empty ones."""
 
@@ -156,6 +166,7 @@ class TensorSpec:
     space: Space  # of an operand of a product before a definition is traced: rk, wherever it will be used
     format: str | None
     optional: bool = False
+    slots: int = 0  # of each row, where there are several side by side
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +181,11 @@ class Output:
     @property
     def space(self) -> Space:
         return self.node.space
+
+    @property
+    def slots(self) -> int:
+        """How many values of each row lie side by side; 0 for one alone."""
+        return len(self.node.args) if self.node.op == "slots" else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +223,7 @@ class Graph:
         """SHA-256 of the definition's meaning: independent of file, line, variable names and hash seeds."""
         text = {
             "name": self.name,
-            "inputs": [[i.name, i.space, i.format] for i in self.inputs],
+            "inputs": [[i.name, i.space, i.format, *([i.slots] if i.slots else [])] for i in self.inputs],
             "params": list(self.params),
             "outputs": [[o.name, o.format, o.inplace] for o in self.outputs],
             "nodes": _listing(self.nodes, [o.node for o in self.outputs]),

@@ -22,19 +22,21 @@ import numpy as np
 from ..errors import ArgumentError, DefinitionError, UnknownNameError
 from ..formats import STORAGE, format_of
 from .graph import OPERANDS, Graph, Node, Output, Space, TensorSpec
-from .values import INTEGERS, Cols, Matrix, Operand, Rows, Value, format_name, make, refuse, tracing
+from .values import INTEGERS, Cols, Matrix, Operand, Rows, Slots, Table, Value, format_name, make, refuse, tracing
 
 Array = np.ndarray[Any, Any]
-RESERVED = ("out", "threads", "copy")  # arguments of every call
-_SPACES: dict[object, Space] = {Matrix: "rc", Rows: "r", Cols: "c", Operand: "rk"}
+RESERVED = ("out", "threads", "copy", "cuda_stream", "check")  # arguments of every call
+_SPACES: dict[object, Space] = {Matrix: "rc", Rows: "r", Cols: "c", Table: "t", Slots: "r", Operand: "rk"}
 
 
 @dataclass(frozen=True)
 class Index:
-    """What an integer input may hold: 0 up to the number of columns, or the value of the scalar named ``besides``."""
+    """What an integer input may hold: 0 up to the number of columns, or of a table's entries; or the value of the
+    scalar named ``besides``."""
 
     besides: str | None = None
     upto: bool = False  # the number of columns itself is allowed as well: a length, not a place
+    entries: bool = False  # a table's entries are counted, not columns
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Contract:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # scalars, both ends included
     switches: Mapping[str, str] = field(default_factory=dict)  # options that follow from a scalar: on where it is not 0
     indices: Mapping[str, Index] = field(default_factory=dict)  # integer inputs that choose a column
+    no_nan: tuple[str, ...] = ()  # inputs in which a NaN is an error
+    places: tuple[str, ...] = ()  # results that are columns: whole numbers, which calls return as i32
     draw: Mapping[str, str] = field(default_factory=dict)  # inputs whose seeded values are not plain noise
     batched: bool = False  # leading dimensions of a product's operands are a batch; else they flatten into one side
 
@@ -182,7 +186,8 @@ class Operator:
                 arguments[t.name] = None
                 continue
             stored_as = dtype if t.format == "storage" else str(t.format)
-            inputs.append(TensorSpec(t.name, t.space, stored_as, t.optional))
+            slots = int(str(options["k"])) if t.slots else 0
+            inputs.append(TensorSpec(t.name, t.space, stored_as, t.optional, slots))
             kind: Any = stored_as if stored_as in ("f64", *INTEGERS) else "f32"
             if t.space in OPERANDS:
                 arguments[t.name] = Operand(t.name, stored_as)
@@ -190,6 +195,9 @@ class Operator:
             exact = kind in INTEGERS
             data = (t.name, stored_as)
             arguments[t.name] = Value(make("input", space=t.space, type=kind, data=data, exact=exact))
+            if slots:
+                nodes = (make("input", space="r", type=kind, data=(*data, j), exact=exact) for j in range(slots))
+                arguments[t.name] = tuple(map(Value, nodes))
         for p in self.params:
             arguments[p.name] = Value(make("param", space="s", type="host", data=(p.name,), exact=p.whole))
         returned = self.definition(**arguments)
@@ -243,7 +251,7 @@ class Operator:
         try:
             hints = typing.get_type_hints(self.definition)
         except Exception as error:
-            accepted = "Matrix[...], Rows[...], Cols[...], Operand[...], float"
+            accepted = "Matrix[...], Rows[...], Cols[...], Table[...], Operand[...], float"
             self._refuse(f"annotations of {self.name} cannot be read ({error})", accepted)
         tensors, params, choices = [], [], []
         for name, parameter in inspect.signature(self.definition).parameters.items():
@@ -255,7 +263,7 @@ class Operator:
             origin = typing.get_origin(inner)
             if origin in _SPACES:
                 (tag,) = typing.get_args(inner)
-                tensors.append(TensorSpec(name, _SPACES[origin], format_name(tag), optional))
+                tensors.append(TensorSpec(name, _SPACES[origin], format_name(tag), optional, int(origin is Slots)))
             elif hint in (float, int) and parameter.kind is parameter.KEYWORD_ONLY:
                 params.append(ParamSpec(name, default, whole=hint is int))
             elif hint is bool:
@@ -266,8 +274,8 @@ class Operator:
             else:
                 self._refuse(
                     f"the parameter {name}: {hint!r} of {self.name}",
-                    "Matrix[...], Rows[...], Cols[...] or Operand[...] of a format, or after * a float, int, bool or "
-                    "Literal[...]",
+                    "Matrix[...], Rows[...], Cols[...], Slots[...], Table[...] or Operand[...] of a format, or after * "
+                    "a float, int, bool or Literal[...]",
                 )
         return tuple(tensors), tuple(params), tuple(choices)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .graph import Space
+from .graph import MATRICES, Space
 
 Shape = tuple[int, int]
 
-_SIDES: dict[Space, str] = {
-    "rc": "rc", "r": "r1", "c": "1c", "s": "11", "rk": "rk", "kr": "kr", "kc": "kc", "ck": "ck",
+_SIDES: dict[Space, str] = {  # e: entries, s: slots
+    "rc": "rc", "r": "rs", "c": "1c", "s": "11", "t": "ec", "rk": "rk", "kr": "kr", "kc": "kc", "ck": "ck",
 }  # fmt: skip
 
 
@@ -68,9 +68,18 @@ def shape_from_text(text: str) -> Shape:
     return Sizes(*numbers)
 
 
-def extents(space: Space, shape: Shape) -> tuple[int, int]:
+def extent(space: Space, shape: Shape, entries: int = 0, slots: int = 0, batched: bool = True) -> tuple[int, ...]:
+    """The shape of a tensor as kernels take it. ``entries`` are those of a table, ``slots`` those of each row where
+    there are any; ``batched`` is False for a matrix that all products of a batch share."""
+    sides = extents(space, shape, entries, slots or 1)
+    if space not in MATRICES:
+        return sides if slots else (sides[0] * sides[1],)
+    return (shape.batch, *sides) if batched and isinstance(shape, Sizes) and shape.batch != 1 else sides
+
+
+def extents(space: Space, shape: Shape, entries: int = 0, slots: int = 1) -> tuple[int, int]:
     """The two sides of a tensor of this space as arrays that broadcast have them."""
-    length = {"1": 1, "r": shape[0], "c": shape[1]}
+    length = {"1": 1, "r": shape[0], "c": shape[1], "e": entries, "s": slots}
     if "k" in space:
         length["k"] = Sizes.of(shape).inner
     sides = _SIDES[space]

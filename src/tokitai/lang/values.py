@@ -123,6 +123,10 @@ def make(
 def join(*spaces: Space) -> Space:
     """The smallest space that holds values of all these: a row value with a column value is rows x cols."""
     has = set("".join(spaces)) - {"s"}
+    if "t" in has:
+        if "r" in has:
+            refuse("a value of a table beside one with rows", "gather(table, index) brings a table's entries to rows")
+        return "t"
     return "rc" if has == {"r", "c"} else "r" if has == {"r"} else "c" if has == {"c"} else "s"
 
 
@@ -244,6 +248,7 @@ class Value:
 
     def __repr__(self) -> str:
         spaces = {"rc": "a rows x cols", "r": "a one-per-row", "c": "a one-per-column", "s": "a scalar"}
+        spaces["t"] = "an entries x cols"
         return f"{spaces[self.node.space]} {self.node.type} value ({self.node.op})"
 
 
@@ -281,6 +286,14 @@ class Rows(Value, Generic[F]):
 
 class Cols(Value, Generic[F]):
     """A tensor with one element a column."""
+
+
+class Table(Value, Generic[F]):
+    """A tensor of entries x cols, whose number of entries is its own: `gather` brings them to rows."""
+
+
+class Slots(Value, Generic[F]):
+    """A tensor of rows x k, where k is the operator's option of that name: the definition gets its k row values."""
 
 
 def lift(x: Any, like: Node | None = None) -> Node:

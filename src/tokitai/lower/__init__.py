@@ -7,8 +7,9 @@ from ..lang import TOTALS, Graph
 from .flat import FlatPlan, is_flat, plan_flat
 from .product import ProductPlan, is_product, plan_product
 from .rowwise import RowPlan, plan_rows
+from .scatter import ScatterPlan, plan_scatter
 
-Plan = RowPlan | FlatPlan | ProductPlan
+Plan = RowPlan | FlatPlan | ScatterPlan | ProductPlan
 
 
 def make_plan(graph: Graph) -> Plan:
@@ -18,6 +19,8 @@ def make_plan(graph: Graph) -> Plan:
             raise DefinitionError(f"{n.origin}: {n.op} in f64; accepted by the cpu target: f32 and integers")
     if is_product(graph):
         return plan_product(graph)
+    if any(n.op == "scatter_sum" for n in graph.nodes):
+        return plan_scatter(graph)
     if is_flat(graph):
         return plan_flat(graph)
     for n in graph.nodes:
@@ -28,4 +31,4 @@ def make_plan(graph: Graph) -> Plan:
     return plan_rows(graph)
 
 
-__all__ = ["FlatPlan", "Plan", "ProductPlan", "RowPlan", "make_plan"]
+__all__ = ["FlatPlan", "Plan", "ProductPlan", "RowPlan", "ScatterPlan", "make_plan"]

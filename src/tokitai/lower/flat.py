@@ -50,7 +50,7 @@ class FlatPlan:
 
 def is_flat(graph: Graph) -> bool:
     """Whether all elements are treated alike, wherever they lie."""
-    special = {*ROW_REDUCTIONS, "col_sum", "take_column", "row_index", "column_index"}
+    special = {*ROW_REDUCTIONS, "col_sum", "take_column", "gather", "row_index", "column_index"}
     return all(n.op not in special and n.space in ("rc", "s") for n in graph.nodes)
 
 

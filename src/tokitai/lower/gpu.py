@@ -7,17 +7,19 @@ number of rows decides only how many blocks there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..formats import FORMATS
-from ..lang import TensorSpec
+from ..lang import Node, TensorSpec, topological
 from .flat import FlatPlan
-from .rowwise import RowPlan
+from .rowwise import REDUCTIONS, RowPlan
 
 CHUNK = 8  # neighbouring elements that a thread takes at a time
 MOST_THREADS = 1024
+LONGEST_JOINED = 8192  # columns of a row whose threads also hold the column sums; longer ones are read again for those
 LONGEST_KEPT = 32768  # columns of a row that threads keep in registers; longer ones are read again in each pass
 COLUMNS = 32  # of a block that adds up partial column sums
+COLUMN_THREADS = 128  # of a block that runs down rows on its own: a chunk of columns to each
 TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
 
 
@@ -35,11 +37,23 @@ class Schedule:
     kept: bool  # rows stay in registers; else they are read again in each pass
     hoisted: bool = False  # values of columns stay in registers from row to row
     per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
+    apart: bool = False  # column sums have a kernel of their own
 
     @property
     def block_threads(self) -> int:
         """Threads of a block."""
         return self.threads * self.rows
+
+    def with_fewer_registers(self, blocked: bool) -> Schedule | None:
+        """What to try where threads lack registers: more for each, or less to hold; None if nothing is left to try.
+
+        ``blocked``: whether the plan is, as `blocked` has it.
+        """
+        if self.per_sm > 1:
+            return replace(self, per_sm=self.per_sm * 3 // 4)
+        if self.kept and self.ahead and not (blocked and not self.apart):
+            return replace(self, ahead=0)
+        return None
 
     def __str__(self) -> str:
         how = "in registers" if self.kept else "read in each pass"
@@ -63,9 +77,10 @@ def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Sched
     """The schedule for rows of so many columns whose tensors allow accesses of `width` elements."""
     chunks_of_row = max(1, -(-cols // CHUNK))
     exact = cols % CHUNK == 0 and cols > 0
-    running = [n for n in plan.running if n.space == "c"]
+    apart = cols > LONGEST_JOINED and separable(plan)
+    running = blocked(plan) and not apart
     if cols > LONGEST_KEPT:
-        return Schedule(MOST_THREADS, 1, 1, width, exact, False, 1, kept=False)
+        return Schedule(MOST_THREADS, 1, 1, width, exact, False, 1, kept=False, apart=apart)
     if chunks_of_row <= warp and not (running and chunks_of_row > warp // 2):
         threads = _power_of_two(chunks_of_row)
         full = cols == threads * CHUNK
@@ -76,10 +91,12 @@ def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Sched
     ahead = 1 if running or len(plan.kept) == 1 else 0  # where registers are left for it
     # Measured on an H200: registers for 32 to 36 warps on a multiprocessor, for 16 where sums or kept values need many.
     words = chunks * sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
+    if apart and words > 64:  # two inputs of 32,768 columns in f32: all the registers that there are
+        return Schedule(MOST_THREADS, 1, 1, width, exact, False, 1, kept=False, apart=True)
     warps = 16 if running or plan.kept else 36 if words <= 16 else 32 if words <= 32 else 16
     per_sm = max(1, warps * warp // (threads * rows))
     return Schedule(
-        threads, chunks, rows, width, exact, full, ahead, kept=True, hoisted=bool(running), per_sm=per_sm
+        threads, chunks, rows, width, exact, full, ahead, kept=True, hoisted=running, per_sm=per_sm, apart=apart
     )
 
 
@@ -107,9 +124,13 @@ def row_steps(plan: RowPlan, schedule: Schedule, rows: int, cols: int) -> list[S
     steps = []
     if plan.early:
         steps.append(Step("early", 1, MOST_THREADS))
-    units = -(-rows // plan.block) if blocked(plan) else rows
+    joined = blocked(plan) and not schedule.apart
+    units = -(-rows // plan.block) if joined else rows
     if units and (cols or has_row_results(plan)):
-        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads, in_turn=not blocked(plan)))
+        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads, in_turn=not joined))
+    if schedule.apart and rows and cols:
+        across = -(-cols // (COLUMN_THREADS * CHUNK))
+        steps.append(Step("columns", -(-rows // plan.block) * across, COLUMN_THREADS))
     if finishes(plan):
         steps.append(Step("finish", max(1, -(-cols // COLUMNS) if column_results(plan) else 1), MOST_THREADS))
     return steps
@@ -118,6 +139,16 @@ def row_steps(plan: RowPlan, schedule: Schedule, rows: int, cols: int) -> list[S
 def blocked(plan: RowPlan) -> bool:
     """Whether rows are worked through in blocks, as chains of column sums."""
     return any(n.space == "c" for n in plan.running)
+
+
+def under_sums(plan: RowPlan) -> list[Node]:
+    """What column sums are made of, operands first."""
+    return list(topological(n.args[0] for n in plan.running if n.space == "c"))
+
+
+def separable(plan: RowPlan) -> bool:
+    """Whether there are column sums, and none needs a pass over a row beforehand."""
+    return blocked(plan) and not any(n.op in REDUCTIONS or n.op == "take_column" for n in under_sums(plan))
 
 
 def has_row_results(plan: RowPlan) -> bool:

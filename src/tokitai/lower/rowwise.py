@@ -16,9 +16,10 @@ from functools import cached_property
 from ..errors import DefinitionError
 from ..lang import COL_SUM_BLOCK, ROW_REDUCTIONS, TOTALS, Graph, Node, Output, topological
 
-# Rough cost of an operation in vector instructions; only the comparison with KEEP_ABOVE matters.
+# Rough cost of an operation in vector instructions; only the comparisons with KEEP_ABOVE and CHEAP matter.
 _COST = {"div": 8, "sqrt": 10, "maximum": 4, "minimum": 4, "where": 1, "input": 2, "const": 0, "round": 0}
 KEEP_ABOVE = 8
+CHEAP = 20  # below this a pass is bound by its loop and by the way its sums take, not by its arithmetic
 
 REDUCTIONS = ROW_REDUCTIONS | TOTALS | {"col_sum"}
 
@@ -30,10 +31,12 @@ class Pass:
     compute: tuple[Node, ...]  # values with a column index, operands first
     sums: tuple[Node, ...]
     maxima: tuple[Node, ...]
+    firsts: tuple[Node, ...]
     stores: tuple[Output, ...]
     col_sums: tuple[Node, ...]
     keep: tuple[Node, ...]  # written to the scratch row for later passes
     after: tuple[Node, ...]  # values with one element a row that can be computed once the pass is over
+    cheap: bool  # so little is computed that its code may be repeated for several vectors at a time
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,11 @@ class RowPlan:
         return element * (shared + threads * (len(self.kept) * cols + partial))
 
     @cached_property
+    def has_firsts(self) -> bool:
+        """Whether first columns are looked for."""
+        return any(p.firsts for p in self.passes)
+
+    @cached_property
     def most_sums(self) -> int:
         """How many sums along a row one pass takes at most."""
         return max((len(p.sums) for p in self.passes), default=0)
@@ -99,7 +107,7 @@ def plan_rows(graph: Graph, keep: bool = True) -> RowPlan:
     Raises DefinitionError where a row needs a column sum that is not complete yet.
     """
     level = _levels(graph)
-    last = max((level[n] for n in graph.nodes if n.op in ("row_sum", "row_max", "take_column")), default=0)
+    last = max((level[n] for n in graph.nodes if n.op in (*ROW_REDUCTIONS, "take_column")), default=0)
     row_stores = [o for o in graph.outputs if o.space == "rc"]
     col_sums = [n for n in graph.nodes if n.op == "col_sum" and n.space == "c"]
     final = any(level[o.node] >= last for o in row_stores) or bool(col_sums)
@@ -126,10 +134,12 @@ def plan_rows(graph: Graph, keep: bool = True) -> RowPlan:
                 compute=tuple(nodes),
                 sums=tuple(n for n in graph.nodes if n.op == "row_sum" and level[n] == p),
                 maxima=tuple(n for n in graph.nodes if n.op == "row_max" and level[n] == p),
+                firsts=tuple(n for n in graph.nodes if n.op == "row_first" and level[n] == p),
                 stores=tuple(o for o in row_stores if _store_pass(o, level, count) == p),
                 col_sums=tuple(col_sums) if p == count else (),
                 keep=held,
                 after=tuple(n for n in row_nodes if level[n] == p),
+                cheap=sum(_own_cost(n) for n in nodes if n not in available) < CHEAP,
             )
         )
         available.update(held)
@@ -211,8 +221,11 @@ def _cost(node: Node, seen: set[Node]) -> int:
     if node in seen or node.space not in ("rc", "c"):
         return 0
     seen.add(node)
-    own = sum(_COST.get(n.op, 1) for n in node.body.nodes) if node.body is not None else _COST.get(node.op, 1)
-    return own + sum(_cost(a, seen) for a in node.args if node.op not in REDUCTIONS)
+    return _own_cost(node) + sum(_cost(a, seen) for a in node.args if node.op not in REDUCTIONS)
+
+
+def _own_cost(node: Node) -> int:
+    return sum(_COST.get(n.op, 1) for n in node.body.nodes) if node.body is not None else _COST.get(node.op, 1)
 
 
 def _choose_kept(wanted: list[list[Node]], count: int) -> set[Node]:

@@ -14,9 +14,10 @@ import numpy as np
 
 from ..errors import FloatModeError
 from ..formats import FORMATS, canonical
-from ..lang import COL_SUM_BLOCK, TOTALS, Function, Graph, Node, TensorSpec
+from ..lang import TOTALS, Function, Graph, Node, TensorSpec
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
 from .product import chains
+from .sums import column_sum, scattered_sum, tree
 
 F32 = np.float32
 CHUNK = 1 << 18  # elements computed at a time, so that intermediate arrays stay in cache
@@ -131,30 +132,12 @@ def widen(stored: Array) -> Array:
     return stored.astype(F32)
 
 
-# ---------------------------------------------------------------------------------------------- sums
-def tree(x: Array, add: Callable[[Array, Array], Array], axis: int = -1) -> Array:
-    """The balanced tree along an axis: neighbours first, level by level; a lone last node passes through.
-
-    The axis is kept with length 1. An empty sum is +0 (all bits zero).
-    """
-    x = np.moveaxis(x, axis, -1)
-    if x.shape[-1] == 0:
-        x = np.zeros((*x.shape[:-1], 1), x.dtype)
-    while x.shape[-1] > 1:
-        paired = x.shape[-1] // 2 * 2
-        x = np.concatenate([add(x[..., 0:paired:2], x[..., 1:paired:2]), x[..., paired:]], axis=-1)
-    return np.moveaxis(x, -1, axis)
-
-
-def column_sum(x: Array, add: Callable[[Array, Array], Array]) -> Array:
-    """Down the rows: a chain inside aligned blocks of 32 rows, then the tree over the blocks."""
-    blocks = []
-    for start in range(0, len(x), COL_SUM_BLOCK):
-        total = x[start]
-        for row in x[start + 1 : start + COL_SUM_BLOCK]:
-            total = add(total, row)
-        blocks.append(total)
-    return tree(np.stack(blocks) if blocks else x, add, axis=0)
+# ---------------------------------------------------------------------------------------------- integers
+def first_true(x: Array) -> Array:
+    """The first column of each row that is true; the number of columns where none is."""
+    return np.where(x.any(axis=1, keepdims=True), x.argmax(axis=1, keepdims=True), x.shape[1]) if x.shape[1] else (
+        np.zeros((len(x), 1))
+    )
 
 
 def integer(node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
@@ -262,6 +245,14 @@ class Bits:
                 return self.product(node, *args)
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
+            case "row_first":
+                return first_true(args[0]).astype(F32)
+            case "slots":
+                return np.concatenate(args, axis=1)
+            case "gather":
+                return args[0][args[1][:, 0]]
+            case "scatter_sum":
+                return scattered_sum(args[0], args[1], np.zeros((int(args[2][0, 0]), shape[1]), F32), np.add)
             case "call":
                 assert node.body is not None
                 return evaluate_body(node.body, self, args, shape)
@@ -349,7 +340,8 @@ def evaluate(
     check_float_mode()
     domain = Bits(params)
     rows, cols = shape
-    meets = any(n.op in (*TOTALS, "col_sum", "row_index", "rows", "element_word", "matmul") for n in graph.nodes)
+    across = (*TOTALS, "col_sum", "scatter_sum", "row_index", "rows", "element_word", "matmul")
+    meets = any(n.op in across for n in graph.nodes)
     step = max(1, CHUNK // max(cols, 1))
     if meets or rows <= step:
         return evaluate_graph(graph, domain, tensors, shape)

@@ -20,9 +20,9 @@ import numpy as np
 
 from ..errors import TokitaiError
 from ..formats import FORMATS
-from ..lang import COL_SUM_BLOCK, MATMUL_BLOCK, TOTALS, Graph, Node, Sizes, TensorSpec, extents
+from ..lang import COL_SUM_BLOCK, MATMUL_BLOCK, TOTALS, Graph, Node, Sizes, TensorSpec
 from . import bits
-from .interpret import Array, as_rows_cols, items_of
+from .interpret import Array, full_size, items_of, load
 from .product import operands
 
 U = 2.0**-24  # unit roundoff of f32
@@ -92,9 +92,15 @@ class Bounds:
             plain = [a.value if isinstance(a, Bounded) else a for a in args]
             if node.op == "matmul":
                 return self._product(node, plain, shape)
-            if node.op in ("row_sum", "col_sum", "row_max", "take_column"):
+            if node.op in ("row_sum", "col_sum", "row_max", "take_column", "gather", "scatter_sum"):
                 return self._across(node, args, plain, shape)
+            if node.op == "slots":
+                errors = [np.broadcast_to(a.error, (shape[0], 1)) for a in args]
+                return Bounded(self.bits.apply(node, plain, shape), np.concatenate(errors, axis=1))
             value = self.bits.apply(node, plain, shape)
+            if node.op == "row_first":  # any column, where a condition is in doubt
+                doubt = self.uncertain.get(node.args[0], np.zeros((1, 1), bool)).any(axis=1, keepdims=True)
+                return Bounded(value, np.where(doubt, float(shape[1]), 0.0))
             e = [np.asarray(a.error) if isinstance(a, Bounded) else np.zeros((1, 1)) for a in args]
             x = [np.asarray(p, np.float64) for p in plain]
             if node.type == "bool" and not node.exact:
@@ -133,7 +139,7 @@ class Bounds:
                 chosen = np.where(x[0] != 0, e[1], e[2])
                 return np.where(doubt, np.maximum(e[1], e[2]) + np.abs(x[1] - x[2]), chosen)
             case "convert":
-                return own
+                return np.where(x[0] == v, 0, own)  # a whole number that fits
             case "round_to":  # part of what is defined, and monotone: a value near a tie may go to the other side
                 low, high = (
                     bits.round_to(np.nextafter(x[0] + side * e[0], side * np.inf), str(node.data[0])).astype(np.float64)
@@ -171,6 +177,10 @@ class Bounds:
     def _across(self, node: Node, args: Sequence[Any], plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
         value = self.bits.apply(node, plain, shape)
         first = args[0]
+        if node.op == "gather":
+            return Bounded(value, np.broadcast_to(first.error, first.value.shape)[plain[1][:, 0]])
+        if node.op == "scatter_sum":
+            return self._scattered(value, first, plain[1][:, 0])
         full = shape if node.space != "s" else (shape[0], 1)
         x = np.broadcast_to(np.asarray(first.value, np.float64), full)
         e = np.broadcast_to(first.error, full)
@@ -189,6 +199,19 @@ class Bounds:
         counted = ((x == np.rint(x)) & (e == 0)).all(axis=axis, keepdims=True) & (total <= 1 / U)  # exact: a count
         rounding = np.where(counted, 0, np.expm1(height * np.log1p(U)) * total)
         return Bounded(value, WIDEN * (e.sum(axis=axis, keepdims=True) + rounding))
+
+
+    @staticmethod
+    def _scattered(value: Array, terms: Any, index: Array) -> Bounded:
+        """As for a column sum, of as many terms as an entry has."""
+        error, size = np.zeros(value.shape), np.zeros(value.shape)
+        np.add.at(error, index, np.broadcast_to(terms.error, terms.value.shape))
+        np.add.at(size, index, np.abs(np.asarray(terms.value, np.float64)))
+        count = np.bincount(index, minlength=len(value))[: len(value), None]
+        height = np.minimum(np.maximum(count - 1, 0), COL_SUM_BLOCK - 1) + np.ceil(
+            np.log2(np.maximum(-(-count // COL_SUM_BLOCK), 1))
+        )
+        return Bounded(value, WIDEN * (error + np.expm1(height * np.log1p(U)) * (size + error)))
 
 
 def _rounded(a: Bounded, precision: int, emin: int) -> Bounded:
@@ -216,8 +239,7 @@ def evaluate(
     values: dict[Node, Any] = {}
     for node in graph.nodes:
         if node.op == "input":
-            spec = specs[str(node.data[0])]
-            values[node] = domain.load(spec, as_rows_cols(spec, tensors[spec.name], shape))
+            values[node] = load(domain, node, specs[str(node.data[0])], tensors, shape)
         elif node.op in TOTALS:
             values[node] = Bounded(np.zeros((1, 1), np.float32), np.zeros((1, 1)))  # a gate that is open
         else:
@@ -226,10 +248,8 @@ def evaluate(
     for o in graph.outputs:
         stored = domain.store(values[o.node], o.format)
         if isinstance(stored, Bounded):
-            results[o.name] = (
-                np.broadcast_to(stored.value, extents(o.space, shape)),
-                np.broadcast_to(stored.error, extents(o.space, shape)),
-            )
+            full = full_size(o.space, stored.value, shape)
+            results[o.name] = np.broadcast_to(stored.value, full), np.broadcast_to(stored.error, full)
     return results
 
 

@@ -13,9 +13,10 @@ import numpy as np
 from ..errors import DefinitionError
 from ..formats import FORMATS
 from ..lang import OPERANDS, Graph, Node, Operator, TensorSpec, extents
-from .interpret import Array, apply, as_rows_cols
+from .interpret import Array, apply, full_size, load
 from .product import operands, stored
 from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, sigmoid, silu_slope
+from .structure import drawn_entries
 
 _ROOT_PI = np.sqrt(4 * np.arctan(REAL(1)))
 
@@ -40,6 +41,8 @@ SLOPES: dict[str, Callable[[Array, Array], Array]] = {
     "softplus": lambda x, y: sigmoid(x),
 }
 
+_MOVES = ("gather", "scatter_sum", "slots")  # an operand's gradient has other rows than the result's
+
 
 def gradient(
     graph: Graph,
@@ -58,8 +61,7 @@ def gradient(
     specs = {t.name: t for t in graph.inputs}
     for node in graph.nodes:
         if node.op == "input":
-            spec = specs[str(node.data[0])]
-            values[node] = domain.load(spec, as_rows_cols(spec, tensors[spec.name], shape))
+            values[node] = load(domain, node, specs[str(node.data[0])], tensors, shape)
         else:
             args = [values[a] for a in node.args]
             values[node] = apply(domain, node, args, shape)
@@ -67,7 +69,7 @@ def gradient(
 
     def give(node: Node, amount: Array) -> None:
         """Add to what flows into a node; where it was broadcast, its parts add up."""
-        size = extents(node.space, shape)
+        size = full_size(node.space, values[node], shape)
         amount = np.broadcast_to(amount, np.broadcast_shapes(amount.shape, size))
         for axis in (0, 1):
             if size[axis] == 1 and amount.shape[axis] != 1:
@@ -77,20 +79,28 @@ def gradient(
     for o in graph.outputs:
         if o.name in cotangents:
             give(o.node, cotangents[o.name].astype(REAL))
-    result = {t.name: np.zeros(extents(t.space, shape), REAL) for t in graph.inputs if FORMATS[str(t.format)].is_float}
+    result = {
+        t.name: np.zeros(full_size(t.space, tensors[t.name], shape), REAL)
+        for t in graph.inputs
+        if FORMATS[str(t.format)].is_float
+    }
     with np.errstate(all="ignore"):
         for node in reversed(graph.nodes):
             if node not in flow:
                 continue
             if node.op == "input":
-                result[str(node.data[0])] = flow[node]
+                name = str(node.data[0])
+                if specs[name].slots:
+                    result[name][:, int(str(node.data[2]))] = flow[node][:, 0]
+                else:
+                    result[name] = flow[node]
             else:
                 g = flow[node]
 
                 def given(target: Node, amount: Array, g: Array = g) -> None:
                     give(target, np.where(g == 0, 0, amount))  # what is not looked at carries nothing, NaN or not
 
-                _pull(node, g, [values[a] for a in node.args], values[node], given)
+                _pull(node, g, [values[a] for a in node.args], values[node], give if node.op in _MOVES else given)
     return result
 
 
@@ -142,12 +152,21 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
         case "take_column":
             columns = np.arange(x[0].shape[1])[None, :] if x[0].shape[1] > 1 else np.arange(1)[None, :]
             give(a[0], np.where(columns == x[1], g, 0))
+        case "slots":
+            for j, part in enumerate(a):
+                give(part, g[:, j : j + 1])
+        case "gather":
+            chosen = np.zeros(x[0].shape, REAL)
+            np.add.at(chosen, x[1][:, 0], g)
+            give(a[0], chosen)
+        case "scatter_sum":
+            give(a[0], g[x[1][:, 0]])
         case "call":
             name = str(node.data[0])
             if name not in SLOPES or name not in FUNCTIONS:
                 raise AssertionError(f"no derivative of {name} is known")
             give(a[0], g * SLOPES[name](x[0], y))
-        case "round_even" | "exponent":
+        case "round_even" | "exponent" | "row_first":
             pass  # constant between steps
         case _ if node.type in ("f32", "f64") and any(n.type in ("f32", "f64") for n in a):
             raise AssertionError(f"no derivative of {node} is known")
@@ -172,14 +191,21 @@ def check_backward(
     from . import real
 
     names = {t.name for t in backward.tensors}
-    f, b = forward.trace(dtype, options=options), backward.trace(dtype, options=options)
+    f = forward.trace(dtype, options=options)
+    # A gradient that is added to is left out.
+    added_to = {o.name for o in backward.trace(dtype, options=options).outputs if o.inplace}
+    b = backward.trace(dtype, {t.name for t in backward.tensors if t.optional} - added_to, options)
     if any(t.space in OPERANDS for t in f.inputs):
         shape = (shape[0], shape[0])
     rng = np.random.default_rng(seed)
+    entries = drawn_entries(shape[0])
     params = {p.name: p.default if p.default is not None else 0.5 for p in (*forward.params, *backward.params)}
+    params |= {"entries": entries} if "entries" in params else {}
+    counted = {n for o in (forward, backward) for n, i in o.contract.indices.items() if i.entries}
     tensors: dict[str, Array] = {}
     for t in (*f.inputs, *b.inputs):
-        tensors.setdefault(t.name, _sample(rng, t, extents(t.space, shape), shape))
+        wide = extents(t.space, shape, entries, t.slots or 1)
+        tensors.setdefault(t.name, _sample(rng, t, wide, entries if t.name in counted else shape[1]))
     results = real.evaluate(f, tensors, shape, params)
     for name in names & set(results):  # saved by the forward pass: its result, its statistics
         tensors[name] = results[name]
@@ -202,7 +228,7 @@ def check_backward(
     return report
 
 
-def _sample(rng: np.random.Generator, t: TensorSpec, size: tuple[int, int], shape: tuple[int, int]) -> Array:
+def _sample(rng: np.random.Generator, t: TensorSpec, size: tuple[int, int], below: int) -> Array:
     if str(t.format) in ("i32", "i64", "u32"):
-        return rng.integers(0, max(shape[1], 1), size)
+        return rng.integers(0, max(below, 1), size)
     return rng.standard_normal(size).astype(REAL)

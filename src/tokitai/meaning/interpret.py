@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import ArgumentError
-from ..lang import TOTALS, Function, Graph, Node, Sizes, TensorSpec, extents, topological
+from ..lang import ROW_REDUCTIONS, TOTALS, Function, Graph, Node, Sizes, TensorSpec, extents, topological
+from ..lang.graph import Space
 
 Array = np.ndarray[Any, Any]
 
@@ -33,9 +34,17 @@ class Domain(Protocol):
         """A total over the flattened, non-empty tensors of a list, each (1, elements)."""
 
 
+def full_size(space: Space, values: Array, shape: tuple[int, int]) -> tuple[int, int]:
+    """The two-dimensional size of a tensor or result; a table has as many entries as its values have rows, and several
+    values of a row lie side by side."""
+    slots = values.shape[1] if values.ndim == 2 else 1
+    entries = len(values) if values.ndim == 2 else values.size // max(shape[1], 1)
+    return extents(space, shape, entries, slots)
+
+
 def as_rows_cols(tensor: TensorSpec, values: Array, shape: tuple[int, int]) -> Array:
     """`values` as a broadcasting two-dimensional view. Raises ArgumentError where the size does not fit."""
-    want = extents(tensor.space, shape)
+    want = full_size(tensor.space, values, shape)
     if values.size != want[0] * want[1]:
         raise ArgumentError(f"{tensor.name}: shape {values.shape} where {want[0]} x {want[1]} elements are needed")
     return values.reshape(want)
@@ -53,9 +62,8 @@ def evaluate_graph(
         items = [evaluate_graph(graph, domain, some, shape.one, known) for some in items_of(graph, tensors, shape)]
         return {o.name: np.stack([item[o.name] for item in items]) for o in graph.outputs}
     values = evaluate_nodes(graph.nodes, graph, domain, tensors, shape, known or {})
-    return {
-        o.name: np.broadcast_to(domain.store(values[o.node], o.format), extents(o.space, shape)) for o in graph.outputs
-    }
+    stored = {o.name: (o.space, domain.store(values[o.node], o.format)) for o in graph.outputs}
+    return {name: np.broadcast_to(made, full_size(space, made, shape)) for name, (space, made) in stored.items()}
 
 
 def items_of(graph: Graph, tensors: Mapping[str, Array], shape: Sizes) -> list[dict[str, Array]]:
@@ -91,6 +99,17 @@ def _flat(values: Array, shape: tuple[int, int]) -> Array:
     return np.broadcast_to(values, shape).reshape(1, -1)
 
 
+def load(
+    domain: Any, node: Node, spec: TensorSpec, tensors: Mapping[str, Array], shape: tuple[int, int]
+) -> Any:
+    """An input; of several values of a row the one that the node is."""
+    values = as_rows_cols(spec, tensors[spec.name], shape)
+    if spec.slots:
+        slot = int(str(node.data[2]))
+        values = values[:, slot : slot + 1]
+    return domain.load(spec, values)
+
+
 def evaluate_nodes(
     nodes: Sequence[Node],
     graph: Graph,
@@ -106,8 +125,7 @@ def evaluate_nodes(
         if node in values:
             continue
         if node.op == "input":
-            spec = specs[str(node.data[0])]
-            values[node] = domain.load(spec, as_rows_cols(spec, tensors[spec.name], shape))
+            values[node] = load(domain, node, specs[str(node.data[0])], tensors, shape)
         else:
             values[node] = apply(domain, node, [values[a] for a in node.args], shape)
     return values
@@ -124,10 +142,14 @@ def evaluate_body(body: Function, domain: Domain, args: Sequence[Array], shape: 
 
 def apply(domain: Domain, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
     """One operation over a domain, with operands in the size that it needs."""
-    if node.op == "row_sum" or node.op == "row_max":  # a column or row value under a row reduction is repeated
+    if node.op in ROW_REDUCTIONS:  # a column or row value under a row reduction is repeated
         args = [np.broadcast_to(args[0], shape)]
     if node.op == "col_sum":
         args = [np.broadcast_to(args[0], (shape[0], shape[1] if node.space == "c" else 1))]
+    if node.op == "scatter_sum":
+        args = [np.broadcast_to(args[0], shape), *args[1:]]
+    if node.op == "slots":
+        args = [np.broadcast_to(a, (shape[0], 1)) for a in args]
     if node.op in TOTALS:
         return domain.total(node, [_flat(args[0], shape)] if shape[0] * shape[1] else [])
     return domain.apply(node, args, shape)

@@ -163,6 +163,16 @@ class Real:
                 return operands(node, *args)[0] @ operands(node, *args)[1]
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
+            case "row_first":
+                return bits.first_true(args[0]).astype(self.dtype)
+            case "slots":
+                return np.concatenate(args, axis=1)
+            case "gather":
+                return args[0][args[1][:, 0]]
+            case "scatter_sum":
+                total = np.zeros((int(args[2][0, 0]), shape[1]), self.dtype)
+                np.add.at(total, args[1][:, 0], args[0])
+                return total
             case "call":
                 name = str(node.data[0])
                 if name in FUNCTIONS:

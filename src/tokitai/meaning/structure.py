@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats import FORMATS
-from ..lang import Graph, Node, Sizes, TensorSpec, extents
+from ..lang import Graph, Node, TensorSpec, extent
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
 from .product import chains
+from .sums import column_sum, scattered_sum, tree
 
 U64 = np.uint64
 _ODD = U64(0x9E3779B97F4A7C15)
@@ -33,7 +34,7 @@ TAGS = {
     for i, name in enumerate(
         "add sub mul div fma sqrt neg abs maximum minimum round_even power_of_two exponent significand lt le eq ne "
         "logical_and logical_or logical_not where convert round_f16 round_bf16 row_max const "
-        "stochastic_f16 stochastic_bf16 widen_f64 round_f32".split()
+        "stochastic_f16 stochastic_bf16 row_first widen_f64 round_f32".split()
     )
 }
 
@@ -133,18 +134,28 @@ class Structure:
                 a, b = (unary("widen_f64", x) for x in args) if node.data[1] == "f64" else args
                 made = chains(node, a, b, lambda x, y: symmetric("mul", x, y), fma)
                 nothing = unary("const", np.zeros((1, *made.shape[1:]), U64))  # +0: a hash of 0 would be neutral
-                total = bits.tree(made if len(made) else nothing, add, axis=0)[0]
+                total = tree(made if len(made) else nothing, add, axis=0)[0]
                 return unary("round_f32", total) if node.data[1] == "f64" else total
             case "row_sum":
-                return bits.tree(args[0], add)
+                return tree(args[0], add)
             case "col_sum":
-                return bits.column_sum(args[0], add)
+                return column_sum(args[0], add)
             case "round_stochastic":
                 return ordered(f"stochastic_{node.data[0]}", args[0], unary("convert", args[1].astype(U64)))
             case "row_max":  # an order-free mix: the bits of a maximum do not depend on the order
                 return mix(unary("row_max", args[0]).sum(axis=1, keepdims=True, dtype=U64))
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
+            case "row_first":  # as for a maximum, of conditions with their columns
+                columns = unary("convert", np.arange(shape[1], dtype=np.int64).view(U64))
+                return mix(ordered("row_first", args[0], columns[None, :]).sum(axis=1, keepdims=True, dtype=U64))
+            case "slots":
+                return np.concatenate(args, axis=1)
+            case "gather":
+                return args[0][args[1][:, 0]]
+            case "scatter_sum":
+                nothing = unary("const", np.zeros((int(args[2][0, 0]), shape[1]), U64))  # the hash of +0
+                return scattered_sum(args[0], args[1], nothing, add)
             case "call":
                 assert node.body is not None
                 return evaluate_body(node.body, self, args, shape)
@@ -160,22 +171,23 @@ class Structure:
 def total(node: Node, parts: Sequence[Array]) -> Array:
     """Of flattened tensors: the tree of trees for a sum, an order-free mix for a maximum."""
     if node.op == "total_sum":
-        each = [bits.tree(p, add) for p in parts]
-        return bits.tree(np.concatenate(each, axis=1) if each else np.zeros((1, 0), U64), add)
+        each = [tree(p, add) for p in parts]
+        return tree(np.concatenate(each, axis=1) if each else np.zeros((1, 0), U64), add)
     leaves = [unary("row_max", p).sum(axis=1, keepdims=True, dtype=U64) for p in parts]
     return mix(sum(leaves, np.zeros((1, 1), U64)))
+
+
+def drawn_entries(rows: int) -> int:
+    """Entries of a table that is drawn: fewer than the rows, so that some are met often; never none."""
+    return rows // 3 + 2
 
 
 def hashes(graph: Graph, shape: tuple[int, int], seed: int) -> tuple[dict[str, Array], dict[Node, int]]:
     """Random hashes for every element of the float inputs and for every rounded host scalar."""
     rng = np.random.default_rng([seed, int.from_bytes(hashlib.sha256(graph.digest.encode()).digest()[:8], "little")])
-    batch = (shape.batch,) if isinstance(shape, Sizes) and shape.batch != 1 else ()
     floats = [t for t in graph.inputs if FORMATS[str(t.format)].is_float]
-    tensors = {}
-    for t in floats:
-        sides = extents(t.space, shape)
-        size = (*batch, *sides) if len(t.space) == 2 else (sides[0] * sides[1],)
-        tensors[t.name] = rng.integers(1, 2**64, size, dtype=U64)
+    sizes = {t.name: extent(t.space, shape, drawn_entries(shape[0]), t.slots) for t in floats}
+    tensors = {name: rng.integers(1, 2**64, s, dtype=U64) for name, s in sizes.items()}
     scalars = {n: int(rng.integers(1, 2**64, dtype=U64)) for n in graph.nodes if n.op == "round" and not n.exact}
     return tensors, scalars
 

@@ -201,7 +201,7 @@ def _compile(folder: Path, key: str, source: Source, compiler: Compiler, flags: 
         (folder / name).write_bytes(text.encode())
     command = [str(compiler.path), *flags, *_REPORT, main, "-o", binary]
     started, clock = time.time_ns(), time.perf_counter()
-    status = _run(command, folder)
+    status = run_compiler(command, folder)
     seconds = time.perf_counter() - clock
     if status is None:
         _fail(folder, key, compiler, command, f"did not end within {COMPILE_SECONDS:g} s")
@@ -226,7 +226,7 @@ def _files_read(folder: Path, started: int) -> tuple[FileStamp, ...]:
     )
 
 
-def _run(command: list[str], folder: Path) -> int | None:
+def run_compiler(command: list[str], folder: Path) -> int | None:
     """Run the compiler in `folder`; its exit status, or None where it was ended at the time limit.
 
     It gets a process group of its own, because ending the driver alone would leave the compiler proper running, and

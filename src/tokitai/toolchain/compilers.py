@@ -129,15 +129,21 @@ def _generators(path: Path, kind: Kind) -> list[Path]:
     """The files that generate code on the driver's behalf: GCC's are programs, Clang's also its shared libraries."""
     files: list[Path] = []
     for program in ("cc1plus", "as", "ld"):
-        answer = _ask(path, f"-print-prog-name={program}").strip()
-        found = shutil.which(answer) if answer else None
+        found = program_of(path, program)
         if found is not None:
-            files.append(Path(found).resolve())
+            files.append(found)
     if kind == "clang":
         libraries = path.resolve().parent.parent / "lib"
         patterns = ("libLLVM*.so*", "libclang-cpp.so*")
         files += {found.resolve() for pattern in patterns for found in libraries.glob(pattern) if found.is_file()}
     return sorted(files)
+
+
+def program_of(path: Path, program: str) -> Path | None:
+    """The program that the driver at `path` would run under this name, or None. Raises CompilerMissingError."""
+    answer = _ask(path, f"-print-prog-name={program}").strip()
+    found = shutil.which(answer) if answer else None
+    return None if found is None else Path(found).resolve()
 
 
 def _ask(path: Path, *options: str) -> str:

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..errors import TokitaiError
 from ..formats import FORMATS, Format
-from ..lang import Graph, Sizes, extents
+from ..lang import MATRICES, OPERANDS, Graph, Sizes, TensorSpec
 from ..meaning import bits, bounds, real
+from ..meaning.interpret import full_size
 from ..meaning.real import REAL
 from .cases import Array, Case, size_of
 from .compare import spacing, ulp_errors
@@ -40,7 +41,7 @@ def measure_error(
         value = np.broadcast_to(np.asarray(exact[o.name], REAL), want[o.name].shape)
         errors = ulp_errors(want[o.name], value, fmt)
         finite = np.where(np.isfinite(value), np.abs(value), 0)
-        scale = finite.max(axis=-1, keepdims=True) if o.space == "rc" else finite.max(keepdims=True)
+        scale = finite.max(axis=-1, keepdims=True) if o.space in MATRICES else finite.max(keepdims=True)
         with np.errstate(all="ignore"):
             of_row = np.where(
                 np.isfinite(errors), errors * (spacing(finite, fmt) / spacing(np.maximum(finite, scale), fmt)), errors
@@ -61,7 +62,7 @@ def _exact(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Map
         wide = {
             t.name: case.tensors[t.name]
             .astype(REAL if FORMATS[str(t.format)].is_float else np.int64)
-            .reshape(size_of(t.space, case.shape) if len(t.space) == 2 else extents(t.space, case.shape))
+            .reshape(_size(t, case.tensors[t.name], case.shape))
             for t in graph.inputs
         }
         scalars: dict[str, Any] = {p: case.params[p] for p in graph.params}
@@ -69,6 +70,11 @@ def _exact(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Map
             scalars["rounded"] = lambda x: bits.round_to(x.astype(np.float64), graph.dtype).astype(REAL)
         made: Mapping[str, Any] = textbook(**wide, **scalars, **graph.options)
         return made
+
+
+def _size(t: TensorSpec, values: Array, shape: tuple[int, int]) -> tuple[int, ...]:
+    """The size of an input as a textbook takes it: of a batch of products with its dimension."""
+    return size_of(t.space, shape) if t.space in OPERANDS or t.space == "rc" else full_size(t.space, values, shape)
 
 
 def _limits(graph: Graph, case: Case) -> dict[str, Array]:

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .. import gpu_hip
 from ..errors import TokitaiError, UnknownNameError, UsageError
 from ..kernel import TARGETS, compile
 from ..lang import Operator
 from ..toolchain.build import Isa
+from ..worker import Limits, Pool
 from .files import case_from_file
 from .verdict import Variant, Verdict, asked_shape, variants, verify
 from .workers import run_tasks
 
 BUILDS = 2  # compilations at a time
+ISOLATED_SECONDS = 600.0  # within which a launch in a worker process ends, builds for a GPU included
 
 
 @dataclass(frozen=True)
@@ -41,32 +44,38 @@ def verify_many(
     seed: int = 0,
     compiler: str | None = None,
     isa: Isa | None = None,
+    arch: str | None = None,
     case: str | None = None,
     started: Callable[[Job], None] | None = None,
     progress: Callable[[str], None] | None = None,
     ended: Callable[[Verdict], None] | None = None,
     processes: int = 1,
+    isolate: bool = False,
 ) -> list[Verdict]:
     """`verify` for each job, in order. ``started`` and ``ended`` are told of each job, ``progress`` of each case.
 
     With more ``processes`` than one, cases are not told of, and verdicts hold no kernels; they are for the cpu alone,
-    as a GPU's context does not survive a fork. Every argument is checked before anything is compiled. Raises UsageError
-    for the first that is wrong.
+    as a GPU's context does not survive a fork. ``isolate`` runs kernels in a worker process. Every argument is checked
+    before anything is compiled. Raises UsageError for the first that is wrong.
     """
     for job in jobs:
         _check(job, shape, device)
+    gpu_hip.archs_of(device, arch)
     if device != "cpu":
         processes = 1
+    # A driver needs more of the system than a kernel for the processor, and kernels for GPUs are built over there.
+    pool = Pool(1, deadline=ISOLATED_SECONDS, limits=Limits(sandbox=device == "cpu")) if isolate else None
     tasks = [
         functools.partial(
             verify, job.operator, shape=shape, dtype=job.dtype, device=device, inputs=job.inputs, out=out, seed=seed,
-            compiler=compiler, isa=isa, variant=job.variant, case=case, progress=progress if processes < 2 else None,
+            compiler=compiler, isa=isa, arch=arch, variant=job.variant, case=case,
+            progress=progress if processes < 2 else None, pool=pool,
         )
         for job in jobs
     ]  # fmt: skip
     verdicts = []
     ahead = _compiled_ahead(jobs, compiler, isa) if processes < 2 and device == "cpu" else nullcontext()
-    with ahead:
+    with ahead, pool or nullcontext():
         found = run_tasks(tasks, processes)
         for job in jobs:
             if started is not None:

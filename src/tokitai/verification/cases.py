@@ -11,10 +11,11 @@ import numpy as np
 
 from ..errors import DefinitionError
 from ..formats import FORMATS, Format, format_of
-from ..lang import OPERANDS, TOTALS, Graph, HardInput, Operator, Sizes, TensorSpec, extents, shape_text
+from ..lang import OPERANDS, TOTALS, Graph, HardInput, Operator, Sizes, TensorSpec, extent, shape_text
 from ..lang.graph import Space
 from ..lower.flat import is_flat
 from ..meaning.bits import round_to
+from ..meaning.structure import drawn_entries
 
 Array = np.ndarray[Any, Any]
 
@@ -37,12 +38,10 @@ class Case:
         return f"{self.kind}/{self.name}@{shape_text(self.shape)}#{self.seed}"
 
 
-def size_of(space: Space, shape: tuple[int, int]) -> tuple[int, ...]:
-    """The shape of a tensor of this space, as kernels take it."""
-    if space == "rc" or space in OPERANDS:
-        batch = (shape.batch,) if isinstance(shape, Sizes) and shape.batch != 1 else ()
-        return (*batch, *extents(space, shape))
-    return {"r": shape[:1], "c": shape[1:], "s": (1,)}[space]
+def size_of(space: Space, shape: tuple[int, int], entries: int | None = None, slots: int = 0) -> tuple[int, ...]:
+    """The shape of a tensor of this space, as kernels take it; a table has as many entries as one that is drawn, unless
+    it is said how many."""
+    return extent(space, shape, drawn_entries(shape[0]) if entries is None else entries, slots)
 
 
 def to_format(values: Any, fmt: Format) -> Array:
@@ -103,11 +102,15 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
     contract = operator.contract
     wish, index = contract.draw.get(t.name), contract.indices.get(t.name)
     fmt = format_of(t.format)
-    size = size_of(t.space, shape)
+    size = size_of(t.space, shape, slots=t.slots)
     rng = rng_for(seed, t.name, how)
     if not fmt.is_float:
         top = int(wish.split()[-1]) if wish else shape[1] + bool(index and index.upto)
-        values = rng.integers(0, max(top, 1), size)
+        if index and index.entries:  # half of the rows choose one entry
+            top = drawn_entries(shape[0])
+            values = np.where(rng.random(size) < 0.5, top // 2, rng.integers(0, top, size))
+        else:
+            values = rng.integers(0, max(top, 1), size)
         if index and index.besides:
             values = np.where(rng.random(size) < 0.1, int(defaults(operator)[index.besides]), values)
         return values.astype(fmt.dtype)
@@ -128,24 +131,34 @@ def defaults(operator: Operator) -> dict[str, float]:
     return {**missing, **given, **dict(operator.contract.defaults)}
 
 
-def settled(operator: Operator, graph: Graph, params: Mapping[str, float]) -> dict[str, float]:
-    """Scalars that agree with the options of a graph: 0 where an option that follows from one is off, else not 0."""
+def settled(operator: Operator, graph: Graph, params: Mapping[str, float], entries: int = 0) -> dict[str, float]:
+    """Scalars that agree with the options of a graph: 0 where an option that follows from one is off, else not 0; and
+    with the number of ``entries`` of the tables."""
     agreed = dict(params)
+    if "entries" in agreed:
+        agreed["entries"] = entries
     for option, scalar in operator.contract.switches.items():
         agreed[scalar] = (agreed[scalar] or 0.125) if graph.options[option] else 0.0
     return agreed
 
 
+def drawn_scalars(operator: Operator, graph: Graph, shape: tuple[int, int]) -> dict[str, float]:
+    """The scalars beside tensors that are drawn."""
+    return settled(operator, graph, defaults(operator), drawn_entries(shape[0]))
+
+
 def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], seed: int) -> Case:
     """A case drawn from a seed. Only plain noise is held against the accuracy statements."""
     tensors = {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs}
-    params = settled(operator, graph, defaults(operator))
+    params = drawn_scalars(operator, graph, shape)
     return Case("seeded", how, shape, seed, tensors, params, in_domain=how == "normal")
 
 
 def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
     """The operator's own hard inputs, in the graph's formats; tensors that one does not name are drawn."""
     for h in operator.hard_inputs():
+        if any(t.slots not in (0, np.shape(h.tensors[t.name])[-1]) for t in graph.inputs if t.name in h.tensors):
+            continue  # of another number of slots: it belongs to another variant
         shape = _shape_of(h, graph)
         tensors = {}
         for t in graph.inputs:
@@ -153,12 +166,15 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
                 values = to_format(h.tensors[t.name], format_of(t.format))
                 if t.space in ("kr", "ck"):  # operands are named as rows x inner and inner x cols
                     values = values.T
+                size = values.shape if t.space == "t" else size_of(t.space, shape, slots=t.slots)
                 tensors[t.name] = np.broadcast_to(
-                    values.reshape(-1) if t.space in ("r", "c") else values, size_of(t.space, shape)
+                    values.reshape(-1) if t.space in ("r", "c") and not t.slots else values, size
                 ).copy()
             else:
                 tensors[t.name] = draw(operator, t, "normal", shape, 0)
-        params = settled(operator, graph, {**defaults(operator), **h.scalars})
+        entries = next((len(tensors[t.name]) for t in graph.inputs if t.space == "t"), drawn_entries(shape[0]))
+        entries = int(h.scalars.get("entries", entries))
+        params = settled(operator, graph, {**defaults(operator), **h.scalars}, entries)
         finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in tensors.items() if _is_float(graph, n))
         yield Case("hard", h.name, shape, 0, tensors, params, in_domain=h.in_domain and finite)
 
@@ -174,8 +190,12 @@ def _shape_of(h: HardInput, graph: Graph) -> tuple[int, int]:
         if t.space == "rc" and t.name in h.tensors:
             rows, cols = np.asarray(h.tensors[t.name]).shape
             return int(rows), int(cols)
+    named = {t.space: np.asarray(h.tensors[t.name]) for t in graph.inputs if t.name in h.tensors}
+    if "t" in named and "r" in named:
+        return len(named["r"]), int(named["t"].shape[1])
     raise DefinitionError(
-        f"{graph.name}: the hard input {h.name!r} names no tensor of rows x cols; accepted: at least one"
+        f"{graph.name}: the hard input {h.name!r} names no tensor of rows x cols; accepted: at least one, "
+        "or a table and rows"
     )
 
 

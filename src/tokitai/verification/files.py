@@ -68,11 +68,14 @@ def _shape(
             return sizes_of(operator, graph, tensors).sizes, "the operands"
         except ArgumentError as error:
             raise InputFileError(f"{path}: {error}") from error
-    first = next(t for t in graph.inputs if t.space == "rc")
+    first = next((t for t in graph.inputs if t.space == "rc"), None) or next(t for t in graph.inputs if t.space == "t")
     if tensors[first.name].ndim < 1:
         raise InputFileError(f"{path}: {first.name} is a scalar; accepted: rows x cols")
-    sides = tensors[first.name].shape
-    return (math.prod(sides[:-1]), sides[-1]), first.name
+    *lead, cols = tensors[first.name].shape
+    if first.space == "t":  # its rows are its own: those of the call are those of its index
+        of_rows = ((tensors[t.name].shape, t.slots) for t in graph.inputs if t.space == "r")
+        lead = next((list(s[:-1] if slots else s) for s, slots in of_rows), [0])
+    return (math.prod(lead), cols), first.name
 
 
 def case_from_file(operator: Operator, path: Path, dtype: str) -> tuple[Graph, Case]:
@@ -101,7 +104,7 @@ def case_from_file(operator: Operator, path: Path, dtype: str) -> tuple[Graph, C
     for t in graph.inputs:
         fmt = FORMATS[str(t.format)]
         array = tensors[t.name]
-        size = size_of(t.space, shape)
+        size = size_of(t.space, shape, len(array) if t.space == "t" else None, t.slots)
         if array.size != math.prod(size):
             accepted = f"accepted beside {beside}: {math.prod(size)} elements"
             raise InputFileError(f"{path}: {t.name} has shape {array.shape}; {accepted}")

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..errors import KernelFaultError
 from ..kernel import KernelBase, Scalars
 from ..lang import Operator
 from ..meaning import bits, structure
 from . import cases
-from .buffers import GuardError, digest
+from .buffers import digest
 from .cases import Array
 from .compare import first_mismatch
-from .run import CaseResult, Launch, Layout
+from .run import FAULTS, CaseResult, Launch, Layout, fault_text
 
 # Numbers of elements: empty tensors first, last and between; tiles that are full, one short, one over; many small ones.
 LISTS: dict[str, tuple[int, ...]] = {
@@ -67,8 +66,8 @@ def _run(
             kernel.launch_buffers([x.inputs for x in launches], made_by, shapes, scalars, layout.threads)
             for x in launches:
                 x.check()
-        except (GuardError, KernelFaultError) as error:
-            made.failure = f"{layout.name}: {error}"
+        except FAULTS as error:
+            made.failure = f"{layout.name}: {fault_text(error)}"
             return made
         for i, (got, wanted) in enumerate(zip(results, want, strict=True)):
             for n, values in got.items():

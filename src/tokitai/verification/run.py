@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..device import cpu
-from ..errors import KernelFaultError, TokitaiError
+from ..errors import KernelFaultError, WorkerFaultError
 from ..kernel import KernelBase, Scalars
-from ..lang import TOTALS, Graph, Sizes, shape_text
+from ..lang import MATRICES, TOTALS, Graph, Sizes, shape_text
 from ..lang.graph import Space
 from ..lower import RowPlan
 from ..meaning import bits, structure
@@ -43,6 +43,14 @@ class Layout:
 
 
 PLAIN = Layout("plain", 1)
+
+FAULTS = (GuardError, KernelFaultError, WorkerFaultError)
+"""What a wrong kernel does beside computing something else."""
+
+
+def fault_text(error: Exception) -> str:
+    """What it did, in one line."""
+    return error.reason if isinstance(error, WorkerFaultError) else str(error)
 
 
 Measure = Callable[[Graph, Case, Mapping[str, Array], "CaseResult"], None]
@@ -79,30 +87,33 @@ class Launch:
     """One set of guarded, poisoned buffers for a kernel, filled with a case's tensors."""
 
     def __init__(
-        self, kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout
-    ) -> None:
+        self, kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout,
+        entries: int | None = None,
+    ) -> None:  # fmt: skip
         self.kernel, self.shape, self.layout = kernel, shape, layout
         self.inputs: dict[str, Buffer] = {}
         self.results: dict[str, Buffer] = {}
         for t in kernel.graph.inputs:
-            self.inputs[t.name] = self._buffer(t.name, t.space, str(t.format))
-            self.inputs[t.name].array[...] = tensors[t.name].reshape(size_of(t.space, shape))
+            entries_here = len(tensors[t.name]) if t.space == "t" else None
+            size = size_of(t.space, shape, entries_here, t.slots)
+            self.inputs[t.name] = self._buffer(t.name, t.space, str(t.format), size)
+            self.inputs[t.name].array[...] = tensors[t.name].reshape(size)
         for o in kernel.graph.outputs:
             if o.inplace:
                 self.results[o.name] = self.inputs[o.name]
             else:
-                self.results[o.name] = self._buffer(o.name, o.space, o.format)
+                size = size_of(o.space, shape, entries, o.slots)
+                self.results[o.name] = self._buffer(o.name, o.space, o.format, size)
                 self.results[o.name].poison()
         word = kernel.element("f32")  # poison is NaN where numbers are summed there
-        need = -(-kernel.workspace_bytes([shape], layout.threads) // word.itemsize)
+        need = -(-kernel.workspace_bytes([shape], layout.threads, entries or 0) // word.itemsize)
         self.workspace = Buffer("workspace", (need,), word)
         self.workspace.poison()
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
         self.before = {n: digest(b.array) for n, b in self.inputs.items() if n not in replaced}
 
-    def _buffer(self, name: str, space: Space, format_name: str) -> Buffer:
-        size = size_of(space, self.shape)
-        gap = self.layout.gap if len(size) > 1 else 0
+    def _buffer(self, name: str, space: Space, format_name: str, size: tuple[int, ...]) -> Buffer:
+        gap = self.layout.gap if space in MATRICES else 0
         return Buffer(name, size, self.kernel.element(format_name), self.layout.offset, gap)
 
     def run(self, scalars: Scalars) -> dict[str, Array]:
@@ -210,9 +221,10 @@ def _launch(
     want: Mapping[str, Array], result: CaseResult,
 ) -> dict[str, Array] | None:  # fmt: skip
     try:
-        got = Launch(kernel, shape, tensors, layout).run(scalars)
-    except (GuardError, KernelFaultError) as error:
-        result.failure = f"{layout.name}: {error}"
+        entries = next((len(want[o.name]) for o in kernel.graph.outputs if o.space == "t"), None)
+        got = Launch(kernel, shape, tensors, layout, entries).run(scalars)
+    except FAULTS as error:
+        result.failure = f"{layout.name}: {fault_text(error)}"
         return None
     for name, values in got.items():
         mismatch = first_mismatch(name, values.reshape(want[name].shape), want[name])
@@ -225,7 +237,7 @@ def _launch(
 
 def _split(
     kernel: KernelBase, case: Case, want: Mapping[str, Array], scalars: Scalars, threads: int
-) -> Mismatch | TokitaiError | None:
+) -> Mismatch | str | None:
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do: left out.)"""
     rows, cols = case.shape
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
@@ -241,8 +253,8 @@ def _split(
         shape = Sizes(count, cols, case.shape.inner) if isinstance(case.shape, Sizes) else (count, cols)
         try:
             got = Launch(kernel, shape, some, Layout("split", threads)).run(scalars)
-        except (GuardError, KernelFaultError) as error:
-            return error
+        except FAULTS as error:
+            return fault_text(error)
         for o in local:
             mismatch = first_mismatch(
                 o.name, got[o.name].reshape(shape[0], -1), want[o.name][part].reshape(shape[0], -1)

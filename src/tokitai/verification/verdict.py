@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from .. import gpu_hip
 from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
 from ..formats import format_of
-from ..kernel import TARGETS, KernelBase, build_text, compile, is_product
+from ..kernel import TARGETS, Kernel, KernelBase, build_text, compile, is_product
 from ..lang import Graph, Operator, Sizes, shape_from_text, shape_text
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
@@ -20,6 +21,9 @@ from .accuracy import measure_error
 from .files import case_from_file
 from .lists import run_lists
 from .run import CaseResult
+
+if TYPE_CHECKING:
+    from ..worker import Pool
 
 LANES: Mapping[Isa, int] = {"avx512": 16, "avx2": 8, "neon": 4, "scalar": 1}
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
@@ -58,6 +62,7 @@ class Verdict:
     about: dict[str, Any] | None = None  # the device, where it is not this machine's processor
     derivative: list[tuple[str, float, float]] = field(default_factory=list)
     failure: str | None = None
+    not_run: str | None = None  # why a kernel that was compiled for a card was not run on one
     seconds: float = 0.0
     certificate: Path | None = None
 
@@ -99,7 +104,7 @@ class Verdict:
             "cases": self.cases,
             "max_ulp_error": self.max_ulp_error,
             "max_ulp_error_of_row": self.max_ulp_error_of_row,
-            "failure": self.failure,
+            "failure": self.failure or self.not_run,
             "seconds": round(self.seconds, 3),
             "certificate": str(self.certificate) if self.certificate else None,
         }
@@ -126,20 +131,30 @@ def verify(
     seed: int = 0,
     compiler: str | None = None,
     isa: Isa | None = None,
+    arch: str | None = None,
     variant: Variant | None = None,
     case: str | None = None,
     edit: Edit | None = None,
     progress: Progress | None = None,
+    pool: Pool | None = None,
 ) -> Verdict:
     """Verify one operator in one storage format on one device.
 
     ``shape`` is ``dict(rows=.., cols=..)`` to try beside the suite's own shapes; ``inputs`` are files of the user's own
     tensors; ``out`` a folder for the certificate; ``case`` the id of the only case to run; ``edit`` changes the emitted
-    text before it is compiled (that is how wrong kernels are made).
+    text before it is compiled (that is how wrong kernels are made); ``pool`` runs kernels in worker processes, so that
+    one that crashes is refuted, and one that does not end undecided. ``arch`` is the AMD architecture that kernels of
+    the device hip are compiled for (default: one of each width of wavefronts). They are run on fibers, not on a card:
+    the verdict is `refuted` or `undecided`.
     Raises UsageError for wrong arguments; a compiler that is missing or fails gives the verdict `undecided`.
     """
     if device not in TARGETS:
         raise UnknownNameError("device", device, TARGETS)
+    archs = gpu_hip.archs_of(device, arch)
+    if edit is not None and pool is not None and device != "cpu":
+        raise ArgumentError(f"edit on {device} in a worker process; accepted: on the cpu, or in this process")
+    if archs and pool is not None:
+        raise ArgumentError("device hip in a worker process; accepted: cpu, sim or cuda")
     fmt = format_of(dtype).name
     asked = asked_shape(operator, shape)
     verdict = Verdict(operator.name, fmt, device, None if asked is None else named_sizes(asked))
@@ -157,13 +172,17 @@ def verify(
         chosen.append(Variant(present))
     try:
         isa = isa or native_isa()
-        if device != "cpu":
-            from ..gpu_targets import target_named
-
-            verdict.about = target_named(device, compiler).describe()
-        for v in chosen:
+        if archs:
+            verdict.about = gpu_hip.describe(archs, compiler)
+        elif device != "cpu":
+            verdict.about = _describe(device, compiler, pool)
+        for v, amd in ((v, a) for v in chosen for a in archs or (None,)):
             mine = [c for present, c in yours if present == v.present]
-            kernels = _kernels(operator, device, fmt, v, compiler, isa, edit)
+            if amd is None:
+                kernels = _kernels(operator, device, fmt, v, compiler, isa, edit, pool)
+            else:
+                graph = operator.trace(fmt, v.present, dict(v.options))
+                kernels = gpu_hip.kernels(operator, graph, amd, compiler, edit)
             verdict.kernels += kernels
             _run_variant(verdict, operator, v, kernels, asked, seed, case, mine, isa, progress)
             if verdict.failure:
@@ -173,12 +192,14 @@ def verify(
         if not verdict.results:
             accepted = "an id as a failure prints it, KIND/NAME@ROWSxCOLS#SEED (of a product ROWSxCOLSxINNER)"
             raise UsageError(f"{operator.name}: no case {case!r}; accepted: {accepted}")
-        verdict.verdict = "refuted" if verdict.failure else "verified"
+        verdict.verdict = "refuted" if verdict.failure else "undecided" if device == "hip" else "verified"
     except UnavailableError as error:
         verdict.failure = str(error)
     verdict.evidence = _evidence(verdict)
     verdict.seconds = time.perf_counter() - started
-    if out is not None and verdict.verdict != "undecided":
+    if verdict.verdict == "undecided" and not verdict.failure:
+        verdict.not_run = gpu_hip.not_run(verdict.kernels)
+    if out is not None and (verdict.verdict != "undecided" or verdict.not_run):
         from .certificate import certify
 
         verdict.certificate = certify(operator, verdict, Path(out))
@@ -228,10 +249,35 @@ def named_sizes(shape: tuple[int, int]) -> dict[str, int]:
     return named
 
 
+def _describe(device: str, compiler: str | None, pool: Pool | None) -> dict[str, Any]:
+    if pool is not None:
+        from ..worker.isolated import describe
+
+        return describe(pool, device, compiler)
+    from ..gpu_targets import target_named
+
+    return target_named(device, compiler).describe()
+
+
 def _kernels(
+    operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None,
+    pool: Pool | None,
+) -> list[KernelBase]:  # fmt: skip
+    """The kernel over numbers, and the same text over hashes."""
+    if pool is None:
+        return _kernels_here(operator, device, dtype, v, compiler, isa, edit)
+    from ..worker.isolated import isolate, isolated_gpu
+
+    if device == "cpu":
+        made = _kernels_here(operator, device, dtype, v, compiler, isa, edit)
+        return [isolate(k, pool) for k in made if isinstance(k, Kernel)]
+    graph = operator.trace(dtype, v.present, dict(v.options))
+    return [isolated_gpu(operator, graph, device, s, compiler, pool) for s in (False, True)]
+
+
+def _kernels_here(
     operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None
 ) -> list[KernelBase]:
-    """The kernel over numbers, and the same text over hashes."""
     from ..emit.cpp import emit_cpu
     from ..lower import make_plan
 
@@ -258,10 +304,11 @@ def _run_variant(
     numbers, hashed = kernels
     lanes = LANES[isa] if verdict.device == "cpu" else GPU_LANES
     threads, plan = run.default_threads(), numbers.plan
+    device = "sim" if verdict.device == "hip" else verdict.device  # whose shapes
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
-    structures = suite.structure_shapes(operator, plan, lanes, verdict.device)
-    structures += [asked] if asked is not None else list(suite.default_shapes(operator, plan, verdict.device))
+    structures = suite.structure_shapes(operator, plan, lanes, device)
+    structures += [asked] if asked is not None else list(suite.default_shapes(operator, plan, device))
     for shape in dict.fromkeys(structures):
         name = f"structure/all inputs@{shape_text(shape)}#{seed}"
         if not suite.allowed(operator, shape) or run.work_of(shape) > STRUCTURE_LIMIT or only not in (None, name):
@@ -276,7 +323,7 @@ def _run_variant(
             operator,
             v,
             run.run_structure(
-                hashed, shape, integers, cases.settled(operator, numbers.graph, cases.defaults(operator)), seed, threads
+                hashed, shape, integers, cases.drawn_scalars(operator, numbers.graph, shape), seed, threads
             ),
             progress,
         )
@@ -293,7 +340,7 @@ def _run_variant(
         if verdict.device == "cpu" or c.shape[0] * c.shape[1] <= MEASURED_ELSEWHERE:
             measure_error(graph, c, want, operator.textbook, result)
 
-    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, verdict.device)):
+    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, device)):
         if only in (None, c.id):
             _add(verdict, operator, v, run.run_numbers(numbers, c, measure, threads), progress)
             if verdict.failure:
@@ -333,5 +380,6 @@ def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: 
 
 def _evidence(verdict: Verdict) -> list[str]:
     tried = {r.kind for r in verdict.results}
-    kinds = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
-    return kinds + (["derivative"] if verdict.derivative else [])
+    kinds: list[str] = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
+    kinds += ["derivative"] if verdict.derivative else []
+    return kinds + (["compiled"] if gpu_hip.compiled(verdict.kernels) else [])

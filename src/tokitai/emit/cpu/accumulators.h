@@ -25,6 +25,7 @@ typedef S E;
 struct X { S lane[XLANES]; };
 constexpr E NEUTRAL = {0};
 INLINE E nothing() { return constant(0.0f, S{}); }
+constexpr Tag WIDEN_F64 = Tag(31), ROUND_F32 = Tag(32);
 INLINE E widened(S x) { return ACCUMULATORS_F64 ? unary(WIDEN_F64, x) : x; }
 INLINE X repeat(E x) {
   X r;

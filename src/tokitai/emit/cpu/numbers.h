@@ -42,8 +42,9 @@ INLINE S minimum(S a, S b) {
   if (a != a || b != b) return NOT_A_NUMBER;
   return a == b ? from_bits(bits(a) | bits(b)) : (a < b ? a : b);
 }
-// 1.5 * 2^23 + k holds k in its lowest bits; the shift drops the rest.
-INLINE S power_of_two(S k) { return from_bits((bits(k + 0x1.8p23f) + 127u) << 23); }
+// 1.5 * 2^23 + 127 + k is exact and holds 127 + k in its lowest bits; the shift drops the rest.
+static const float EXPONENT_BIAS = 0x1.8p23f + 127.0f;
+INLINE S power_of_two(S k) { return from_bits(bits(k + EXPONENT_BIAS) << 23); }
 INLINE S exponent(S a) { return S(int32_t((bits(a) >> 23) & 255u) - 127); }
 INLINE S significand(S a) { return from_bits((bits(a) & 0x007FFFFFu) | 0x3F800000u); }
 INLINE S to_value(int32_t a, S) { return S(a); }
@@ -127,7 +128,7 @@ INLINE V minimum(V a, V b) {
   V m = where(eq(a, b), from_bits(bits(a) | bits(b)), where(lt(a, b), a, b));
   return where(logical_or(ne(a, a), ne(b, b)), splat(NOT_A_NUMBER), m);
 }
-INLINE V power_of_two(V k) { return from_bits((bits(k + 0x1.8p23f) + 127u) << 23); }
+INLINE V power_of_two(V k) { return from_bits(bits(k + EXPONENT_BIAS) << 23); }
 INLINE V exponent(V a) { return __builtin_convertvector(I((bits(a) >> 23) & 255u) - 127, V); }
 INLINE V significand(V a) { return from_bits((bits(a) & 0x007FFFFFu) | 0x3F800000u); }
 INLINE V to_value(I a, V) { return __builtin_convertvector(a, V); }

@@ -73,7 +73,7 @@ template <int W, class P> INLINE void pack_along(E* to, Side<P> from, int64_t co
   Stored row[PLAN_BLOCK_ROWS + PACKED_AT_ONCE + NR + LANES] = {};
   for (int64_t k = 0; k < depth; ++k) {
     const P* const p = from.data + k * from.stride;
-    each(0, count, [&](int64_t i, auto lanes) INLINE_LAMBDA { store(row + i, load(p + i, lanes)); });
+    each(0, count, [&](int64_t i, auto lanes) INLINE_LAMBDA { store(row + i, load(p + i, lanes), lanes); });
     for (int64_t panel = 0; panel * W < count; ++panel) {
       E* const place = to + (panel * depth + k) * W;
       for (int i = 0; i < W; ++i) place[i] = widened(load1(row + panel * W + i));
@@ -87,7 +87,7 @@ template <int W, class P> INLINE void pack_across(E* to, Side<P> from, int64_t c
     for (int i = 0; i < W; ++i) {
       const bool there = line + i < count;
       const P* const p = from.data + (there ? line + i : 0) * from.stride;
-      each(0, depth, [&](int64_t k, auto lanes) INLINE_LAMBDA { store(lines[i] + k, load(p + k, lanes)); });
+      each(0, depth, [&](int64_t k, auto lanes) INLINE_LAMBDA { store(lines[i] + k, load(p + k, lanes), lanes); });
     }
     for (int64_t k = 0; k < depth; ++k)
       for (int i = 0; i < W; ++i) to[k * W + i] = widened(load1(lines[i] + k));

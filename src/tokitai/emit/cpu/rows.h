@@ -7,6 +7,7 @@
 #else
 #include "numbers.h"
 #endif
+#include "many.h"
 
 namespace tokitai {
 
@@ -56,9 +57,10 @@ INLINE V pad(V x, S neutral, Part part) {
 #endif
 }
 
-// Every vector of columns from `begin` to `end`, in order.
+// Every vector of columns from `begin` to `end`, in order: as many together as there are, then one, then part of one.
 template <class F> INLINE void each(int64_t begin, int64_t end, const F& at) {
   int64_t c = begin;
+  for (; c + Four::count <= end; c += Four::count) at(c, Four{});
   for (; c + LANES <= end; c += LANES) at(c, Full{});
   if (c < end) at(c, Part{end - c});
 }
@@ -111,23 +113,46 @@ INLINE int64_t partial_room(int64_t cols) { return cols / 4 + 512; }
 template <int K> struct Sums {
   V v[K];
 };
+template <class Lanes, class... T> INLINE Sums<sizeof...(T)> summands(Lanes, const T&... x) { return {{x...}}; }
+template <class... T> INLINE auto summands(Four, const T&... x) {
+  return in_turn([&](int i) INLINE_LAMBDA { return Sums<sizeof...(T)>{{at(x, i)...}}; });
+}
+
+// The N vectors of each sum from column c on, joined as they come: nothing but registers is needed, at the price of N
+// copies of `at`.
+template <int K, int N, class F> INLINE Sums<K> joined_at(int64_t c, const F& at) {
+  if constexpr (N == 1) return at(c, Full{});
+  else {
+    Sums<K> a = joined_at<K, N / 2>(c, at);
+    const Sums<K> b = joined_at<K, N / 2>(c + N / 2 * LANES, at);
+    for (int k = 0; k < K; ++k) a.v[k] = join<N / 2>(a.v[k], b.v[k]);
+    return a;
+  }
+}
 
 // at(c, lanes) gives the K summands at columns c ...; total[k] is the sum along the row. Before each block soon(c) is
-// called, to fetch what will be needed soon. `partial` has K times partial_room(cols).
-template <int K, class F, class G>
+// called, to fetch what will be needed soon. `partial` has K times partial_room(cols). CHEAP summands are joined in
+// registers; dear ones, whose code should not be repeated, go through memory.
+template <int K, bool CHEAP, class F, class G>
 INLINE void row_sums(int64_t cols, Stored* partial, const F& at, const G& soon, S* total) {
   Stored terms[K][BLOCK];
-  const auto keep = [&](int64_t i, const Sums<K>& sums) INLINE_LAMBDA {
-    for (int k = 0; k < K; ++k) store(terms[k] + i, sums.v[k]);
+  const auto keep = [&](int64_t i, const auto& sums, auto lanes) INLINE_LAMBDA {
+    for (int64_t j = 0; j * LANES < lanes.count; ++j)
+      for (int k = 0; k < K; ++k) store(terms[k] + i + j * LANES, tokitai::at(sums, int(j)).v[k]);
   };
   const int64_t room = partial_room(cols);
   int64_t c = 0;
   for (; c + BLOCK <= cols; c += BLOCK) {
     soon(c);
-    for (int64_t i = 0; i < BLOCK; i += LANES) keep(i, at(c + i, Full{}));
-    for (int k = 0; k < K; ++k) store(partial + k * room + c / JOINED, joined<JOINED>(terms[k]));
+    if constexpr (CHEAP) {
+      const Sums<K> sums = joined_at<K, JOINED>(c, at);
+      for (int k = 0; k < K; ++k) store(partial + k * room + c / JOINED, sums.v[k]);
+    } else {
+      for (int64_t i = 0; i < BLOCK; i += Four::count) keep(i, at(c + i, Four{}), Four{});
+      for (int k = 0; k < K; ++k) store(partial + k * room + c / JOINED, joined<JOINED>(terms[k]));
+    }
   }
-  each(c, cols, [&](int64_t i, auto lanes) INLINE_LAMBDA { keep(i - c, at(i, lanes)); });
+  each(c, cols, [&](int64_t i, auto lanes) INLINE_LAMBDA { keep(i - c, at(i, lanes), lanes); });
   for (int k = 0; k < K; ++k) {
     if (c == 0) {  // a row of one block
       total[k] = tree(terms[k], cols);
@@ -152,7 +177,8 @@ INLINE S joined_max(const Max& m) {
 INLINE S result(const Max& m) { return done_max(joined_max(m)); }
 
 // ------------------------------------------------------------------ the balanced tree over blocks of rows
-template <class T, class F> INLINE T tree_over(int64_t n, T zero, const F& at) {
+template <class Z, class F> INLINE auto tree_over(int64_t n, Z zero, const F& at) {
+  typedef decltype(at(0)) T;
   T stack[64];
   for (int64_t i = 0; i < n; ++i) {
     T sum = at(i);

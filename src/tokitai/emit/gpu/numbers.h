@@ -2,7 +2,8 @@
 #pragma once
 #include "lanes.h"
 
-#if TOKITAI_SIM
+#if TOKITAI_HIP  // hip.h has them
+#elif TOKITAI_SIM
 #define CUDA_ASM 0
 #define __fadd_rn(a, b) ((a) + (b))
 #define __fsub_rn(a, b) ((a) - (b))
@@ -37,8 +38,25 @@ INLINE S mul(S a, S b) { return __fmul_rn(a, b); }
 INLINE S div(S a, S b) { return __fdiv_rn(a, b); }
 INLINE S fma(S a, S b, S c) { return __fmaf_rn(a, b, c); }
 INLINE S sqrt(S a) { return __fsqrt_rn(a); }
+#if CUDA_ASM
+// A sign is no instruction of its own: others take operands with another sign. But -|a| is made of bits, since NVRTC would
+// turn clamps of it into comparisons; and two signs cancel.
+struct Absolute {
+  S value;
+  INLINE operator S() const { return float_of(bits(value) & 0x7FFFFFFFu); }
+};
+struct Negated {
+  S value;
+  INLINE operator S() const { return -value; }
+};
+INLINE Absolute abs(S a) { return {a}; }
+INLINE Negated neg(S a) { return {a}; }
+INLINE S neg(Negated a) { return a.value; }
+INLINE S neg(Absolute a) { return float_of(bits(a.value) | 0x80000000u); }
+#else
 INLINE S neg(S a) { return float_of(bits(a) ^ 0x80000000u); }
 INLINE S abs(S a) { return float_of(bits(a) & 0x7FFFFFFFu); }
+#endif
 INLINE S round_even(S a) { return ROUND_EVEN(a); }
 INLINE SB lt(S a, S b) { return a < b; }
 INLINE SB le(S a, S b) { return a <= b; }

@@ -70,29 +70,29 @@ template <class P> INLINE void encode(Chunk<P>& q, const S (&x)[CHUNK]) {
   UNROLL for (int e = 0; e < CHUNK; ++e) store1(&q.e[e], x[e]);
 }
 #if !TOKITAI_STRUCTURE && CUDA_ASM
-// Two at a time. The card's NaN is 0x7FFF, and nothing else becomes negative when 1 is added to it.
-template <uint32_t NOT_A_NUMBER, class P, class F> INLINE void encode_pairs(Chunk<P>& q, const F& pair) {
+// Two at a time. The card's NaN is 0x7FFF, and one comparison tells whether either of two values is NaN.
+template <uint32_t NOT_A_NUMBER, class P, class F> INLINE void encode_pairs(Chunk<P>& q, const S* x, const F& pair) {
   uint32_t* const w = reinterpret_cast<uint32_t*>(&q);
-  uint32_t found = 0;
+  bool found = false;
   UNROLL for (int i = 0; i < CHUNK / 2; ++i) {
     w[i] = pair(2 * i);
-    found |= (w[i] + 0x00010001u) & ~w[i];
+    found |= (x[2 * i] != x[2 * i]) | (x[2 * i + 1] != x[2 * i + 1]);
   }
-  if (found & 0x80008000u)
+  if (found)
     UNROLL for (int i = 0; i < CHUNK / 2; ++i) {
       if ((w[i] & 0xFFFFu) == 0x7FFFu) w[i] = (w[i] & 0xFFFF0000u) | NOT_A_NUMBER;
       if (w[i] >> 16 == 0x7FFFu) w[i] = (w[i] & 0xFFFFu) | NOT_A_NUMBER << 16;
     }
 }
 template <> INLINE void encode<f16>(Chunk<f16>& q, const S (&x)[CHUNK]) {
-  encode_pairs<0x7E00u>(q, [&](int i) {
+  encode_pairs<0x7E00u>(q, x, [&](int i) {
     uint32_t w;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(x[i + 1]), "f"(x[i]));
     return w;
   });
 }
 template <> INLINE void encode<bf16>(Chunk<bf16>& q, const S (&x)[CHUNK]) {
-  encode_pairs<0x7FC0u>(q, [&](int i) {
+  encode_pairs<0x7FC0u>(q, x, [&](int i) {
     uint32_t w;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(x[i + 1]), "f"(x[i]));
     return w;

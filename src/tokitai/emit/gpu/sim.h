@@ -230,19 +230,14 @@ static const auto kept [[gnu::used]] = &tokitai_sim_message;
 
 }  // namespace sim
 
-INLINE int thread_index() { return sim::current; }
-INLINE int block_size() { return sim::block_threads; }
-INLINE int64_t block_index() { return sim::block_number; }
-INLINE int64_t grid_size() { return sim::blocks_in_grid; }
-INLINE void barrier() { sim::leave(sim::AT_BARRIER); }
-INLINE uint64_t exchange(uint64_t x, int mask) {
+// What lane `from` of the warp gave.
+INLINE uint64_t gather(uint64_t x, int from) {
   const int t = sim::current;
   const int turn = sim::fibers[t].turn ^= 1;
   sim::fibers[t].slot[turn] = x;
   sim::leave(sim::AT_EXCHANGE);
-  return sim::fibers[t / WARP * WARP + ((t % WARP) ^ mask)].slot[turn];
+  return sim::fibers[t / WARP * WARP + from].slot[turn];
 }
-INLINE uint32_t exchange(uint32_t x, int mask) { return uint32_t(exchange(uint64_t(x), mask)); }
 INLINE uint32_t bits_of(float a) {
   uint32_t u;
   memcpy(&u, &a, 4);
@@ -253,18 +248,42 @@ INLINE float float_of(uint32_t u) {
   memcpy(&a, &u, 4);
   return a;
 }
-INLINE float exchange(float x, int mask) { return float_of(exchange(bits_of(x), mask)); }
-
-struct alignas(16) Words16 { uint32_t w[4]; } __attribute__((may_alias));
-struct alignas(8) Words8 { uint32_t w[2]; } __attribute__((may_alias));
-typedef uint32_t Words4 __attribute__((may_alias));
-typedef uint16_t Words2 __attribute__((may_alias));
 // The address must be a multiple of the size, as on a card.
 INLINE void check_address(const void* p, size_t bytes) {
   if (uintptr_t(p) % bytes == 0) return;
   sim::access_bytes = bytes;
   sim::leave(sim::MISALIGNED);  // for ever
 }
+
+#if TOKITAI_HIP  // what clang has built in for AMD GPUs: hip.h makes the names of it
+}  // namespace tokitai
+INLINE uint32_t __builtin_amdgcn_workitem_id_x() { return uint32_t(tokitai::sim::current); }
+INLINE uint32_t __builtin_amdgcn_workgroup_id_x() { return uint32_t(tokitai::sim::block_number); }
+INLINE uint32_t __builtin_amdgcn_workgroup_size_x() { return uint32_t(tokitai::sim::block_threads); }
+INLINE uint32_t __builtin_amdgcn_grid_size_x() {
+  return uint32_t(tokitai::sim::blocks_in_grid * tokitai::sim::block_threads);
+}
+INLINE void __builtin_amdgcn_s_barrier() { tokitai::sim::leave(tokitai::sim::AT_BARRIER); }
+INLINE int __builtin_amdgcn_ds_bpermute(int place, int x) {  // four bytes a lane
+  return int(tokitai::gather(uint32_t(x), (place >> 2) & (tokitai::WARP - 1)));
+}
+#define __builtin_amdgcn_fence(order, scope)
+#define __builtin_nontemporal_load(p) (tokitai::check_address(p, sizeof *(p)), *(p))
+#define __builtin_nontemporal_store(x, p) (tokitai::check_address(p, sizeof *(p)), void(*(p) = (x)))
+#else
+INLINE int thread_index() { return sim::current; }
+INLINE int block_size() { return sim::block_threads; }
+INLINE int64_t block_index() { return sim::block_number; }
+INLINE int64_t grid_size() { return sim::blocks_in_grid; }
+INLINE void barrier() { sim::leave(sim::AT_BARRIER); }
+INLINE uint64_t exchange(uint64_t x, int mask) { return gather(x, (sim::current % WARP) ^ mask); }
+INLINE uint32_t exchange(uint32_t x, int mask) { return uint32_t(exchange(uint64_t(x), mask)); }
+INLINE float exchange(float x, int mask) { return float_of(exchange(bits_of(x), mask)); }
+
+struct alignas(16) Words16 { uint32_t w[4]; } __attribute__((may_alias));
+struct alignas(8) Words8 { uint32_t w[2]; } __attribute__((may_alias));
+typedef uint32_t Words4 __attribute__((may_alias));
+typedef uint16_t Words2 __attribute__((may_alias));
 template <class W> INLINE W load_words(const void* p) {
   check_address(p, sizeof(W));
   return *static_cast<const W*>(p);
@@ -283,3 +302,4 @@ INLINE void store4(void* p, uint32_t x) { store_words<Words4>(p, x); }
 INLINE void store2(void* p, uint16_t x) { store_words<Words2>(p, x); }
 
 }  // namespace tokitai
+#endif

@@ -1,8 +1,10 @@
-// The threads of a GPU kernel, under one set of names on every target: CUDA here, the CPU's fibers in a file of
+// The threads of a GPU kernel, under one set of names on every target: CUDA here, HIP and the CPU's fibers in files of
 // their own.
 #pragma once
 
-#if TOKITAI_SIM
+#if TOKITAI_HIP
+#include "hip.h"
+#elif TOKITAI_SIM
 #include "sim.h"
 #else
 

@@ -1,0 +1,79 @@
+// Several vectors in lockstep. One vector's arithmetic is a chain of operations that wait for each other; four chains,
+// their operations taking turns in the program's order, keep the processor busy. Every function of values is lifted to
+// Many by applying it to one vector after the other, so the text of a kernel speaks of one vector and serves both.
+#pragma once
+
+namespace tokitai {
+
+constexpr int TOGETHER = 4;
+
+template <class T> struct Many {
+  T v[TOGETHER];
+  Many() = default;
+  Many(const T& x) { for (T& each : v) each = x; }
+};
+
+// The i-th of several vectors, or the one that they share.
+template <class T> INLINE const T& at(const Many<T>& x, int i) { return x.v[i]; }
+template <class T> INLINE const T& at(const T& x, int) { return x; }
+
+template <class T> struct IsMany { static constexpr bool value = false; };
+template <class T> struct IsMany<Many<T>> { static constexpr bool value = true; };
+template <bool> struct If {};
+template <> struct If<true> { typedef int type; };
+template <class... A> using IfMany = typename If<(IsMany<A>::value || ...)>::type;
+
+// f at each of them.
+template <class F> INLINE auto in_turn(const F& f) {
+  Many<decltype(f(0))> r;
+  for (int i = 0; i < TOGETHER; ++i) r.v[i] = f(i);
+  return r;
+}
+#define LIFT(NAME) \
+  template <class... A, IfMany<A...> = 0> INLINE auto NAME(const A&... a) { \
+    return in_turn([&](int i) INLINE_LAMBDA { return NAME(at(a, i)...); }); \
+  }
+LIFT(add) LIFT(sub) LIFT(mul) LIFT(div) LIFT(fma) LIFT(sqrt) LIFT(neg) LIFT(abs) LIFT(maximum) LIFT(minimum)
+LIFT(round_even) LIFT(power_of_two) LIFT(exponent) LIFT(significand) LIFT(lt) LIFT(le) LIFT(eq) LIFT(ne)
+LIFT(logical_and) LIFT(logical_or) LIFT(logical_not) LIFT(where) LIFT(to_value) LIFT(leaf_max)
+LIFT(round_to_f16) LIFT(round_to_bf16) LIFT(round_to_f32)
+LIFT(int_add) LIFT(int_sub) LIFT(int_mul) LIFT(int_mulhi) LIFT(int_xor) LIFT(int_and) LIFT(int_shift_right)
+LIFT(to_u32) LIFT(to_i32)
+template <class T, class N> INLINE auto round_stochastic_f16(Many<T> x, N random) {
+  return in_turn([&](int i) INLINE_LAMBDA { return round_stochastic_f16(x.v[i], at(random, i)); });
+}
+template <class T, class N> INLINE auto round_stochastic_bf16(Many<T> x, N random) {
+  return in_turn([&](int i) INLINE_LAMBDA { return round_stochastic_bf16(x.v[i], at(random, i)); });
+}
+template <class T> INLINE auto constant(float x, const Many<T>&) { return constant(x, T{}); }
+
+// ------------------------------------------------------------------ lanes that hold elements, beside Full and Part
+struct Four {
+  static constexpr int64_t count = TOGETHER * LANES;
+};
+template <class P> INLINE auto load(const P* p, Four) {
+  return in_turn([&](int i) INLINE_LAMBDA { return load(p + i * LANES); });
+}
+template <class P, class T> INLINE void store(P* p, const T& x, Four) {
+  for (int i = 0; i < TOGETHER; ++i) store(p + i * LANES, at(x, i));
+}
+template <class P, class T> INLINE void store(P* p, const T& x, Four, bool streamed) {
+  if (streamed)
+    for (int i = 0; i < TOGETHER; ++i) stream(p + i * LANES, at(x, i));
+  else
+    store(p, x, Four{});
+}
+template <class T> INLINE T pad(const T& x, S, Four) { return x; }
+INLINE auto column_index(int64_t c, Four) {
+  return in_turn([&](int i) INLINE_LAMBDA { return column_index(c + i * LANES); });
+}
+template <int word> INLINE auto element_word(int64_t place, Four) {
+  return in_turn([&](int i) INLINE_LAMBDA { return element_word<word>(place + i * LANES); });
+}
+template <class Lanes> INLINE auto column_index(int64_t c, Lanes) { return column_index(c); }
+template <int word, class Lanes> INLINE auto element_word(int64_t place, Lanes) { return element_word<word>(place); }
+INLINE void take(Max& m, const Many<V>& x) {
+  for (int i = 0; i < TOGETHER; ++i) take(m, x.v[i]);
+}
+
+}  // namespace tokitai

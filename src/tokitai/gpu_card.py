@@ -1,0 +1,189 @@
+"""What a call on arrays of a GPU needs besides kernels: the card, its streams, and arrays seen as NumPy would see them.
+
+Shapes, formats, strides and overlaps of device memory are judged by the same code as those of host memory: a *phantom*
+is a NumPy array over an address that is never read.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+
+from .device.cuda import current_stream
+from .device.cuda_driver import call
+from .device.device_array import DeviceView, library_of
+from .errors import ArgumentError
+from .formats import FORMATS
+from .gpu_kernel import GpuKernel, Target, gpu_plan
+from .gpu_targets import CudaProgram, CudaTarget
+from .kernel import Array
+from .lang import Operator
+from .lower.gpu import Step
+
+Launcher = Callable[[bytes, int], None]  # the bytes of a kernel's parameter, and a stream
+
+
+class Card(Protocol):
+    """One device on which calls run."""
+
+    @property
+    def target(self) -> Target:
+        """Where its kernels are built and run."""
+
+    def __hash__(self) -> int: ...
+
+    def capturing(self, stream: int) -> bool:
+        """Whether what is put into a stream is recorded for a CUDA graph instead of being run."""
+
+    def read(self, address: int, values: Array, stream: int) -> None:
+        """Fill a contiguous array from the device, after the work of a stream."""
+
+    def wait(self, stream: int) -> None:
+        """Wait for the work of a stream."""
+
+    def write(self, address: int, values: Array, stream: int) -> None:
+        """Copy a contiguous array to the device, in the order of a stream; `values` may be changed afterwards."""
+
+    def room(self, nbytes: int, stream: int) -> AbstractContextManager[int]:
+        """Memory for the work that is put into a stream meanwhile."""
+
+
+class CudaCard:
+    """An NVIDIA card. Raises DeviceMissingError where there is none."""
+
+    def __init__(self, index: int) -> None:
+        self.target = CudaTarget(index)
+        self.device = self.target.device
+
+    def capturing(self, stream: int) -> bool:
+        """Asks the driver."""
+        with self.device.entered():
+            return int(call("cuStreamIsCapturing", stream, about=f"stream {stream:#x}")) != 0
+
+    def wait(self, stream: int) -> None:
+        """Faults of earlier launches show here."""
+        with self.device.entered():
+            call("cuStreamSynchronize", stream, about=f"stream {stream:#x}")
+
+    def read(self, address: int, values: Array, stream: int) -> None:
+        """Waits for the stream alone, not for the card."""
+        self.wait(stream)
+        with self.device.entered():
+            call("cuMemcpyDtoH", values.ctypes.data, address, values.nbytes, about=f"{values.nbytes} bytes")
+
+    def write(self, address: int, values: Array, stream: int) -> None:
+        """From memory that is not pinned, so the driver has taken a copy when it returns."""
+        with self.device.entered():
+            about = f"{values.nbytes} bytes"
+            call("cuMemcpyHtoDAsync", address, values.ctypes.data, values.nbytes, stream, about=about)
+
+    @contextmanager
+    def room(self, nbytes: int, stream: int) -> Iterator[int]:
+        """From the driver's pool, in the order of the stream: calls in other streams have other memory."""
+        with self.device.entered():
+            address = int(call("cuMemAllocAsync", nbytes, stream, about=f"{nbytes} bytes of workspace"))
+        try:
+            yield address
+        finally:
+            with self.device.entered():
+                call("cuMemFreeAsync", address, stream, about="workspace")
+
+
+@functools.cache
+def card(index: int) -> Card:
+    """The card of this index, for as long as the process lives."""
+    return CudaCard(index)
+
+
+@functools.cache
+def kernel_on(
+    where: Card, operator: Operator, dtype: str, present: frozenset[str], options: tuple[tuple[str, object], ...]
+) -> GpuKernel:
+    """The kernels of an operator on a card; texts are compiled when a shape first needs them."""
+    graph = operator.trace(dtype, present, dict(options))
+    return GpuKernel(operator, graph, gpu_plan(graph, "cuda"), False, where.target)
+
+
+def launcher(program: Any, step: Step) -> Launcher:
+    """A launch with all settled but the parameter's bytes and the stream."""
+    if isinstance(program, CudaProgram):
+        return program.bound(step)
+    return lambda packed, stream: program.launch(step, packed, 0, stream)
+
+
+# ------------------------------------------------------------------ arrays
+class _Interface:
+    def __init__(self, view: DeviceView, kind: np.dtype[Any]) -> None:
+        strides = tuple(s * kind.itemsize for s in view.strides)
+        self.__array_interface__ = {
+            "shape": view.shape, "typestr": kind.str, "data": (view.address, view.read_only), "strides": strides,
+            "version": 3,
+        }  # fmt: skip
+
+
+def phantom(view: DeviceView) -> Array:
+    """A NumPy array that says where device memory lies. Its elements must not be touched."""
+    kind = FORMATS[view.format].dtype
+    if 0 in view.shape:
+        empty = np.empty(view.shape, kind)
+        empty.flags.writeable = not view.read_only
+        return empty
+    plain = np.dtype(f"u{kind.itemsize}") if kind.kind == "V" else kind  # NumPy's interface has no name for bfloat16
+    seen: Array = np.asarray(_Interface(view, plain))
+    return seen if plain is kind else seen.view(kind)
+
+
+def copied(name: str, x: Any) -> Any:
+    """A copy in the caller's library, in the order of its current stream. Raises ArgumentError where it has none."""
+    library = library_of(x)
+    if library == "torch":
+        return x.contiguous().clone() if x.is_contiguous() else x.contiguous()
+    if library == "cupy":
+        return x.copy(order="C")
+    raise ArgumentError(
+        f"{name}: needs a copy, which is made for torch and CuPy alone; accepted of {type(x).__name__}: contiguous "
+        f"arrays and views with a row stride"
+    )
+
+
+# ------------------------------------------------------------------ streams
+def stream_of(example: Any) -> int:
+    """The handle of the stream into which the library of `example` puts its work now; 0 is CUDA's default stream."""
+    if library_of(example) == "torch":
+        quick = getattr(sys.modules["torch"]._C, "_cuda_getCurrentRawStream", None)  # makes no object of a stream
+        if quick is not None:
+            return int(quick(example.device.index))
+    return current_stream(example)
+
+
+def handle_of(stream: Any) -> int:
+    """The handle of a stream: an integer, or an object of cuda.core, torch or CuPy. Raises ArgumentError."""
+    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+        return stream
+    for name in ("__cuda_stream__", "cuda_stream", "ptr"):
+        found = getattr(stream, name, None)
+        found = found() if callable(found) else found
+        if isinstance(found, tuple) and len(found) == 2:  # (version of the protocol, handle)
+            found = found[1]
+        if isinstance(found, int):
+            return found
+    raise ArgumentError(f"cuda_stream={stream!r}; accepted: a stream of torch, CuPy or cuda.core, or its handle")
+
+
+def within(example: Any, stream: int, now: int, device: int) -> AbstractContextManager[Any]:
+    """Make `stream` the current one of the library of `example`, so that what it allocates belongs there."""
+    library = library_of(example)
+    if stream == now or library not in ("torch", "cupy"):
+        return nullcontext()
+    cuda = sys.modules[library].cuda
+    made: AbstractContextManager[Any]
+    if library == "torch":
+        made = cuda.stream(cuda.ExternalStream(stream, device=example.device))
+    else:
+        made = cuda.ExternalStream(stream, device)
+    return made

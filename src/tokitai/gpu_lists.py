@@ -1,0 +1,237 @@
+"""Run an element-wise operator on lists of tensors of a GPU: an optimizer's step, in one prepared call.
+
+What a list's kernels read beside the tensors (the table of their sizes and addresses) is written to the device once,
+and again only where an address has changed: gradients that are new from step to step.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from copy import copy as copy_of
+from typing import Any
+
+import numpy as np
+
+from .call import storage_format
+from .call_list import Array, Prepared, prepare
+from .device.device_array import as_device, empty_like, handed_out, library_of
+from .errors import ArgumentError
+from .gpu_card import Card, card, copied, handle_of, kernel_on, phantom, stream_of, within
+from .gpu_kernel import GpuKernel, Table
+from .kernel import KernelBase
+from .lang import Operator, Output
+
+MOST_LISTS = 16  # that are kept
+_recorded: list[Table] = []  # tables that a captured graph reads whenever it is replayed: they stay
+
+
+class PreparedOnGpu(Prepared):
+    """Lists of tensors of one GPU that have been checked. Called with scalars alone it looks at no tensor again: they
+    must lie where they lay, and must not be freed meanwhile."""
+
+    where: Card
+    kernel: GpuKernel
+
+    def __init__(
+        self, operator: Operator, kernel: KernelBase, lists: Mapping[str, Sequence[Any]], copy: bool = True
+    ) -> None:
+        self.example = next(iter(lists.values()))[0]
+        view = as_device(next(iter(lists)), self.example)
+        self.device, self.where = view.device, card(view.device)
+        self.made: dict[str, list[Any]] = {}
+        self.copies: list[Any] = []
+        self.table: tuple[int, bytes, Table, int] | None = None  # stream, addresses, workspace in bytes
+        self.layout: _Layout | None = None
+        super().__init__(operator, kernel, lists, copy)
+        self.names = [t.name for t in self.kernel.graph.inputs] + [o.name for o in self.kernel.graph.outputs]
+
+    def turned_to(self, lists: Mapping[str, Sequence[Any]], addresses: Any, example: Any) -> PreparedOnGpu:
+        """The same for other tensors of the same formats and sizes; this object stays as it is."""
+        other = copy_of(self)
+        other.lists, other.addresses, other.example, other._alive = lists, addresses, example, {}
+        return other
+
+    def seen(self, name: str, x: Any) -> Array:
+        """Where a tensor lies, as NumPy would see it."""
+        view = as_device(name, x, stream_of(self.example))
+        if view.device != self.device:
+            raise ArgumentError(f"{name}: lies on cuda:{view.device}; accepted beside it: cuda:{self.device}")
+        return phantom(view)
+
+    def copied(self, name: str, array: Array, x: Any) -> Array:
+        """In the caller's library."""
+        self.copies.append(copied(name, x))
+        return self.seen(name, self.copies[-1])
+
+    def new(self, o: Output, shape: tuple[int, ...], lists: Mapping[str, Sequence[Any]]) -> Array:
+        """In the library of the first tensor."""
+        some = self.made.setdefault(o.name, [])
+        some.append(empty_like(self.example, shape, o.format, stream_of(self.example)))
+        return self.seen(o.name, some[-1]).reshape(-1)
+
+    def __call__(self, params: Mapping[str, float], stream: Any = None) -> Any:
+        """Put one launch into the current stream of the tensors' library, or into `stream`. Returns what `Prepared`
+        returns."""
+        now = stream_of(self.example)
+        chosen = now if stream is None else handle_of(stream)
+        returned: list[Any] = []
+        with within(self.example, chosen, now, self.device):
+            self._launch(params, chosen)
+            for o in self.kernel.graph.outputs:
+                if o.inplace:
+                    returned.append(self.lists[o.name])
+                elif o.space == "s":
+                    returned.append(handed_out(self._kept(o), self.example))
+                else:
+                    returned.append([handed_out(x, self.example) for x in self.made[o.name]])
+        return returned[0] if len(returned) == 1 else tuple(returned)
+
+    def _kept(self, o: Output) -> Any:
+        """A value that the next call does not write again."""
+        value = self.made[o.name][0]
+        if library_of(self.example) in ("torch", "cupy"):
+            return copied(o.name, value)
+        self.made[o.name].clear()
+        self.new(o, (), self.lists)
+        return value
+
+    def _launch(self, params: Mapping[str, float], stream: int) -> None:
+        kernel = self.kernel
+        addresses = self._own_values()
+        table, need = self._table(addresses, stream)
+        call = table.packed + kernel.scalar_bytes(kernel.scalar_table(1, 1, params))
+        program = kernel.program_for(table)
+        if library_of(self.example) in ("torch", "cupy"):
+            room = empty_like(self.example, (need,), "bool", stream)
+            place = as_device("workspace", room).address if need else 0
+            for step in table.steps:
+                program.launch(step, call + struct.pack("<q", place), 0, stream)
+        else:
+            with self.where.room(max(need, 8), stream) as place:
+                for step in table.steps:
+                    program.launch(step, call + struct.pack("<q", place), 0, stream)
+
+    def _own_values(self) -> list[int]:
+        """The addresses, those of single results as they are now."""
+        addresses, names = self.addresses, len(self.names)
+        for k, o in enumerate(self.kernel.graph.outputs, len(self.kernel.graph.inputs)):
+            if o.space == "s" and not o.inplace:
+                address = as_device(o.name, self.made[o.name][0]).address
+                addresses = list(addresses)
+                addresses[k::names] = [address] * len(addresses[k::names])
+        return addresses
+
+    def _table(self, addresses: list[int], stream: int) -> tuple[Table, int]:
+        """The table on the device, written in the order of the stream; and the bytes of workspace."""
+        capturing = self.where.capturing(stream)
+        key = np.array(addresses, np.int64).tobytes()
+        if self.table is None or self.table[:2] != (stream, key):
+            if capturing:
+                raise ArgumentError(
+                    f"{self.operator.name}: a stream that is being captured; accepted: lists that were run in this "
+                    f"stream before the capture, in the same memory"
+                )
+
+            def place(values: Array) -> tuple[int, object]:
+                if values.nbytes == 0:
+                    return 0, values
+                memory = empty_like(self.example, (values.nbytes,), "bool", stream)
+                address = as_device("table", memory).address
+                self.where.write(address, np.ascontiguousarray(values), stream)
+                return address, memory
+
+            table = self.kernel.table(addresses, self.sizes, self.shapes, place)
+            self.table = stream, key, table, self.kernel.workspace_bytes(table.shapes, 1)
+            if self.layout is not None:
+                self.layout.bare.table = self.table
+        if capturing and self.table[2] not in _recorded:
+            _recorded.append(self.table[2])
+        return self.table[2:]
+
+
+def prepare_on_gpu(
+    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object], copy: bool = True
+) -> PreparedOnGpu:
+    """Lists of tensors of a GPU, checked and ready to be launched again and again. Raises ArgumentError.
+
+    Lists of torch's tensors in whose place results are written are not checked in full again where lists of the same
+    formats, shapes and strides were before: their addresses are.
+    """
+    look = _Look.of(operator, given, options)
+    found = None if look is None else _layouts.get(look.key)
+    if look is not None and found is not None and look.apart(found.items, found.counts):
+        return found.again(given, look)
+    name, example = next((n, v[0]) for n, v in given.items() if isinstance(v, (list, tuple)) and v)
+    index = as_device(name, example).device
+
+    def seen(name: str, x: Any) -> Array:
+        return phantom(as_device(name, x, stream_of(example)))
+
+    def build(firsts: Mapping[str, Array]) -> GpuKernel:
+        dtype = storage_format(operator, firsts)
+        return kernel_on(card(index), operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
+
+    made = prepare(operator, given, build, copy, seen, PreparedOnGpu)
+    assert isinstance(made, PreparedOnGpu)
+    if look is not None and not made.copies and not made.made:
+        if len(_layouts) >= MOST_LISTS:
+            _layouts.clear()
+        _layouts[look.key] = _Layout(made, given)
+    return made
+
+
+class _Look:
+    """What lists of torch's tensors look like, apart from where they lie; and where."""
+
+    def __init__(self, key: object, addresses: Array) -> None:
+        self.key, self.addresses = key, addresses
+
+    @classmethod
+    def of(cls, operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]) -> _Look | None:
+        """None where it has other arrays than torch's."""
+        looks: list[object] = [operator, *sorted(options.items())]
+        addresses = []
+        for name, values in given.items():
+            if not isinstance(values, (list, tuple)) or not all(library_of(x) == "torch" for x in values):
+                return None
+            try:
+                looks += name, tuple([
+                    (x.dtype, x.shape, x.stride(), x.get_device(), x.requires_grad, x.is_neg()) for x in values
+                ])  # fmt: skip
+            except RuntimeError:  # a tensor without strides
+                return None
+            addresses.append([x.data_ptr() for x in values])
+        if len({len(a) for a in addresses}) != 1:
+            return None
+        return cls(tuple(looks), np.array(addresses, np.int64))
+
+    def apart(self, items: Array, counts: Array) -> bool:
+        """Whether no two tensors of the lists share memory, as far as a quick look tells, and all are aligned."""
+        begin, size = self.addresses.ravel(), (items * counts).ravel()
+        order = np.argsort(begin, kind="stable")
+        order = order[size[order] > 0]
+        begin, end = begin[order], begin[order] + size[order]
+        shared = (begin[1:] < np.maximum.accumulate(end)[:-1]).any()
+        return not shared and not (self.addresses % items).any()
+
+
+class _Layout:
+    """Lists that were checked, without the tensors."""
+
+    def __init__(self, made: PreparedOnGpu, given: Mapping[str, Sequence[Any]]) -> None:
+        self.bare = made.turned_to({}, [], None)
+        self.items = np.array([[values[0].element_size()] for values in given.values()], np.int64)
+        self.counts = np.array([n for _, n in made.shapes], np.int64)
+        at = {name: i for i, name in enumerate(given)}
+        self.order = [at[name] for name in made.names]
+        made.layout = self
+
+    def again(self, given: Mapping[str, Sequence[Any]], look: _Look) -> PreparedOnGpu:
+        """The same for other tensors."""
+        made = self.bare.turned_to(given, look.addresses[self.order].T.ravel(), next(iter(given.values()))[0])
+        made.layout = self
+        return made
+
+
+_layouts: dict[object, _Layout] = {}

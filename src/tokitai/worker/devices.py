@@ -1,0 +1,78 @@
+"""Entries that own a device: kernels for a card, or for the simulated one, built and run in the worker process."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import asdict
+from typing import Any, cast
+
+import numpy as np
+
+from ..gpu_kernel import GpuKernel, gpu_plan
+from ..gpu_targets import gpu_kernel_class, target_named
+from ..kernel import Array, Scalars
+from ..lang import Operator
+from .graphs import restored
+
+_kernels: dict[tuple[object, ...], GpuKernel] = {}
+
+
+class Buffer:
+    """A buffer of the host's in its guard zones, in shared memory."""
+
+    def __init__(self, raw: Array, first: int, shape: tuple[int, ...], strides: list[int], dtype: Any) -> None:
+        self.raw, self.first = raw, first
+        self.array: Array = np.ndarray(shape, dtype, raw.data, first, tuple(strides))
+
+    def start(self) -> int:
+        """Bytes from the beginning of the memory to the first element."""
+        return self.first
+
+
+def describe(arguments: dict[str, Any], tensors: list[memoryview]) -> dict[str, Any]:
+    """The device, as certificates show it."""
+    return target_named(arguments["device"], arguments["compiler"]).describe()
+
+
+def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> list[dict[str, Any]]:
+    """Run a kernel on buffers in guard zones; returns the identities of the binaries that it has used so far.
+
+    Tensors: the memory of each buffer, the scalars, the graph (pickled by the host, which is trusted), and outputs,
+    which are the same buffers again. ``at``: for each tensor of the kernel the number of a buffer and a byte in it.
+    """
+    *memory, table, graph = (np.frombuffer(t, np.uint8) for t in tensors[: arguments["buffers"] + 2])
+    kernel = _kernel(arguments, graph)
+    where = iter(zip(arguments["at"], arguments["strides"], strict=True))
+    seen: dict[tuple[int, int], Buffer] = {}  # a result may take an input's place, or be one for a whole list
+
+    def buffer(shape: tuple[int, ...], fmt: str) -> Buffer:
+        (i, first), strides = next(where)
+        if (i, first) not in seen:
+            seen[i, first] = Buffer(memory[i], first, shape, strides, kernel.element(fmt))
+        return seen[i, first]
+
+    inputs, results = [], []
+    for rows, cols in arguments["shapes"]:
+        sizes = {"rc": (rows, cols), "r": (rows,), "c": (cols,), "s": (1,)}
+        inputs.append({t.name: buffer(sizes[t.space], str(t.format)) for t in kernel.graph.inputs})
+        results.append({o.name: buffer(sizes[o.space], o.format) for o in kernel.graph.outputs})
+    shapes = [(rows, cols) for rows, cols in arguments["shapes"]]
+    scalars = Scalars(table.view(np.uint64 if kernel.structure else np.float32), tuple(arguments["whole"]))
+    workspace = None
+    if arguments["workspace"] is not None:
+        i, first = arguments["workspace"]
+        word = kernel.element("f32")
+        workspace = Buffer(memory[i], first, (arguments["room"],), [word.itemsize], word)
+    kernel.launch_buffers(inputs, results, shapes, scalars, arguments["threads"], workspace)
+    return [asdict(identity) for identity in kernel.identities()]
+
+
+def _kernel(arguments: dict[str, Any], graph: Array) -> GpuKernel:
+    key = (arguments["graph"], arguments["device"], arguments["structure"], arguments["compiler"])
+    if key not in _kernels:
+        made = restored(pickle.loads(graph.tobytes()))
+        target = target_named(arguments["device"], arguments["compiler"])
+        build, plan = gpu_kernel_class(arguments["device"]), gpu_plan(made, arguments["device"])
+        # What a kernel knows of its operator is the graph.
+        _kernels[key] = build(cast(Operator, None), made, plan, arguments["structure"], target)
+    return _kernels[key]

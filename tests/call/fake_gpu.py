@@ -1,0 +1,70 @@
+"""A card that is none: tensors of torch that say they lie on a GPU, and the simulated device that runs their kernels.
+
+All that a call does is then done here, but for the driver: `SimCard` keeps what it was asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokitai.gpu_targets import SimTarget
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of host memory whose device says otherwise."""
+
+    is_cuda = True
+    place = 0
+
+    @property
+    def device(self) -> Any:
+        return SimpleNamespace(type="cuda", index=self.place)
+
+    def get_device(self) -> int:
+        return self.place
+
+
+class OnAnother(OnGpu):
+    place = 1
+
+
+def on_gpu(x: Any, kind: type[torch.Tensor] = OnGpu) -> Any:
+    """A NumPy array or a tensor as one of the fake card, in the same memory where that is possible."""
+    return torch.as_tensor(x).as_subclass(kind)
+
+
+class SimCard:
+    """The simulated device as a card."""
+
+    def __init__(self) -> None:
+        self.target = SimTarget()
+        self.recording = False
+        self.said: list[tuple[Any, ...]] = []
+
+    def capturing(self, stream: int) -> bool:
+        return self.recording
+
+    def wait(self, stream: int) -> None:
+        self.said.append(("wait", stream))
+
+    def read(self, address: int, values: Any, stream: int) -> None:
+        self.said.append(("read", stream))
+        ctypes.memmove(values.ctypes.data, address, values.nbytes)
+
+    def write(self, address: int, values: Any, stream: int) -> None:
+        self.said.append(("write", stream))
+        ctypes.memmove(address, values.ctypes.data, values.nbytes)
+
+    @contextmanager
+    def room(self, nbytes: int, stream: int) -> Iterator[int]:
+        memory = np.empty(nbytes + 16, np.uint8)
+        self.said.append(("room", stream))
+        yield (memory.ctypes.data + 15) // 16 * 16
+        self.said.append(("freed", stream))

@@ -1,0 +1,240 @@
+"""Operators on arrays of a GPU: everything but the driver, on the simulated device. tests/device has a card's part."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_gpu import OnAnother, OnGpu, SimCard, on_gpu
+
+from tokitai import gpu_call, gpu_card, gpu_lists, ops
+from tokitai.errors import ArgumentError
+from tokitai.lang import Operator
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+STREAM = 77
+X = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
+    made = SimCard()
+    for module in (gpu_card, gpu_call, gpu_lists):
+        monkeypatch.setattr(module, "card", lambda index: made)
+        monkeypatch.setattr(module, "stream_of", lambda x: STREAM)
+    monkeypatch.setattr(gpu_call, "_recipes", {})
+    monkeypatch.setattr(gpu_lists, "_layouts", {})
+    return made
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of operators whose calls were checked in full."""
+    seen: list[str] = []
+    real = gpu_call._checked
+
+    def count(operator: Operator, *rest: Any) -> Any:
+        seen.append(operator.name)
+        return real(operator, *rest)
+
+    monkeypatch.setattr(gpu_call, "_checked", count)
+    return seen
+
+
+def bits(x: Any) -> Any:
+    x = x.as_subclass(torch.Tensor).contiguous()
+    return x.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def equal(got: Any, want: Any) -> bool:
+    """Results of a fake card and of the CPU: the same shapes, dtypes and bits."""
+    got, want = (r if isinstance(r, (tuple, list)) else (r,) for r in (got, want))
+    return len(got) == len(want) and all(
+        isinstance(a, OnGpu) and a.shape == b.shape and a.dtype == b.dtype and bits(a) == bits(b)
+        for a, b in zip(got, want, strict=True)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bits_of_the_cpu_cold_and_warm(dtype: torch.dtype, checked: list[str]) -> None:
+    x, gamma, beta = X.to(dtype), X[1].to(dtype), X[2].to(dtype)
+    for eps in (1e-5, 1e-3, 1e-5):  # a scalar that is new, and one that is known
+        for lead in ((6,), (2, 3)):
+            y = ops.layer_norm(on_gpu(x.reshape(*lead, 40)), on_gpu(gamma), beta=on_gpu(beta), eps=eps)
+            assert equal(y, ops.layer_norm(x.reshape(*lead, 40), gamma, beta, eps=eps))
+    assert len(checked) == 2, "once for each shape"
+
+
+@pytest.mark.parametrize("name", ["layer_norm_backward", "softmax", "swiglu", "rms_norm_backward"])
+def test_workspace_and_new_values_in_the_same_recipe(name: str, checked: list[str]) -> None:
+    op, rng = ops.get(name), np.random.default_rng(4)
+    for _ in range(3):
+        given = {
+            t.name: torch.from_numpy(rng.random({"rc": (70, 24), "r": (70,), "c": (24,)}[t.space], np.float32))
+            for t in op.tensors
+        }
+        assert equal(op(**{n: on_gpu(a) for n, a in given.items()}), op(**given))
+    assert checked == [name]
+
+
+def test_views_at_other_alignments_and_strides_are_other_recipes() -> None:
+    base = torch.randn(8, 64, generator=torch.Generator().manual_seed(2))
+    for _ in range(2):
+        for view in (base[:, :40], base[:, 1:41], base[::2, 3:43], base[:1].expand(5, 64), base[:, ::2], base.T):
+            assert equal(ops.softmax(on_gpu(view)), ops.softmax(view.contiguous()))
+    with pytest.raises(ArgumentError, match=r"^x: strides .* need a copy; accepted with copy=False"):
+        ops.softmax(on_gpu(base[:, ::2]), copy=False)
+
+
+def test_out_is_the_callers_tensor(checked: list[str]) -> None:
+    want = ops.rms_norm(X, X[0])
+    for _ in range(2):
+        y, rstd = on_gpu(torch.empty(6, 40)), on_gpu(torch.empty(6))
+        got = ops.rms_norm(on_gpu(X), on_gpu(X[0]), out=(y, rstd))
+        assert got[0] is y and got[1] is rstd and equal(got, want)
+        got = ops.rms_norm(on_gpu(X), on_gpu(X[0]), out=(None, rstd))
+        assert got[1] is rstd and got[0] is not y and equal(got, want)
+    assert len(checked) == 2
+    base = on_gpu(torch.full((6, 64), 7.0))
+    ops.softmax(on_gpu(X), out=base[:, 3:43])
+    assert bool((base[:, :3] == 7).all() and (base[:, 43:] == 7).all()) and equal(base[:, 3:43], ops.softmax(X))
+
+
+def test_what_is_written_lies_apart_warm_as_cold() -> None:
+    base = on_gpu(torch.randn(200))
+    first, apart = base[:40].reshape(1, 40), base[100:140].reshape(1, 40)
+    assert ops.softmax(first, out=apart) is apart
+    near = base[32:72].reshape(1, 40)  # the same alignment as before: the recipe is there
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"^out \(y\): overlaps x; accepted: memory of its own"):
+            ops.softmax(first, out=near)
+    rows = on_gpu(torch.randn(12, 40))
+    want = ops.softmax(rows[::2].as_subclass(torch.Tensor).clone())
+    for _ in range(2):
+        assert equal(ops.softmax(rows[::2], out=rows[1::2]), want), "rows between rows lie apart"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(gamma=X[0]), r"gamma: lies on cpu; accepted on the cuda target"),
+        (dict(gamma=np.zeros(40, np.float32)), r"gamma: lies on a device of DLPack type 1; accepted on the cuda"),
+        (dict(gamma=on_gpu(X[0], OnAnother)), r"gamma: lies on cuda:1; accepted beside x: cuda:0"),
+        (dict(gamma=on_gpu(X[0][:39])), r"gamma: shape \(39,\); accepted beside x: \(40,\)"),
+        (dict(gamma=on_gpu(X[0].half())), r"gamma: format f16 beside f32"),
+        (dict(x=on_gpu(X.to(torch.complex64))), r"x: torch.complex64 is not a format"),
+        (dict(x=on_gpu(X.clone()).requires_grad_()), r"x: requires a gradient"),
+        (dict(eps="small"), r"rms_norm: eps='small'; accepted: a number"),
+        (dict(eps=True), r"rms_norm: eps=True; accepted: a number"),
+        (dict(weight=on_gpu(X)), r"rms_norm: unknown argument weight"),
+        (dict(threads=2), r"threads=2 beside arrays of a GPU; accepted: leave it out"),
+        (dict(cuda_stream="mine"), r"cuda_stream='mine'; accepted: a stream of torch"),
+        (dict(out=on_gpu(torch.empty(6, 40))), r"out: 1 arrays; accepted: 2, for y, rstd"),
+        (dict(out=(X, None)), r"out \(y\): lies on cpu"),
+        (dict(out=(on_gpu(torch.empty(6, 39)), None)), r"out \(y\): shape \(6, 39\) of float32; accepted: \(6, 40\)"),
+        (dict(out=(on_gpu(torch.empty(6, 80))[:, ::2], None)), r"out \(y\): strides"),
+    ],
+)
+def test_what_is_refused_warm_as_cold(arguments: dict[str, Any], message: str) -> None:
+    good = {"x": on_gpu(X), "gamma": on_gpu(X[0]), "eps": 1.0}
+    ops.rms_norm(**good)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=f"^{message}"):
+            ops.rms_norm(**{**good, **arguments})
+
+
+def test_host_arrays_take_no_stream() -> None:
+    for words in (dict(cuda_stream=3), dict(check=False)):
+        with pytest.raises(ArgumentError, match=r"^softmax: (cuda_stream=3|check=False) beside arrays in host memory"):
+            ops.softmax(X, **words)
+    with pytest.raises(ArgumentError, match=r"^gamma: lies on a device of DLPack type 2"):
+        ops.rms_norm(X, Elsewhere())
+
+
+class Elsewhere:
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self) -> Any:
+        raise AssertionError("its memory must not be asked for")
+
+
+@pytest.mark.parametrize("shape", [(0, 40), (3, 0), (2, 0, 4)])
+def test_empty_tensors(shape: tuple[int, ...]) -> None:
+    for _ in range(2):
+        assert equal(ops.softmax(on_gpu(torch.zeros(shape))), ops.softmax(torch.zeros(shape)))
+        assert equal(ops.rms_norm(on_gpu(torch.zeros(shape))), ops.rms_norm(torch.zeros(shape)))
+
+
+# ------------------------------------------------------------------ targets
+def test_targets_are_checked_as_on_the_cpu(fake: SimCard, checked: list[str]) -> None:
+    target = torch.tensor([0, 39, -100, 5, 6, 7])
+    want = ops.cross_entropy(X, target)
+    assert equal(ops.cross_entropy(on_gpu(X), on_gpu(target)), want)
+    assert fake.said == [("read", STREAM)], "read in the caller's stream"
+    bad = torch.tensor([0, 39, 40, 5, -1, 7])
+    for _ in range(2):
+        with pytest.raises(ArgumentError) as here:
+            ops.cross_entropy(X, bad)
+        with pytest.raises(ArgumentError) as there:
+            ops.cross_entropy(on_gpu(X), on_gpu(bad))
+        assert str(there.value) == str(here.value) and "target[2]=40 (2 such rows)" in str(here.value)
+    fake.said.clear()
+    checked.clear()
+    for _ in range(3):
+        assert equal(ops.cross_entropy(on_gpu(X), on_gpu(target), check=False), want)
+    assert fake.said == [] and len(checked) == 1, "nothing is waited for"
+
+
+def test_options_that_follow_from_scalars_are_other_recipes() -> None:
+    target = torch.tensor([0, 39, -100, 5, 6, 7])
+    for smoothing in (0.0, 0.1, 0.0, 0.2):
+        got = ops.cross_entropy(on_gpu(X), on_gpu(target), label_smoothing=smoothing, check=False)
+        assert equal(got, ops.cross_entropy(X, target, label_smoothing=smoothing))
+
+
+# ------------------------------------------------------------------ streams
+def test_captured_calls_are_those_that_ran_before(fake: SimCard) -> None:
+    want = ops.softmax(X)
+    fake.recording = True
+    with pytest.raises(ArgumentError, match=r"^softmax: a stream that is being captured; accepted: a call on tensors"):
+        ops.softmax(on_gpu(X))
+    fake.recording = False
+    ops.softmax(on_gpu(X))
+    fake.recording = True
+    assert equal(ops.softmax(on_gpu(X)), want)
+
+
+def test_handles_of_streams() -> None:
+    class Core:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 5
+
+    class Torch:
+        cuda_stream = 6
+
+    class CuPy:
+        ptr = 7
+
+    assert [gpu_card.handle_of(s) for s in (0, 4, Core(), Torch(), CuPy())] == [0, 4, 5, 6, 7]
+    for wrong in (True, -1, 1.5, None, "x"):
+        with pytest.raises(ArgumentError, match="cuda_stream="):
+            gpu_card.handle_of(wrong)
+
+
+def test_kernels_are_launched_into_the_stream(monkeypatch: pytest.MonkeyPatch, fake: SimCard) -> None:
+    used: list[int] = []
+    real = gpu_call._launch_all
+
+    def launch(ready: Any, call: bytes, workspace: int, stream: int) -> None:
+        used.append(stream)
+        real(ready, call, workspace, stream)
+
+    monkeypatch.setattr(gpu_call, "_launch_all", launch)
+    monkeypatch.setattr(gpu_call, "within", lambda *_: nullcontext())
+    ops.softmax(on_gpu(X))
+    ops.softmax(on_gpu(X), cuda_stream=9)
+    assert used == [STREAM, 9]

@@ -1,0 +1,218 @@
+"""The text of GPU kernels as clang sees it for AMD GPUs, for every operator: architectures, registers, assembly."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokitai.emit.cpp import KernelText
+from tokitai.errors import CompileError, CompilerMissingError
+from tokitai.gpu_hip import HipProgram, holds_fma
+from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
+from tokitai.kernel import Identity
+from tokitai.lang import Operator
+from tokitai.lower import make_plan
+from tokitai.lower.gpu import Step
+from tokitai.ops import registry
+from tokitai.toolchain import hip
+from tokitai.toolchain.amd_asm import read_ir
+from tokitai.toolchain.build import Source
+from tokitai.verification.verdict import Variant, variants
+
+try:
+    hip.find_hip()
+except CompilerMissingError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+ARCHITECTURES = ("gfx90a", "gfx942", "gfx1030", "gfx1101", "gfx1201")
+EVERY = list(registry().values())
+
+
+class Nothing:
+    """Runs no kernel."""
+
+    def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
+        assert step.block > 0
+
+    def spills(self, name: str) -> int:
+        return 0
+
+
+@dataclass
+class Compiler:
+    """A target that compiles, holds launches against what was compiled, and has no card."""
+
+    arch: str
+    fma: bool
+    name: str = "hip"
+
+    @property
+    def warp(self) -> int:
+        return hip.ARCHITECTURES[self.arch]
+
+    def build(self, text: KernelText, stem: str, structure: bool) -> tuple[HipProgram, Identity]:
+        made = hip.build(Source(text.text, text.headers, stem), self.arch, structure, self.fma)
+        about = ("clang", made.compiler.clang.version, made.compiler.clang.digest, made.arch, made.flags)
+        identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
+        return HipProgram(made, Nothing(), identity), identity
+
+    def place(self, values: np.ndarray[Any, Any]) -> tuple[int, object]:
+        return 0, None
+
+    def workspace(self, nbytes: int) -> tuple[int, object]:
+        return 0, None
+
+
+def built(
+    op: Operator, dtype: str, arch: str, cols: int = 1000, v: Variant | None = None, structure: bool = False,
+    edit: Edit | None = None, fma: bool | None = None,
+) -> list[hip.HipArtifact]:  # fmt: skip
+    """What a call with aligned tensors of so many columns compiles; each launch is held against it."""
+    graph = op.trace(dtype) if v is None else op.trace(dtype, v.present, dict(v.options))
+    target = Compiler(arch, holds_fma(graph) if fma is None else fma)
+    kernel = GpuKernel(op, graph, make_plan(graph), structure, target, edit)
+    rows = min(4, op.contract.max_rows)
+    sizes = [*([1] if kernel.plan.flat else []), rows, cols, *[cols] * kernel.matrices, *[0] * kernel.whole_count]
+    addresses = [0] * len(kernel.tensor_sizes)
+    element = 8 if structure else 4
+    table = np.zeros(len(kernel.scalar_table(rows, cols, dict.fromkeys(parameters(op), 1.0)).table) * element, np.uint8)
+    kernel.launch_raw(addresses, sizes, [(rows, cols)], table, 0, place=0)
+    found = [program.artifact for program, _ in kernel.programs.values()]  # type: ignore[attr-defined]
+    assert found and all(a.resources for a in found)
+    return found
+
+
+def parameters(op: Operator) -> list[str]:
+    return [p.name for p in op.params]
+
+
+def spilled(made: list[hip.HipArtifact]) -> dict[str, int]:
+    """Vector registers spilled into scratch memory, by kernel, where there are any."""
+    return {name: r.spills for a in made for name, r in a.resources.items() if r.spills}
+
+
+def names(value: object) -> str:
+    return str(getattr(value, "name", value))
+
+
+# ------------------------------------------------------------------ every operator
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("op", EVERY, ids=names)
+def test_every_kernel_compiles_to_what_was_asked_for(op: Operator, arch: str) -> None:
+    """`hip.build` refuses what the scan finds, and LDS and wavefronts that are not there."""
+    made = built(op, "f16", arch)
+    assert spilled(made) == {}
+    assert all(r.warp == hip.ARCHITECTURES[arch] for a in made for r in a.resources.values())
+
+
+# Formats and widths of wavefronts take turns.
+OTHERS = [(o, ("bf16", "f32")[i % 2], ("gfx942", "gfx1101")[i // 2 % 2]) for i, o in enumerate(EVERY)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "dtype", "arch"), OTHERS, ids=names)
+def test_every_format_compiles(op: Operator, dtype: str, arch: str) -> None:
+    assert spilled(built(op, dtype, arch)) == {}
+
+
+VARIANTS = [(o, v) for o in EVERY for v in variants(o)[1:]]
+ON_ONE = [(o, v, ARCHITECTURES[i % 5]) for i, (o, v) in enumerate(VARIANTS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "variant", "arch"), ON_ONE, ids=names)
+def test_every_variant_compiles(op: Operator, variant: Variant, arch: str) -> None:
+    assert spilled(built(op, "f16", arch, v=variant)) == {}
+
+
+LONG = 8192
+IN_ROWS = [o for o in EVERY if not make_plan(o.trace("f16")).flat]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "arch"), [(o, ARCHITECTURES[i % 5]) for i, o in enumerate(IN_ROWS)], ids=names)
+def test_long_rows_fit_into_registers(op: Operator, arch: str) -> None:
+    assert spilled(built(op, "f16", arch, cols=min(LONG, op.contract.max_cols))) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layer_norm_backward", "softmax", "clip_global_norm"])
+def test_a_structure_build_compiles_and_holds_no_arithmetic_on_floats(name: str) -> None:
+    for made in built(registry()[name], "f16", "gfx942", structure=True):
+        counts, found = read_ir(made.read("ir"))
+        assert found == [] and sum(counts.values(), Counter()).keys() <= {"fabs"}
+
+
+# ------------------------------------------------------------------ where fused multiply-adds come from
+FUSED = [o for o in EVERY if holds_fma(o.trace("f16"))]
+TWO_ROUNDINGS = "INLINE S fma(S a, S b, S c) { return __fadd_rn(__fmul_rn(a, b), c); }"
+ONE_ROUNDING = "INLINE S fma(S a, S b, S c) { return __fmaf_rn(a, b, c); }"
+
+
+def replacing(old: str, new: str) -> Callable[[str], str]:
+    return lambda text: text.replace(old, new)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", FUSED[::4], ids=names)
+def test_every_fused_multiply_add_is_one_of_the_text(op: Operator) -> None:
+    """None is left in the intermediate text once the text's are taken away."""
+    (count,) = [read_ir(a.read("ir"), True)[0]["work"]["fma"] for a in built(op, "f16", "gfx942")]
+    assert count
+    assert built(op, "f16", "gfx942", edit=replacing(ONE_ROUNDING, TWO_ROUNDINGS), fma=False)
+    with pytest.raises(CompileError, match="does not hold"):
+        built(op, "f16", "gfx942", fma=False)
+
+
+# ------------------------------------------------------------------ the checks above can fail
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("return __fmul_rn(a, b);", "return __fmaf_rn(a, b, 0.0f);", "does not hold"),
+        ("return __fdiv_rn(a, b);", "return a * __builtin_amdgcn_rcpf(b);", "not on the list"),
+        ("return __fdiv_rn(a, b);", "return float(double(a) * (1.0 / double(b)));", "computes in double"),
+        ("return __fsqrt_rn(a);", "return __builtin_amdgcn_sqrtf(a);", "not on the list"),
+        ("return __fsqrt_rn(a);", "return a * __builtin_amdgcn_rsqf(a);", "not on the list"),
+        ("return __fadd_rn(a, b);", '_Pragma("clang fp contract(fast)") return a + b;', "permits other arithmetic"),
+        ("p->value = canonical(x);", "__atomic_fetch_add(&p->value, x, __ATOMIC_RELAXED);", "no fixed order"),
+        ("p->value = canonical(x);", "p->value = __builtin_amdgcn_fmed3f(x, 0.0f, 1.0f);", "not on the list"),
+    ],
+)
+def test_another_arithmetic_is_refused(old: str, new: str, reason: str) -> None:
+    op = registry()["rms_norm"]
+    assert built(op, "f32", "gfx1101", fma=True)
+    with pytest.raises(CompileError, match=reason):
+        built(op, "f32", "gfx1101", edit=replacing(old, new), fma="__fmaf" not in new)
+
+
+def test_a_launch_that_the_code_object_is_not_for_is_told() -> None:
+    (made,) = built(registry()["silu"], "f16", "gfx942")
+    program = HipProgram(made, Nothing(), None)  # type: ignore[arg-type]
+    (name, have), *_ = made.resources.items()
+    call = bytes(have.argument)
+    program.launch(Step(name, 1, have.threads), call, 0, 0)
+    for step, given, says in (
+        (Step("nothing", 1, 64), call, "gfx942: the code object holds no kernel nothing"),
+        (Step(name, 1, have.threads), call + bytes(8), f"takes {have.argument} bytes, the launch gives"),
+        (Step(name, 1, 2 * have.threads), call, f"takes {have.threads} threads, the launch has"),
+        (Step(name, 1, 32), call, "32 threads are no whole wavefronts of 64"),
+    ):
+        with pytest.raises(CompileError, match=re.escape(says)):
+            program.launch(step, given, 0, 0)
+
+
+def test_a_text_that_asks_for_too_many_registers_spills() -> None:
+    """What the tests above count, they would count."""
+
+    def tight(text: str) -> str:
+        return text.replace("amdgpu_flat_work_group_size(threads, threads)",
+                            "amdgpu_flat_work_group_size(threads, threads), amdgpu_num_vgpr(24)")  # fmt: skip
+
+    assert spilled(built(registry()["softmax_backward"], "f32", "gfx942", edit=tight))

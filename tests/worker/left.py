@@ -1,0 +1,47 @@
+"""What worker processes could leave behind: processes, shared memory, descriptors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def processes(host: int) -> list[int]:
+    """The worker processes that a host has started, wherever they are now."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if len(words) > 5 and words[3].endswith(b"worker/__main__.py") and words[5] == str(host).encode():
+                found.append(int(folder.name))
+    return found
+
+
+def segments(process: int) -> int:
+    """How many descriptors of shared memory a process holds, and how many mappings."""
+    gc.collect()
+    found = 0
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue
+        found += "memfd:tokitai" in target or "/small/#" in target  # a file without a name
+    maps = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return found + sum("memfd:tokitai" in line or "/small/#" in line for line in maps)
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether the condition holds within some time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
