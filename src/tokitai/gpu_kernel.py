@@ -80,7 +80,8 @@ class Ready:
 
 @dataclass(eq=False)
 class GpuKernel(KernelBase):
-    """The kernels of an operator. In a *structure* build every float tensor holds 64-bit hashes instead of numbers."""
+    """The kernels of an operator. In a *structure* build every float tensor holds 64-bit hashes instead of numbers.
+    Raises TargetMissingError for the plan of a product."""
 
     operator: Operator
     graph: Graph
@@ -91,6 +92,9 @@ class GpuKernel(KernelBase):
     schedule: Callable[[RowPlan, int, int, int], Schedule] = layout.schedule_rows
     programs: dict[object, tuple[Program, Identity]] = field(default_factory=dict)
     settled: dict[Schedule, Schedule] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _offered(self.graph, self.plan, self.target.name)
 
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
@@ -276,7 +280,10 @@ class GpuKernel(KernelBase):
 
 def gpu_plan(graph: Graph, target: str) -> RowPlan | FlatPlan | ScatterPlan:
     """The plan of a kernel for a GPU. Raises TargetMissingError for a product, which has none there yet."""
-    plan = make_plan(graph)
+    return _offered(graph, make_plan(graph), target)
+
+
+def _offered(graph: Graph, plan: Plan, target: str) -> RowPlan | FlatPlan | ScatterPlan:
     if isinstance(plan, ProductPlan):
         raise TargetMissingError(f"{graph.name}: there are no kernels of products for {target} yet; accepted: cpu")
     return plan

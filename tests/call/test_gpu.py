@@ -11,7 +11,7 @@ import torch
 from fake_gpu import OnAnother, OnGpu, SimCard, on_gpu
 
 from tokitai import gpu_call, gpu_card, gpu_lists, ops
-from tokitai.errors import ArgumentError
+from tokitai.errors import ArgumentError, TargetMissingError
 from tokitai.lang import Operator
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -144,6 +144,16 @@ def test_what_is_refused_warm_as_cold(arguments: dict[str, Any], message: str) -
     for _ in range(2):
         with pytest.raises(ArgumentError, match=f"^{message}"):
             ops.rms_norm(**{**good, **arguments})
+
+
+def test_products_are_refused_and_the_gradient_of_a_bias_is_not() -> None:
+    for _ in range(2):
+        for given in (X, X[None]):
+            with pytest.raises(TargetMissingError, match="matmul: there are no kernels of products for cuda yet"):
+                ops.matmul(on_gpu(given), on_gpu(given), beta=0.0, layout="NT")
+        with pytest.raises(TargetMissingError, match=r"^linear: .*; accepted: cpu$"):
+            ops.linear(on_gpu(X), on_gpu(X))
+    assert equal(ops.linear_backward_bias(on_gpu(X)), ops.linear_backward_bias(X))
 
 
 def test_host_arrays_take_no_stream() -> None:

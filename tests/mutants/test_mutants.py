@@ -95,7 +95,6 @@ def test_every_mutant_is_refuted(name: str) -> None:
 def refuted(operator: object, kernel: Kernel) -> bool:
     """Whether a structure run at any of a few shapes shows that a kernel evaluates something else."""
     assert isinstance(operator, Operator)
-    params = cases.settled(operator, kernel.graph, cases.defaults(operator))
     usual = ((3, 5), (2, 101), (35, 9), (1, 101), (1, 16401))
     for shape in SHAPES if isinstance(kernel.plan, ProductPlan) else usual:
         if not suite.allowed(operator, shape):

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.errors import ArgumentError, InputFileError, TargetMissingError
+from tokitai.errors import ArgumentError, InputFileError, TargetMissingError, UnavailableError
 from tokitai.evidence.check import check
-from tokitai.gpu_kernel import gpu_plan
+from tokitai.gpu_kernel import GpuKernel, gpu_plan
+from tokitai.gpu_targets import SimTarget
 from tokitai.lang import Sizes
+from tokitai.lower import make_plan
 from tokitai.verification import verify
 from tokitai.verification.files import case_from_file
 from tokitai.verification.recheck import recheck
 from tokitai.verification.verdict import Variant
+from tokitai.worker import Pool
+from tokitai.worker.isolated import call, isolated_gpu
 
 PLAIN, FULL = Variant(frozenset()), Variant(frozenset({"c"}))
 
@@ -82,8 +86,26 @@ def test_a_target_without_kernels_of_products_leaves_it_undecided() -> None:
     verdict = verify(ops.linear, device="sim", dtype="f16")
     assert (verdict.verdict, verdict.exit_code, verdict.cases) == ("undecided", 3, 0)
     assert verdict.failure == "linear: there are no kernels of products for sim yet; accepted: cpu"
-    with pytest.raises(TargetMissingError):
-        gpu_plan(ops.linear.trace("f16"), "cuda")
+    graph = ops.linear.trace("f16")
+    for target in ("sim", "cuda", "hip"):
+        with pytest.raises(TargetMissingError, match=f"^linear: there are no kernels of products for {target} yet"):
+            gpu_plan(graph, target)
+    with pytest.raises(TargetMissingError):  # a plan of the cpu's in a kernel for a GPU
+        GpuKernel(ops.linear, graph, make_plan(graph), False, SimTarget())
+    with Pool(1) as pool, pytest.raises(TargetMissingError):
+        isolated_gpu(ops.linear, graph, "sim", False, None, pool)
+
+
+def test_in_a_worker_process() -> None:
+    """Buffers go there with the strides of batches; the caller's own arrays do not, and that is said."""
+    with Pool(1, deadline=60) as pool:
+        for case in ("structure/all inputs@3x5x7x2#0", "seeded/normal@7x17x33x3#0"):
+            verdict = verify(ops.matmul, dtype="f16", variant=PLAIN, case=case, pool=pool)
+            assert (verdict.verdict, [r.id for r in verdict.results]) == ("verified", [case]), verdict.failure
+        kernels = pool.counts.started
+        with pytest.raises(UnavailableError, match="not offered for products, tables"):
+            call(pool, ops.matmul, np.ones((2, 3), np.float32), np.ones((3, 4), np.float32), beta=0.0)
+        assert pool.counts.started == kernels
 
 
 def test_ones_own_operands(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_file_that_was_changed_is_not_loaded(pool: Pool, tmp_path: Path) -> No
         other.launch({"x": x}, {"y": x.copy()}, (2, 2), other.scalar_table(2, 2, {}), 1)
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "adamw", "gelu_erf", "cross_entropy"])
+@pytest.mark.parametrize("name", ["layer_norm", "adamw", "gelu_erf", "cross_entropy", "linear_swiglu"])
 def test_a_graph_comes_back(name: str) -> None:
     graph = registry()[name].trace("f16")
     again = restored(pickle.loads(pickle.dumps(flattened(graph))))

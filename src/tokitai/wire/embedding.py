@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnavailableError
-from ..ops import registry
+from ..ops import get
 from .execute import Ran, Runner
 from .fields import Fields
 from .reply import Buffer, Reply
@@ -46,16 +45,10 @@ def answer(payload: bytearray, runner: Runner) -> list[Buffer]:
 
 
 def look_up(runner: Runner, table: Array, ids: Array) -> Ran:
-    """y[r] = table[ids[r]]. Raises UnavailableError."""
-    operator = registry().get("embedding")
-    if operator is None:
-        raise UnavailableError("embedding: this version has no operator embedding")
-    return runner.call(operator, "y", table, ids)
+    """y[r] = table[ids[r]]. Raises DeviceMissingError but on the cpu."""
+    return runner.call(get("embedding"), "y", table, ids)
 
 
 def gradient(runner: Runner, dy: Array, ids: Array, vocab: int) -> Ran:
-    """The sum of the rows of dy that chose an entry, for every entry. Raises UnavailableError."""
-    operator = registry().get("embedding_backward")
-    if operator is None:
-        raise UnavailableError("embedding: this version has no operator embedding_backward")
-    return runner.call(operator, "y", dy, ids, entries=vocab)
+    """The sum of the rows of dy that chose an entry, for every entry. Raises DeviceMissingError but on the cpu."""
+    return runner.call(get("embedding_backward"), "y", dy, ids, entries=vocab)

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnavailableError
-from ..ops import registry
+from ..ops import get
 from .execute import Ran, Runner
 from .fields import Fields
 from .reply import Buffer, Reply
@@ -44,8 +43,5 @@ def answer(payload: bytearray, runner: Runner) -> list[Buffer]:
 
 
 def product(runner: Runner, a: Array, b: Array, layout: str) -> Ran:
-    """y = a b; with the layout NT b is given as its transpose, with TN a. Raises UnavailableError."""
-    operator = registry().get("matmul")
-    if operator is None:
-        raise UnavailableError("gemm-bw: this version has no operator matmul")
-    return runner.call(operator, "y", a, b, layout=layout)
+    """y = a b; with the layout NT b is given as its transpose, with TN a. Raises DeviceMissingError but on the cpu."""
+    return runner.call(get("matmul"), "y", a, b, layout=layout)
