@@ -84,13 +84,15 @@ class CaseResult:
 
 
 class Launch:
-    """One set of guarded, poisoned buffers for a kernel, filled with a case's tensors."""
+    """One set of guarded, poisoned buffers for a kernel, filled with a case's tensors. Tables among the results have as
+    many entries as are said, or as those that are drawn have."""
 
     def __init__(
         self, kernel: KernelBase, shape: tuple[int, int], tensors: Mapping[str, Array], layout: Layout,
         entries: int | None = None,
     ) -> None:  # fmt: skip
         self.kernel, self.shape, self.layout = kernel, shape, layout
+        entries = structure.drawn_entries(shape[0]) if entries is None else entries
         self.inputs: dict[str, Buffer] = {}
         self.results: dict[str, Buffer] = {}
         for t in kernel.graph.inputs:
@@ -106,7 +108,7 @@ class Launch:
                 self.results[o.name] = self._buffer(o.name, o.space, o.format, size)
                 self.results[o.name].poison()
         word = kernel.element("f32")  # poison is NaN where numbers are summed there
-        need = -(-kernel.workspace_bytes([shape], layout.threads, entries or 0) // word.itemsize)
+        need = -(-kernel.workspace_bytes([shape], layout.threads, entries) // word.itemsize)
         self.workspace = Buffer("workspace", (need,), word)
         self.workspace.poison()
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
