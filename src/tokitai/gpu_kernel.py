@@ -173,7 +173,7 @@ class GpuKernel(KernelBase):
     def _rows(
         self, addresses: Sequence[int], sizes: Sequence[int], rows: int, cols: int
     ) -> tuple[Program, list[Step]]:
-        assert isinstance(self.plan, RowPlan)
+        assert isinstance(self.plan, RowPlan | ScatterPlan)
         plan = self.plan
         where, strides, bytes_of, k = [], [], [], 2
         for (space, size), address in zip(self.tensor_sizes, addresses, strict=True):

@@ -13,6 +13,7 @@ from tokitai.lang import (
     PRIMITIVES,
     Graph,
     Matrix,
+    Operand,
     Rows,
     Table,
     Value,
@@ -25,12 +26,14 @@ from tokitai.lang import (
     convert,
     element_word,
     exponent,
+    extent,
     f32,
     fma,
     function,
     gather,
     i32,
     i64,
+    matmul,
     maximum,
     minimum,
     multiply_high,
@@ -144,6 +147,12 @@ def scattered(
     return outputs(z=table - scatter_sum(x * y, index, entries))
 
 
+@uses("matmul")
+def multiplied(x: Operand[storage], y: Operand[storage], z: Matrix[storage]) -> Any:
+    product = matmul(x, y, "NT")
+    return product * z + product
+
+
 @uses("row_first", "slots")
 def firsts(x: Matrix[storage], y: Matrix[storage]) -> Any:
     return outputs(z=slots(row_first(x > y), row_first(y > 100), row_sum(x * y)))
@@ -160,7 +169,7 @@ def numbers(graph: Graph) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     drawn: dict[str, Any] = {}
     for t in graph.inputs:
-        size = {"rc": SHAPE, "t": (3, SHAPE[1])}.get(t.space, SHAPE[:1])
+        size = extent(t.space, SHAPE, 3)
         whole = rng.integers(0, 3 if t.name == "index" else 5, size)
         drawn[t.name] = rng.standard_normal(size).astype(np.float32) if t.format == "f32" else whole.astype(
             {"i32": np.int32, "u32": np.uint32}[str(t.format)]
@@ -229,8 +238,8 @@ def test_gradients_agree_with_differences(definition: Callable[..., Any]) -> Non
     got = gradient(graph, tensors, SHAPE, PARAMS, cotangents)
     h = real.REAL(2.0**-20)
     for name in ("x", "y"):
-        for at in np.ndindex(SHAPE):
-            bump = np.zeros(SHAPE, real.REAL)
+        for at in np.ndindex(tensors[name].shape):
+            bump = np.zeros(tensors[name].shape, real.REAL)
             bump[at] = h
             up, down = ({**tensors, name: tensors[name] + s * bump} for s in (1, -1))
             slope = (total(up) - total(down)) / (2 * h)
