@@ -150,7 +150,7 @@ def scattered(
 @uses("matmul")
 def multiplied(x: Operand[storage], y: Operand[storage], z: Matrix[storage]) -> Any:
     product = matmul(x, y, "NT")
-    return product * z + product
+    return outputs(made=product * z + product)
 
 
 @uses("row_first", "slots")
