@@ -41,7 +41,7 @@ SLOPES: dict[str, Callable[[Array, Array], Array]] = {
     "softplus": lambda x, y: sigmoid(x),
 }
 
-_MOVES = ("gather", "scatter_sum", "slots")  # an operand's gradient has other rows than the result's
+_MOVES = ("gather", "scatter_sum", "slots", "matmul")  # an operand's gradient has other sides than the result's
 
 
 def gradient(
