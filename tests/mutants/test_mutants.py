@@ -27,7 +27,7 @@ SEED = 20261127
 KERNEL = {
     "elements are read one off": (r"(load\(in_\w+(?: \+ int64_t\(\w+\) \* \w+)?) \+ c,", r"\1 + c + 1,"),
     "a result is not stored": (r"store1?\(out_[^;]*;|store1\(static_cast[^;]*;", ";"),
-    "rows are taken twice": (r"\+ r \* (?=\w+_stride)", "+ (r - (r > 0)) * "),
+    "rows are taken twice": (r"\+ r \* (?=\w+_stride|shape\[)", "+ (r - (r > 0)) * "),
 }
 HEADER = {
     "a tail is left out": (r"if \(c < end\) at\(c, Part\{end - c\}\);", ""),
