@@ -208,6 +208,7 @@ def test_tags_are_those_of_the_kernels_header() -> None:
     assert found is not None
     names = [n.split("=")[0].strip().lower() for n in found[1].split(",")]
     tags = {n: i + 1 for i, n in enumerate(names)}
-    apart = re.findall(r"constexpr Tag (\w+) = Tag\((\d+)\);", (resources.files("tokitai.emit") / "cpu" / "first.h").read_text())
+    first = (resources.files("tokitai.emit") / "cpu" / "first.h").read_text()
+    apart = re.findall(r"constexpr Tag (\w+) = Tag\((\d+)\);", first)
     assert apart, "first.h has one of its own"
     assert {**tags, **{n.lower(): int(i) for n, i in apart}} == structure.TAGS
