@@ -15,6 +15,8 @@ from host import F16, F32, Input, adamw_bytes, framed, frames, lines, words
 
 from tokitai.wire import FAMILIES, SHORT_LENGTH, SHORT_PAYLOAD, Runner, family_named, serve
 
+pytestmark = pytest.mark.slow
+
 COUNT = 100_000
 RUNNER = Runner("cpu")
 ONES, HALVES = np.ones(6, F16), np.full(6, 0.5, F32)
