@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -369,17 +368,3 @@ for _ in range(2):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["caught False"] * 2, done.stderr
     assert done.returncode == 0
-
-
-@pytest.mark.gpu
-def test_a_warm_launch_is_quick() -> None:
-    device = open_device()
-    module, call = device.load(build(Source(TEXT), device.arch)), bytes_of([0, 0], 0)
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(200):
-            module.launch("scale", 1, 32, call)
-        best = min(best, (time.perf_counter() - start) / 200)
-        device.synchronize()
-    assert best < 10e-6

@@ -48,6 +48,7 @@ def test_there_is_a_certificate_for_every_operator_and_format() -> None:
 
 
 @needs_folder
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "dtype"), WANTED, ids=names)
 def test_a_certificate_of_a_card_holds(op: Operator, dtype: str) -> None:
     path = FOLDER / f"{op.name}.{dtype}.cuda.json"

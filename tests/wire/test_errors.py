@@ -12,6 +12,8 @@ from host import F16, F32, adamw_bytes, framed, frames, here, lines, process
 from tokitai.wire import DEVICES, FAMILIES
 from tokitai.wire.fields import MOST_RESULTS
 
+pytestmark = pytest.mark.slow
+
 FORWARD = "1 2 2 64 1e-5 | 1 2 | 3 4 | 5 6 7 8"
 BACKWARD = "2 1 2 64 1e-5 32 | 1 2 | 3 4 | 5 6 | 7 8 | 9 10 | 0.5 1.5"
 ADAMW = "2 1e-3 .9 .999 1e-8 1e-2 3 | 1 2 | 3 4 | 5 6 | 7 8"

@@ -12,11 +12,10 @@ import pytest
 from host import F16, F32, adamw_bytes, command, framed, lines, words
 
 N = 4_000_000
-TIMES = 30
 
 
 @pytest.mark.slow
-def test_bytes_are_much_faster_than_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bytes_give_the_bits_of_text_and_how_much_faster(capsys: pytest.CaptureFixture[str]) -> None:
     drawn = np.random.default_rng(0)
     theta, grad = (drawn.standard_normal(N, F32).astype(F16) for _ in range(2))
     m, v = drawn.standard_normal(N, F32) * F32(1e-3), drawn.random(N, F32) * F32(1e-4)
@@ -49,4 +48,3 @@ def test_bytes_are_much_faster_than_text(capsys: pytest.CaptureFixture[str]) -> 
     assert np.array_equal(np.fromstring(reply["THETA"], np.uint16, sep=","), theta_words), "the same bits"
     with capsys.disabled():
         print(f"\n{N} elements: {quick:.3f} s as bytes, {slow:.2f} s as text, {slow / quick:.0f} times", end="")
-    assert slow > TIMES * quick

@@ -37,6 +37,14 @@ def segments(process: int) -> int:
     return found + sum("memfd:tokitai" in line or "/small/#" in line for line in maps)
 
 
+def ended(process: int) -> bool:
+    """Whether a process is over: gone, or a zombie, which holds neither memory nor descriptors any more."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     """Whether the condition holds within some time."""
     end = time.monotonic() + seconds

@@ -31,6 +31,8 @@ from tokitai.errors import (
 )
 from tokitai.worker import Limits, Pool
 
+pytestmark = pytest.mark.slow
+
 THIS = "tests.worker.misbehaving"
 SEED = 20240607
 CLIENTS, PROCESSES = 16, 8

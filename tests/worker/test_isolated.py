@@ -26,6 +26,8 @@ from tokitai.verification.verdict import Variant
 from tokitai.worker import Limits, Pool, call, isolate
 from tokitai.worker.graphs import flattened, restored
 
+pytestmark = pytest.mark.slow
+
 BODY = r"int32_t tokitai_kernel\(([^{]*)\{"
 FORMATS = {"f16": np.float16, "f32": np.float32}
 

@@ -132,7 +132,7 @@ def test_a_process_that_dies_between_requests_is_replaced(pool: Pool) -> None:
     for how in (signal.SIGKILL, signal.SIGTERM):
         before = process_of(pool)
         os.kill(before, how)
-        assert left.until(lambda before=before: before not in left.processes(os.getpid()))
+        assert left.until(lambda before=before: left.ended(before)), "its end of the channel is closed by then"
         assert process_of(pool) != before
     assert pool.counts.failed == 0
 

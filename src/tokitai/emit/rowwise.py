@@ -36,18 +36,10 @@ class RowEmitter(Printer):
         self.line("const int64_t rows = sizes[0], cols = sizes[1];")
         self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
         self.line("(void)rows, (void)cols, (void)scalars, (void)workspace;")
-        stride = 2
-        tensors = [(f"in_{t.name}", t.space, t.format, "const ") for t in self.graph.inputs]
-        tensors += [(f"out_{o.name}", o.space, o.format, "") for o in self.graph.outputs]
-        for i, (name, space, fmt, const) in enumerate(tensors):
-            kind = f"{const}{POINTER[str(fmt)]}*"
-            self.line(f"{kind} const {name} = static_cast<{kind}>(tensors[{i}]);")
-            if space in ("rc", "t"):
-                self.line(f"const int64_t {name}_stride = sizes[{stride}];")
-                stride += 1
+        taken = self.pointers_of_tensors()
         for o in self.streamed:
             self.line(f"const bool out_{o.name}_streams = streams(out_{o.name}, out_{o.name}_stride, rows, cols);")
-        self.line(f"const int64_t* const integers = sizes + {stride};")
+        self.line(f"const int64_t* const integers = sizes + {taken};")
         self.line("(void)integers;")
         self.line(f"const int64_t blocks = (rows + {self.plan.block - 1}) / {self.plan.block};")
         used = "static_cast<Stored*>(workspace)"

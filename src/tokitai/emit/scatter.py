@@ -49,16 +49,8 @@ class ScatterEmitter(Printer):
     def arguments(self) -> None:
         self.line("const int64_t rows = sizes[0], cols = sizes[1];")
         self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
-        stride = 2
-        tensors = [(f"in_{t.name}", t.space, t.format, "const ") for t in self.graph.inputs]
-        tensors += [(f"out_{o.name}", o.space, o.format, "") for o in self.graph.outputs]
-        for i, (name, space, fmt, const) in enumerate(tensors):
-            kind = f"{const}{POINTER[str(fmt)]}*"
-            self.line(f"{kind} const {name} = static_cast<{kind}>(tensors[{i}]);")
-            if space in ("rc", "t"):
-                self.line(f"const int64_t {name}_stride = sizes[{stride}];")
-                stride += 1
-        self.line(f"const int64_t* const integers = sizes + {stride};")
+        taken = self.pointers_of_tensors()
+        self.line(f"const int64_t* const integers = sizes + {taken};")
         self.line(f"const int64_t entries = integers[{self.whole_slot[self.plan.total.args[2]]}];")
         for o in self.graph.outputs:
             streams = "false" if o.inplace else f"streams(out_{o.name}, out_{o.name}_stride, entries, cols)"

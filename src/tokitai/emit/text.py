@@ -77,6 +77,19 @@ class Printer:
         self.depth -= 1
         self.line(end)
 
+    def pointers_of_tensors(self) -> int:
+        """A pointer to each tensor, and its row stride where it has one. Returns how many sizes were read."""
+        taken = 2
+        tensors = [(f"in_{t.name}", t.space, t.format, "const ") for t in self.graph.inputs]
+        tensors += [(f"out_{o.name}", o.space, o.format, "") for o in self.graph.outputs]
+        for i, (name, space, fmt, const) in enumerate(tensors):
+            kind = f"{const}{POINTER[str(fmt)]}*"
+            self.line(f"{kind} const {name} = static_cast<{kind}>(tensors[{i}]);")
+            if space in ("rc", "t"):
+                self.line(f"const int64_t {name}_stride = sizes[{taken}];")
+                taken += 1
+        return taken
+
     # ------------------------------------------------------------------ expressions
     def expression(self, node: Node, vector: bool, name: Mapping[Node, str], own_names: bool = False) -> str:
         """The C++ expression of one operation; scalar operands of a vector operation are repeated."""

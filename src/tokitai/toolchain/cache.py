@@ -244,3 +244,14 @@ def _locked(path: Path, seconds: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def read_built(path: Path, digest: str) -> bytes:
+    """What a build left there. Raises CacheError where the file is gone or has changed since."""
+    try:
+        found = file_digest(path)
+        if found == digest:
+            return path.read_bytes()
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be read: {error}; build it again") from error
+    raise CacheError(f"{path}: sha256 is {found}, not {digest} as built; build it again")

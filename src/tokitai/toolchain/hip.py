@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import ArgumentError, CacheError, CompileError, CompilerMissingError, UnknownNameError
+from ..errors import ArgumentError, CompileError, CompilerMissingError, UnknownNameError
 from . import cache
 from .amd_asm import scan
 from .build import Source, check_names, run_compiler
@@ -104,13 +104,7 @@ class HipArtifact:
 
     def read(self, what: str) -> str:
         """The text "ir" or "asm" as it was built. Raises CacheError where the file has changed since."""
-        path = self.path.with_name(_FILES[what])
-        try:
-            if file_digest(path) == self.texts[what]:
-                return path.read_text()
-        except OSError as error:
-            raise CacheError(f"{path}: cannot be read: {error}; build it again") from error
-        raise CacheError(f"{path}: has changed since it was built; build it again")
+        return cache.read_built(self.path.with_name(_FILES[what]), self.texts[what]).decode()
 
 
 READ = "compiler.d"  # the names of the files that were read

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import ArgumentError, CacheError, CompileError, CompilerMissingError, UnknownNameError
+from ..errors import ArgumentError, CompileError, CompilerMissingError, UnknownNameError
 from . import cache
 from .build import Source, check_names
 from .fingerprint import FileStamp, cache_key, file_digest
@@ -88,21 +88,11 @@ class CudaArtifact:
 
     def read_ptx(self) -> str:
         """The PTX as it was built. Raises CacheError where the file has changed since."""
-        return _read(self.ptx, self.ptx_digest).decode()
+        return cache.read_built(self.ptx, self.ptx_digest).decode()
 
     def read_cubin(self) -> bytes:
         """The cubin as it was built. Raises CacheError where the file has changed since."""
-        return _read(self.path, self.digest)
-
-
-def _read(path: Path, digest: str) -> bytes:
-    try:
-        found = file_digest(path)
-        if found == digest:
-            return path.read_bytes()
-    except OSError as error:
-        raise CacheError(f"{path}: cannot be read: {error}; build it again") from error
-    raise CacheError(f"{path}: sha256 is {found}, not {digest} as built; build it again")
+        return cache.read_built(self.path, self.digest)
 
 
 def build(source: Source, arch: str, structure: bool = False, defines: Sequence[str] = ()) -> CudaArtifact:
