@@ -130,13 +130,23 @@ def check_slots(
     operator: Operator, options: Mapping[str, object], arrays: Mapping[str, Array], shape: tuple[int, int]
 ) -> None:
     """No more is chosen of a row than it has, and nothing is chosen by a NaN. Raises ArgumentError."""
+    check_chosen(operator, options, shape)
+    for name in operator.contract.no_nan:
+        nan: Array = np.isnan(arrays[name].reshape(shape).astype(np.float32))
+        check_nan_rows(name, np.asarray(nan.any(axis=1)))
+
+
+def check_chosen(operator: Operator, options: Mapping[str, object], shape: tuple[int, int]) -> None:
+    """No more is chosen of a row than it has. Raises ArgumentError."""
     if operator.contract.places and int(str(options["k"])) > shape[1]:
         raise ArgumentError(f"{operator.name}: k={options['k']} of {shape[1]} columns; accepted: at most all of them")
-    for name in operator.contract.no_nan:
-        found = np.isnan(arrays[name].reshape(shape).astype(np.float32)).any(axis=1)
-        if found.any():
-            row = int(found.argmax())
-            raise ArgumentError(f"{name}[{row}] holds NaN ({int(found.sum())} such rows); accepted: rows without NaN")
+
+
+def check_nan_rows(name: str, found: Array) -> None:
+    """``found`` says of each row whether it holds NaN. Raises ArgumentError for the first that does."""
+    if found.any():
+        row = int(found.argmax())
+        raise ArgumentError(f"{name}[{row}] holds NaN ({int(found.sum())} such rows); accepted: rows without NaN")
 
 
 def check_threads(threads: object) -> None:
@@ -354,7 +364,7 @@ def place_results(
             flat[o.name] = _writable(name, target, want, apart)
             apart[name] = target
             if place:  # kernels give f32, which is copied
-                flat[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
+                flat[o.name] = make(o, want)
         else:
             flat[o.name] = make(o, want)
     return flat, theirs

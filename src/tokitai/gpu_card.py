@@ -16,16 +16,15 @@ import numpy as np
 
 from .device.cuda import current_stream
 from .device.cuda_driver import call
-from .device.device_array import DeviceView, library_of
+from .device.device_array import DeviceView, handed_out, library_of
 from .errors import ArgumentError
 from .formats import FORMATS
-from .gpu_kernel import GpuKernel, Target, gpu_plan
+from .gpu_kernel import GpuKernel, Ready, Target, gpu_plan
 from .gpu_targets import CudaProgram, CudaTarget
 from .kernel import Array
 from .lang import Operator
-from .lower.gpu import Step
 
-Launcher = Callable[[bytes, int], None]  # the bytes of a kernel's parameter, and a stream
+Launcher = Callable[[int], None]  # puts a kernel into a stream
 
 
 class Card(Protocol):
@@ -109,11 +108,13 @@ def kernel_on(
     return GpuKernel(operator, graph, gpu_plan(graph, "cuda"), False, where.target)
 
 
-def launcher(program: Any, step: Step) -> Launcher:
-    """A launch with all settled but the parameter's bytes and the stream."""
+def launchers(ready: Ready, call: Any) -> tuple[Launcher, ...]:
+    """The launches of a call with all settled but the stream. ``call`` is an array of `ctypes`: the kernels'
+    parameter, which is read at each launch."""
+    program = ready.program
     if isinstance(program, CudaProgram):
-        return program.bound(step)
-    return lambda packed, stream: program.launch(step, packed, 0, stream)
+        return tuple(program.bound(step, call) for step in ready.steps)
+    return tuple(lambda stream, step=step: program.launch(step, bytes(call), 0, stream) for step in ready.steps)
 
 
 # ------------------------------------------------------------------ arrays
@@ -151,13 +152,48 @@ def copied(name: str, x: Any) -> Any:
     )
 
 
+def widened(x: Any) -> Any:
+    """Indices of i32 as i64, in the caller's library where that makes copies; else as they are."""
+    library = library_of(x)
+    if library == "torch" and x.dtype == sys.modules["torch"].int32:
+        return x.long()
+    if library == "cupy" and x.dtype == np.int32:
+        return x.astype(np.int64)
+    return x
+
+
+def as_columns(made: Any, example: Any, into: Any = None) -> Any:
+    """Columns, which kernels give as f32 whole numbers, as i32: new, or where the caller wants them."""
+    library = library_of(example)
+    if library == "torch":
+        return made.to(sys.modules["torch"].int32) if into is None else into.copy_(made)
+    if into is not None:
+        into[...] = made
+        return into
+    return handed_out(made, example).astype("int32")
+
+
+def check_columns(operator: Operator, example: Any) -> None:
+    """Columns are turned to i32 by the caller's library. Raises ArgumentError where that cannot be."""
+    if operator.contract.places and library_of(example) not in ("torch", "cupy", "jax", "jaxlib"):
+        raise ArgumentError(
+            f"{operator.name} on {type(example).__name__} of a GPU: gives columns, which the caller's library turns to "
+            f"i32; accepted: arrays of torch, CuPy or JAX, and arrays in host memory"
+        )
+
+
 # ------------------------------------------------------------------ streams
+def torch_streams() -> Callable[[int], int]:
+    """What gives the handle of torch's current stream of a device."""
+    torch = sys.modules["torch"]
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # makes no object of a stream
+    return quick or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
+
+
 def stream_of(example: Any) -> int:
     """The handle of the stream into which the library of `example` puts its work now; 0 is CUDA's default stream."""
     if library_of(example) == "torch":
-        quick = getattr(sys.modules["torch"]._C, "_cuda_getCurrentRawStream", None)  # makes no object of a stream
-        if quick is not None:
-            return int(quick(example.device.index))
+        return torch_streams()(example.device.index)
     return current_stream(example)
 
 

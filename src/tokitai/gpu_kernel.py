@@ -147,23 +147,25 @@ class GpuKernel(KernelBase):
                 place = workspace.ctypes.data
             else:
                 place, alive = self.target.workspace(self.workspace_bytes(shapes, threads, self.entries_in(sizes)))
-        program, steps = self._rows(addresses, sizes, sizes[0], sizes[1])
+        program, steps = self._rows(addresses, sizes, sizes[0], sizes[1], self.entries_in(sizes))
         packed = struct.pack(f"<{len(addresses)}q{len(sizes)}q", *addresses, *sizes)
         call = packed + self._scalars(table) + struct.pack("<q", place)
         for step in steps:
             program.launch(step, call, threads, stream)
         del alive
 
-    def ready(self, addresses: Sequence[int], sizes: Sequence[int], shape: tuple[int, int]) -> Ready:
+    def ready(
+        self, addresses: Sequence[int], sizes: Sequence[int], shape: tuple[int, int], entries: int = 0
+    ) -> Ready:  # fmt: skip
         """What calls on one tensor of each name have in common whose sizes are these, without whole numbers, and whose
-        addresses have the same remainders by 16."""
+        addresses have the same remainders by 16; ``entries`` of a table that is summed into."""
         if isinstance(self.plan, FlatPlan):
             made = self.table(addresses, sizes, [shape])
             head, need = made.packed[: -8 * len(addresses)], self.workspace_bytes(made.shapes, 1)
             return Ready(self.program_for(made), made.steps, head, b"", need)
-        program, steps = self._rows(addresses, sizes, *shape)
+        program, steps = self._rows(addresses, sizes, *shape, entries)
         middle = struct.pack(f"<{len(sizes)}q", *sizes)
-        return Ready(program, tuple(steps), b"", middle, self.workspace_bytes([shape], 1))
+        return Ready(program, tuple(steps), b"", middle, self.workspace_bytes([shape], 1, entries))
 
     def scalar_bytes(self, scalars: Scalars) -> bytes:
         """Host scalars as the kernels' parameter holds them: whole numbers, then those rounded to f32."""
@@ -171,7 +173,7 @@ class GpuKernel(KernelBase):
         return struct.pack(f"<{len(whole)}q", *whole) + self._scalars(scalars.table)
 
     def _rows(
-        self, addresses: Sequence[int], sizes: Sequence[int], rows: int, cols: int
+        self, addresses: Sequence[int], sizes: Sequence[int], rows: int, cols: int, entries: int
     ) -> tuple[Program, list[Step]]:
         assert isinstance(self.plan, RowPlan | ScatterPlan)
         plan = self.plan
@@ -185,7 +187,7 @@ class GpuKernel(KernelBase):
         width = self.width(where, strides, bytes_of)
         if isinstance(plan, ScatterPlan):
             program = self.program(width, lambda: emit_scatter(plan, width))
-            return program, gpu_scatter.scatter_steps(plan, rows, cols, self.entries_in(sizes))
+            return program, gpu_scatter.scatter_steps(plan, rows, cols, entries)
         wished = self.schedule(plan, cols, width, self.target.warp)
         if wished not in self.settled:
             self.settled[wished] = self._without_spills(plan, wished)

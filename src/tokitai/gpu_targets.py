@@ -74,10 +74,10 @@ class CudaProgram:
             grid = min(grid, self._at_a_time.get(step.name) or self._fit(step))
         self.module.launch(step.name, grid, step.block, call, stream)
 
-    def bound(self, step: Step) -> Callable[[bytes, int], None]:
-        """The same launch with all settled but the parameter's bytes and the stream."""
+    def bound(self, step: Step, call: Any) -> Callable[[int], None]:
+        """The same launch with all settled but the stream; ``call`` is an array of `ctypes` with the parameter."""
         grid = min(step.grid, self._fit(step)) if step.in_turn else step.grid
-        bound: Callable[[bytes, int], None] = self.module.bound(step.name, grid, step.block)
+        bound: Callable[[int], None] = self.module.bound(step.name, grid, step.block, call)
         return bound
 
     def spills(self, name: str) -> int:

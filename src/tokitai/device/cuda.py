@@ -26,7 +26,25 @@ __all__ = ["Device", "DeviceMemory", "Module", "current_stream", "open_device", 
 
 MOST_BLOCKS = 2**31 - 1
 MOST_THREADS = 1024
+ELSEWHERE = (201, 400)  # CUresult where the current context is not the kernel's
 PORTABLE_CLUSTER = 8  # a larger one needs a card's consent
+
+
+class LaunchConfig(ctypes.Structure):
+    """`CUlaunchConfig` of cuda.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid", "grid_y", "grid_z", "block", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("attribute_count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def launcher() -> Callable[..., int]:
+    """`cuLaunchKernelEx` itself: its bindings take as long as the driver does."""
+    found = call("cuGetProcAddress", b"cuLaunchKernelEx", 11080, 0, about="cuLaunchKernelEx")
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+    return kind(int(found[0] if isinstance(found, tuple) else found))
 
 
 class DeviceMemory:
@@ -259,26 +277,32 @@ class Module:
             shape = f"grid {grid}, block {block}" + (f", cluster {cluster}" if cluster != 1 else "")
             fail(status, "cuLaunchKernel", f"kernel {name} ({shape})")
 
-    def bound(self, name: str, grid: int, block: int) -> Callable[[bytes, int], None]:
-        """A launch of one kernel with all settled but the bytes of its parameter and the stream: what calls repeat.
-
-        Whoever calls it gives as many bytes as the first `launch` was checked with.
-        """
+    def bound(self, name: str, grid: int, block: int, call: Any) -> Callable[[int], None]:
+        """A launch of one kernel with all settled but the stream: what calls repeat. ``call`` is an array of
+        `ctypes` that holds the kernel's parameter, as many bytes as the first `launch` was checked with; what it holds
+        at a launch is copied then."""
         function, _ = self._kernels.get(name) or self._kernel(name)
-        run, enter, pointer = self._launch, self.device._enter, ctypes.c_char_p
-        pop = cuda_driver.bindings().cuCtxPopCurrent
+        config, parameters = LaunchConfig(grid, 1, 1, block, 1, 1), (ctypes.c_void_p * 1)(ctypes.addressof(call))
+        run, at, handle, pointers = launcher(), ctypes.addressof(config), int(function), ctypes.addressof(parameters)
+        alive = config, parameters, call
 
-        def launch(call: bytes, stream: int) -> None:
-            pushed = enter()
-            try:
-                (status,) = run(function, grid, 1, 1, block, 1, 1, 0, stream, pointer(call), 0)
-            finally:
-                if pushed:
-                    pop()
+        def launch(stream: int) -> None:
+            config.stream = stream
+            status = run(at, handle, pointers, None)
             if status != 0:
-                fail(status, "cuLaunchKernel", f"kernel {name} (grid {grid}, block {block})")
+                self._launch_again(status, lambda: run(at, handle, pointers, None), name, alive[0])
 
         return launch
+
+    def _launch_again(self, status: int, run: Callable[[], int], name: str, config: LaunchConfig) -> None:
+        """Another context may be the current one of this thread, or none: a kernel runs in its own or not at all."""
+        if status in ELSEWHERE and self.device._enter():
+            try:
+                status = run()
+            finally:
+                cuda_driver.bindings().cuCtxPopCurrent()
+        if status != 0:
+            fail(status, "cuLaunchKernelEx", f"kernel {name} (grid {config.grid}, block {config.block})")
 
     def _clustered(self, name: str, function: Any, grid: int, block: int, stream: int, cluster: int) -> Any:
         driver = cuda_driver.bindings()

@@ -57,6 +57,7 @@ def fail(status: Any, function: str, about: str = "") -> NoReturn:
     """Raise the error that a status other than 0 means, and say whether the process can go on."""
     code, driver = int(status), bindings()
     try:
+        status = driver.CUresult(code)  # also where the status is a number
         text = driver.cuGetErrorString(status)[1]
     except Exception:  # a message is no reason to fail otherwise
         text = None
