@@ -42,20 +42,24 @@ def call(
     host memory, ``cuda_stream`` and ``check`` for those of a GPU (`gpu_call.call_gpu`).
     Raises ArgumentError for a missing, superfluous or ill-formed argument.
     """
-    for x in (*args, *kwargs.values()):
-        there = on_gpu(x)
-        if there:
-            from .gpu_call import call_gpu
-
-            if threads is not None:
-                raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")
-            return call_gpu(operator, args, kwargs, out, copy, cuda_stream, check)
-        if there is not None:
-            break
+    there = on_gpu(args[0]) if args else None
+    if there is None:
+        there = next((t for t in map(on_gpu, (*args, *kwargs.values())) if t is not None), False)
+    if there:
+        if threads is not None:
+            raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")
+        return _call_gpu()(operator, args, kwargs, out, copy, cuda_stream, check)
     if cuda_stream is not None or not check:
         found = f"cuda_stream={cuda_stream!r}" if cuda_stream is not None else f"check={check!r}"
         raise ArgumentError(f"{operator.name}: {found} beside arrays in host memory; accepted: leave it out")
     return call_with(_kernel, operator, args, kwargs, out, threads, copy)
+
+
+@functools.cache
+def _call_gpu() -> Callable[..., Any]:
+    from .gpu_call import call_gpu
+
+    return call_gpu
 
 
 KernelFor = Callable[[Operator, str, frozenset[str], tuple[tuple[str, object], ...]], Kernel]

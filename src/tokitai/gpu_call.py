@@ -151,13 +151,13 @@ def _checked(
         if not nothing:
             sizes = kernel.sizes_of([tensors], [results], [shape], _NO_SCALARS)
             ready = kernel.ready(addresses, sizes, shape, entries)
-            scalars = kernel.scalar_bytes(kernel.scalar_table(*shape, params))
-            call = ready.head + struct.pack(f"<{len(addresses)}q", *addresses) + ready.middle + scalars
+            scalars = kernel.scalar_table(*shape, params)
+            where_they_lie = struct.pack(f"<{len(addresses)}q", *addresses)
+            call = ready.head + where_they_lie + ready.middle + kernel.scalar_bytes(scalars)
             with_workspace(where, example, ready, call, chosen)
             if look is not None and not alive:
-                _recipes.keep(
-                    look, recipe_of(kernel, shape, lead, entries, ready, index, look, theirs, example, checks)
-                )
+                about = kernel, shape, lead, entries, ready, index, look, theirs, example, checks, scalars
+                _recipes.keep(look, recipe_of(*about))
         returned = []
         for o in kernel.graph.outputs:
             caller = given[o.name] if o.inplace else theirs.get(o.name)

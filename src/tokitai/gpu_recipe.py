@@ -8,18 +8,20 @@ a gradient or are negated, whether what is written lies apart, and the scalars.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .call import bind, check_params, full_shape
 from .device.device_array import library_of
 from .formats import FORMATS
-from .gpu_card import Launcher, launchers, torch_streams
+from .gpu_card import Launcher, as_columns, launchers, torch_streams
 from .gpu_checks import Checks
 from .gpu_kernel import GpuKernel, Ready
+from .kernel import Scalars
 from .lang import Operator
 
 MOST_RECIPES = 4096
@@ -43,17 +45,17 @@ class Form:
         self.by_scalars = bool(operator.contract.switches) or "entries" in scalars
 
 
-class Look:
+class Look(NamedTuple):
     """A call with tensors of torch alone."""
 
-    __slots__ = ("addresses", "form", "key", "scalars", "tensors")
+    form: Form
+    key: tuple[object, ...]
+    scalars: tuple[object, ...]
+    tensors: list[Any]
+    addresses: list[int]
 
-    def __init__(
-        self, form: Form, key: tuple[object, ...], scalars: tuple[object, ...], tensors: list[Any], addresses: list[int]
-    ) -> None:
-        self.form, self.key, self.scalars, self.tensors, self.addresses = form, key, scalars, tensors, addresses
 
-
+_look = functools.partial(tuple.__new__, Look)  # a third of the time of its own constructor
 _forms: dict[tuple[object, ...], Form] = {}
 _of_torch: set[type] = set()
 
@@ -72,7 +74,7 @@ def look_at(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         form = _forms[how] = Form(operator, len(args), tuple(kwargs), len(results))
     if not form.fits:
         return None
-    tensors = [*args, *[kwargs[n] for n in form.tensors], *results]
+    tensors = [*args, *results] if not form.tensors else [*args, *[kwargs[n] for n in form.tensors], *results]
     key: list[Any] = [form]
     addresses: list[int] = []
     low = 0
@@ -95,20 +97,19 @@ def look_at(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             key += [address & 15 for address in addresses]
         scalars: tuple[object, ...] = ()
         if form.scalars:
-            scalars = tuple([_told(kwargs[n]) for n in form.scalars])
+            told: list[object] = []
+            for n in form.scalars:  # True is not 1 and -0.0 is not 0.0, although they compare equal
+                value = kwargs[n]
+                told += type(value), value or repr(value)
+            scalars = tuple(told)
+            hash(scalars)
             if form.by_scalars:
                 key.append(scalars)
         for n in form.others:
             key += type(kwargs[n]), kwargs[n]
-        hash(scalars)
     except (RuntimeError, TypeError, ValueError):  # a tensor without strides, or a scalar that is none
         return None
-    return Look(form, tuple(key), scalars, tensors, addresses)
-
-
-def _told(value: Any) -> object:
-    """A scalar, told apart from those that only compare equal: True from 1, -0.0 from 0.0."""
-    return type(value), value or repr(value)
+    return _look((form, tuple(key), scalars, tensors, addresses))
 
 
 def _is_of_torch(kind: type, x: Any) -> bool:
@@ -123,8 +124,8 @@ class Frame:
 
     __slots__ = ("launches", "parameter")
 
-    def __init__(self, ready: Ready, scalars: bytes, count: int) -> None:
-        packed = ready.head + bytes(8 * count) + ready.middle + scalars + bytes(8)
+    def __init__(self, ready: Ready, scalars: bytes, room: int) -> None:
+        packed = ready.head + bytes(room) + ready.middle + scalars + bytes(8)
         self.parameter = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
         self.launches: tuple[Launcher, ...] = launchers(ready, self.parameter)
 
@@ -139,11 +140,13 @@ class Recipe:
     device: int
     checks: Checks
     inputs: tuple[int, ...]  # for each tensor of the kernel, its place among the caller's
-    results: tuple[tuple[int, Any, Any], ...]  # the same, or -1; a new one's pattern; and the dtype it is turned to
+    results: tuple[tuple[int, Any], ...]  # the same, or the pattern of a new one
+    turned: tuple[Callable[[Any, list[Any]], Any] | None, ...]  # what makes of each result the caller's; mostly none
     meetings: tuple[tuple[int, int, int, int], ...]  # two of the caller's tensors that must lie apart, and their bytes
     room: Any  # the pattern of workspace, or None
-    turns: bool  # whether there is a dtype among the results
-    words: struct.Struct  # the addresses of the kernel's tensors
+    words: struct.Struct  # the addresses of the kernel's tensors,
+    first: int  # where in the parameter they begin, and
+    last: int  # where the address of the workspace does
     empty_like: Callable[[Any], Any]
     stream: Callable[[int], int]  # the current one of a device
     frames: dict[object, list[Frame]] = field(default_factory=dict)  # free ones, by host scalars
@@ -157,39 +160,33 @@ class Recipe:
 
     def run(self, look: Look, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Put one call into the current stream."""
-        free = self.frames.get(look.scalars)
+        _, _, scalars, tensors, addresses = look
+        free = self.frames.get(scalars)
         if free is None:
             if len(self.frames) >= MOST_SCALARS:
                 self.frames.clear()
-            free = self.frames[look.scalars] = [self._frame(args, kwargs)]
+            free = self.frames[scalars] = [self._frame(args, kwargs)]
         try:
             frame = free.pop()
         except IndexError:  # others run the same call now
             frame = self._frame(args, kwargs)
-        addresses, empty_like = look.addresses, self.empty_like
         words = [addresses[i] for i in self.inputs]
-        made = []
-        for place, pattern, _ in self.results:
-            x = look.tensors[place] if pattern is None else empty_like(pattern)
+        empty_like, parameter, made = self.empty_like, frame.parameter, []
+        for place, pattern in self.results:
+            x = tensors[place] if pattern is None else empty_like(pattern)
             made.append(x)
             words.append(x.data_ptr())
-        self.words.pack_into(frame.parameter, len(self.ready.head), *words)
+        self.words.pack_into(parameter, self.first, *words)
         if self.room is not None:
             room = empty_like(self.room)
-            _word.pack_into(frame.parameter, len(frame.parameter) - 8, room.data_ptr())
+            _word.pack_into(parameter, self.last, room.data_ptr())
         stream = self.stream(self.device)
         for launch in frame.launches:
             launch(stream)
         free.append(frame)
-        if self.turns:
-            made = [self._turned(x, look, *rest) for x, rest in zip(made, self.results, strict=True)]
+        if self.turned:
+            made = [x if turn is None else turn(x, tensors) for x, turn in zip(made, self.turned, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
-
-    @staticmethod
-    def _turned(x: Any, look: Look, place: int, pattern: Any, dtype: Any) -> Any:
-        if dtype is None:
-            return x
-        return x.to(dtype) if place < 0 else look.tensors[place].copy_(x)
 
     def check(self, look: Look, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Look at what a call's indices and numbers are now, which waits for the stream. Raises ArgumentError."""
@@ -205,7 +202,7 @@ class Recipe:
     def _frame(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Frame:
         params = self._params(args, kwargs)
         scalars = self.kernel.scalar_bytes(self.kernel.scalar_table(*self.shape, params))
-        return Frame(self.ready, scalars, len(self.inputs) + len(self.results))
+        return Frame(self.ready, scalars, self.words.size)
 
 
 _word = struct.Struct("<q")
@@ -213,22 +210,23 @@ _word = struct.Struct("<q")
 
 def recipe_of(
     kernel: GpuKernel, shape: tuple[int, int], lead: tuple[int, ...], entries: int, ready: Ready, device: int,
-    look: Look, theirs: Mapping[str, Any], example: Any, checks: Checks,
+    look: Look, theirs: Mapping[str, Any], example: Any, checks: Checks, scalars: Scalars,
 ) -> Recipe:  # fmt: skip
     """The recipe of a call that was checked and needs no copies. ``theirs`` are the results that the caller gave."""
     torch = sys.modules["torch"]
     graph, at = kernel.graph, {name: i for i, name in enumerate(look.form.named)}
     fresh = [o.name for o in graph.outputs if not o.inplace]
-    results, written = [], []
+    results: list[tuple[int, Any]] = []
+    turned, written = [], []
     for o in graph.outputs:
         place = at[o.name] if o.inplace else at[fresh.index(o.name)] if o.name in theirs else -1
-        dtype = torch.int32 if o.name in kernel.operator.contract.places else None
-        pattern = None
-        if place < 0 or dtype is not None:
-            stored_as = getattr(torch, FORMATS[o.format].dtype.name)
-            pattern = _pattern(example, full_shape(o, lead, shape, entries), stored_as)
-        results.append((place, pattern, dtype))
         written += [place] * (place >= 0)
+        column = o.name in kernel.operator.contract.places
+        turned.append(functools.partial(_columns, place) if column else None)
+        new = place < 0 or column  # the kernel's columns go elsewhere first
+        stored_as = getattr(torch, FORMATS[o.format].dtype.name)
+        pattern = _pattern(example, full_shape(o, lead, shape, entries), stored_as) if new else None
+        results.append((place, pattern))
     bytes_of = [0 if x is None else _extent(x) for x in look.tensors]
     meetings = [
         (w, bytes_of[w], i, bytes_of[i]) for w in written for i in range(len(bytes_of))
@@ -236,11 +234,17 @@ def recipe_of(
     ]  # fmt: skip
     room = _pattern(example, (ready.workspace,), torch.uint8) if ready.workspace else None
     inputs = tuple(at[t.name] for t in graph.inputs)
+    words = struct.Struct(f"<{len(inputs) + len(results)}q")
+    first = len(ready.head)
+    last = first + words.size + len(ready.middle) + len(kernel.scalar_bytes(scalars))
     return Recipe(
-        kernel, shape, ready, device, checks, inputs, tuple(results), tuple(meetings), room,
-        any(dtype is not None for _, _, dtype in results), struct.Struct(f"<{len(inputs) + len(results)}q"),
-        torch.empty_like, torch_streams(),
+        kernel, shape, ready, device, checks, inputs, tuple(results), tuple(turned) if any(turned) else (),
+        tuple(meetings), room, words, first, last, torch.empty_like, torch_streams(),
     )  # fmt: skip
+
+
+def _columns(place: int, made: Any, tensors: list[Any]) -> Any:
+    return as_columns(made, made, None if place < 0 else tensors[place])
 
 
 def _extent(x: Any) -> int:
@@ -264,8 +268,8 @@ class Recipes:
     def find(self, look: Look) -> Recipe | None:
         """The recipe of a call, if it was seen and what it writes lies apart. Raises TypeError for an option that
         cannot be hashed."""
-        found = self._known.get(look.key)
-        return found if found is not None and found.apart(look.addresses) else None
+        found = self._known.get(look[1])
+        return found if found is None or not found.meetings or found.apart(look[4]) else None
 
     def keep(self, look: Look, recipe: Recipe) -> None:
         """For later calls."""

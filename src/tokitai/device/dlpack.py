@@ -46,13 +46,13 @@ _KINDS = {0: "i", 1: "u", 2: "f"}
 
 def on_gpu(x: Any) -> bool | None:
     """Whether an argument (of a list the first element) lies in a GPU's memory; None for what is no array."""
+    known = getattr(x, "is_cuda", None)  # torch: the calls whose time counts most
+    if known is True or known is False:
+        return known
     if isinstance(x, np.ndarray):
         return False
     if isinstance(x, (list, tuple)):
         return on_gpu(x[0]) if x else None
-    known = getattr(x, "is_cuda", None)  # torch
-    if isinstance(known, bool):
-        return known
     if hasattr(x, "__dlpack_device__"):
         return x.__dlpack_device__()[0] in GPU
     return True if hasattr(x, "__cuda_array_interface__") else None

@@ -31,7 +31,8 @@ def get(name: str) -> Operator:
 def __getattr__(name: str) -> Operator:
     if name.startswith("__") or name not in registry():
         raise AttributeError(f"module {__name__!r} has no operator {name!r}")
-    return registry()[name]
+    globals()[name] = found = registry()[name]  # from now on it is found without this function
+    return found
 
 
 def __dir__() -> list[str]:
