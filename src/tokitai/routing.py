@@ -1,19 +1,21 @@
-"""From the experts that tokens chose to places in the order of experts, and back: whole numbers alone, on the host.
+"""From the experts that tokens chose to places in the order of experts, and back: whole numbers, found on the host.
 
-    weights, experts = ops.router(logits, k=2)
-    there = permutation(experts, count=8)
-    y = ops.dispatch(x, there.order)                      # tokens, expert by expert: there.counts of each
-    ...                                                    # the experts' work, row by row
-    x = ops.combine(y, weights, there.place, k=2)
+weights, experts = ops.router(logits, k=2)
+there = permutation(experts, count=8)
+y = ops.dispatch(x, there.order)                      # tokens, expert by expert: there.counts of each
+...                                                    # the experts' work, row by row
+x = ops.combine(y, weights, there.place, k=2)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from .device.device_array import library_of
 from .errors import ArgumentError
 
 Array = np.ndarray[Any, Any]
@@ -25,22 +27,58 @@ class Permutation:
     """Where tokens go. Places are numbered through all experts, in the order of experts; those of one expert lie in
     the order of tokens."""
 
-    order: Array  # (places,), i64: the token at each place
-    choice: Array  # (places,), i64: which choice it is, token * k + slot; weights.reshape(-1)[choice] are its weights
-    place: Array  # (tokens, k), i64: the place of each choice, -1 where it was dropped
-    counts: Array  # (experts,), i64: places of each expert
+    order: Any  # (places,), i64: the token at each place
+    choice: Any  # (places,), i64: which choice it is, token * k + slot; weights.reshape(-1)[choice] are its weights
+    place: Any  # (tokens, k), i64: the place of each choice, -1 where it was dropped
+    counts: Any  # (experts,), i64: places of each expert
 
 
 def permutation(
-    experts: Array, count: int, *, capacity: int | None = None, weights: Array | None = None,
-    padding: Array | None = None,
-) -> Permutation:  # fmt: skip
+    experts: Any, count: int, *, capacity: int | None = None, weights: Any = None, padding: Any = None
+) -> Permutation:
     """The places of tokens whose choices are ``experts``, (tokens, k), of ``count`` experts.
 
     With ``capacity`` an expert takes so many choices at most: those of the largest ``weights``, (tokens, k), among
     equal ones the earlier; the others are dropped. Tokens that are ``padding``, (tokens,) of bool, go nowhere and take
     no room. Raises ArgumentError for an expert out of range, and for shapes that do not match.
+
+    Arrays of NumPy, torch and CuPy are taken, and the result is of the same library, on the device of ``experts``. The
+    work is done on the host all the same: what lies on a GPU is copied here, which waits for its stream, and the result
+    is copied back.
     """
+    here = _on_host("experts", experts)
+    weights, padding = (x if x is None else _on_host(n, x) for n, x in (("weights", weights), ("padding", padding)))
+    made = _permutation(here, count, capacity, weights, padding)
+    if here is experts:
+        return made
+    return Permutation(*(_beside(experts, getattr(made, f.name)) for f in fields(Permutation)))
+
+
+def _on_host(name: str, x: Any) -> Array:
+    """A caller's array as one of NumPy: a copy of what lies on a GPU. Raises ArgumentError."""
+    if isinstance(x, np.ndarray):
+        return x
+    library = library_of(x)
+    if library == "torch":
+        there = x.detach()
+        return np.asarray((there.float() if there.is_floating_point() else there).cpu().numpy())
+    if library == "cupy":
+        return np.asarray(x.get())
+    raise ArgumentError(f"{name}: {type(x).__name__}; accepted: arrays of NumPy, torch and CuPy")
+
+
+def _beside(example: Any, values: Array) -> Any:
+    """Values on the device of an array of torch or CuPy."""
+    module = sys.modules[library_of(example)]
+    if library_of(example) == "torch":
+        return example.new_empty(values.shape, dtype=module.int64).copy_(module.from_numpy(values))
+    with example.device:
+        return module.asarray(values)
+
+
+def _permutation(
+    experts: Array, count: int, capacity: int | None, weights: Array | None, padding: Array | None
+) -> Permutation:
     tokens, k = _shape(experts)
     flat = experts.reshape(-1).astype(np.int64)
     bad = (flat < 0) | (flat >= count)
