@@ -1,33 +1,86 @@
-"""One small case of every kernel on a card, under compute-sanitizer: `compute-sanitizer --tool T python3` and this."""
+"""Small cases of every kernel of every operator, for a run under compute-sanitizer:
 
+    compute-sanitizer --tool T python3 -m tools.gpu_small [--device cuda|sim] [--quick] [OP ...]
+
+Each operator is run in f16 at shapes that take a thread, a warp and a block to a row, with all optional tensors and
+without, with every choice of its options; a sum over a table's entries also with one entry of all rows, which takes
+other kernels, and with entries of two and three digits. ``--quick`` leaves the other variants out.
+"""
+
+from __future__ import annotations
+
+import argparse
 import sys
+from collections.abc import Iterator, Sequence
 
-from tokitai.gpu_kernel import GpuKernel
-from tokitai.gpu_targets import CudaKernel, target_named
-from tokitai.lower import make_plan
+import numpy as np
+
+from tokitai.gpu_kernel import GpuKernel, gpu_plan
+from tokitai.gpu_targets import gpu_kernel_class, target_named
+from tokitai.kernel import is_product, targets_of
+from tokitai.lang import Graph, Operator, Sizes
+from tokitai.lower import ScatterPlan
 from tokitai.ops import registry
 from tokitai.verification import cases, run
 from tokitai.verification.suite import allowed
+from tokitai.verification.verdict import variants
 
 SHAPES = ((3, 9), (33, 264), (34, 1024))
+INNER = 40  # of a product
+LONG = 80  # rows that one entry gets: more than a chain
+ENTRIES = (300, 70_000)  # of two and of three digits to be sorted by
 
 
-def main() -> int:
-    """The number of results that differ from the oracle."""
-    target, wrong, tried = target_named("cuda"), 0, 0
-    for name, op in registry().items():
-        graph = op.trace("f16")
-        kernel: GpuKernel = CudaKernel(op, graph, make_plan(graph), False, target)
-        for rows, cols in SHAPES:
-            shape = (min(rows, op.contract.max_rows), cols)
-            if allowed(op, shape):
+def offered(device: str, names: Sequence[str] = ()) -> list[Operator]:
+    """The operators that have kernels for a device; of those that are named."""
+    return [op for name, op in registry().items() if device in targets_of(op) and (not names or name in names)]
+
+
+def cases_of(op: Operator, graph: Graph, shapes: Sequence[tuple[int, int]], scattered: bool) -> Iterator[cases.Case]:
+    """What one variant of an operator is run on."""
+    for rows, cols in shapes:
+        shape: tuple[int, int] = (min(rows, op.contract.max_rows), cols)
+        if is_product(op):
+            shape = Sizes(*shape, INNER)
+        if allowed(op, shape):
+            yield cases.seeded(op, graph, "normal", shape, 0)
+    if scattered:
+        index = next(iter(op.contract.indices))
+        for entries in (3, *ENTRIES):
+            made = cases.seeded(op, graph, "normal", (LONG + 5, 9), 0)
+            chosen = np.full(LONG + 5, 1)
+            chosen[LONG:] = entries - 1
+            tensors = {**made.tensors, index: chosen.astype(made.tensors[index].dtype)}
+            for t in graph.inputs:
+                if t.space == "t":
+                    tensors[t.name] = np.zeros((entries, 9), made.tensors[t.name].dtype)
+            yield cases.Case(
+                "seeded", f"{entries} entries", made.shape, 0, tensors, {**made.params, "entries": entries}
+            )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0 where every result equals the oracle and something was run, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("operators", nargs="*", metavar="OP")
+    parser.add_argument("--device", choices=("cuda", "sim"), default="cuda")
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args(words)
+    target, wrong, tried = target_named(asked.device), 0, 0
+    for op in offered(asked.device, asked.operators):
+        for number, v in enumerate(variants(op)[: 1 if asked.quick else None]):
+            graph = op.trace("f16", v.present, dict(v.options))
+            plan = gpu_plan(graph, asked.device)
+            kernel: GpuKernel = gpu_kernel_class(asked.device)(op, graph, plan, False, target)
+            shapes = SHAPES if number == 0 else SHAPES[1:2]
+            for case in cases_of(op, graph, shapes, isinstance(plan, ScatterPlan)):
                 tried += 1
-                result = run.run_numbers(kernel, cases.seeded(op, graph, "normal", shape, 0), None, 1)
+                result = run.run_numbers(kernel, case, None, 1)
                 if result.failure:
                     wrong += 1
-                    print(f"{name}: {result.failure}")
+                    print(f"{op.name}{v.flags(op)} {case.id}: {result.failure}")
     print(f"{tried} cases, {wrong} wrong")
-    return wrong or not tried
+    return int(bool(wrong) or not tried)
 
 
 if __name__ == "__main__":
