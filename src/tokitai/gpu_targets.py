@@ -177,8 +177,9 @@ class SimProgram:
 
 @lru_cache(maxsize=8)
 def target_named(device: str, compiler: str | None = None) -> CudaTarget | SimTarget:
-    """The target "cuda" (the first card) or "sim". Raises UnavailableError where it cannot be used here."""
-    return SimTarget(compiler) if device == "sim" else CudaTarget()
+    """The target "cuda" (the first card), "cuda:N" (a card by its number) or "sim". Raises UnavailableError where it
+    cannot be used here."""
+    return SimTarget(compiler) if device == "sim" else CudaTarget(int(device.partition(":")[2] or 0))
 
 
 def gpu_kernel_class(device: str) -> type[GpuKernel]:

@@ -26,6 +26,15 @@ T = TypeVar("T")
 TARGETS = ("cpu", "sim", "cuda", "hip")
 
 
+def target_of(device: str) -> str:
+    """The target of a device: a target's own name, or ``cuda:N`` for a card by its number. Raises UnknownNameError."""
+    target, _, number = device.partition(":")
+    numbered = target == "cuda" and number.isascii() and number.isdigit()
+    if target not in TARGETS or (device != target and not numbered):
+        raise UnknownNameError("device", device, [*TARGETS, "cuda:N"])
+    return target
+
+
 def is_product(operator: Operator) -> bool:
     """Whether an operator is a matrix product."""
     return any(t.space in OPERANDS for t in operator.tensors)
@@ -293,5 +302,6 @@ def build_text(
 
 
 __all__ = [
-    "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_product", "targets_of",
+    "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_product", "target_of",
+    "targets_of",
 ]  # fmt: skip

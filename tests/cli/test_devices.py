@@ -41,6 +41,13 @@ def test_cuda_without_a_card_is_undecided(tokitai: Command) -> None:
 
 
 @without_card
+def test_a_card_by_its_number_is_asked_for(tokitai: Command) -> None:
+    done = tokitai("verify", "softmax", "--device", "cuda:1", "--dtype", "f16", "--json")
+    assert (done.code, done.object["verdict"], done.object["device"]) == (3, "undecided", "cuda:1")
+    assert done.object["failure"].startswith("device cuda:1: ")
+
+
+@without_card
 def test_every_format_is_told_as_undecided(tokitai: Command) -> None:
     done = tokitai("verify", "softmax", "--device", "cuda", "--json")
     assert (done.code, done.object["verdict"]) == (3, "undecided")
@@ -98,14 +105,14 @@ def test_a_wrong_kernel_is_refuted_with_a_line_that_replays_it(
     assert tokitai(*words).code == 0, "the line does not depend on the fault that it shows"
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", "CUDA", "", "simulator"])
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:", "cuda:-1", "cuda:1:2", "sim:0", "CUDA", "", "simulator"])
 def test_a_device_that_there_is_not(tokitai: Command, name: str) -> None:
     done = tokitai("verify", "softmax", "--device", name)
     assert (done.code, done.out) == (2, "")
-    assert f"no device named {name!r}" in done.err and "(accepted: cpu, cuda, hip, sim)" in done.err
+    assert f"no device named {name!r}" in done.err and "(accepted: cpu, cuda, cuda:N, hip, sim)" in done.err
     found = tokitai("verify", "softmax", "--device", name, "--json")
     assert (found.code, found.object["kind"]) == (2, "UnknownNameError")
-    assert "(accepted: cpu, cuda, hip, sim)" in found.object["error"]
+    assert "(accepted: cpu, cuda, cuda:N, hip, sim)" in found.object["error"]
 
 
 def test_the_cases_of_a_gpu_kernel_do_not_depend_on_the_processor() -> None:

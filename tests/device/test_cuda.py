@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokitai.device import cuda_driver
-from tokitai.device.cuda import Device, Module, open_device, probe
+from tokitai.device import cuda, cuda_driver
+from tokitai.device.cuda import Device, LaunchConfig, Module, open_device, probe
 from tokitai.errors import (
     ArgumentError,
     DeviceError,
@@ -69,8 +69,10 @@ class Fake:
     def __init__(self, major: int = 9, current: int = 7) -> None:
         self.status: dict[str, int] = {}
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.current, self.major = current, major
+        self.current, self.major, self.cards = current, major, 1
         self.struct = b""
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+        self.native = kind(self.launch)  # what cuGetProcAddress gives
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):
@@ -85,6 +87,14 @@ class Fake:
 
         return run
 
+    def launch(self, config: int, function: int, parameters: int, extra: int | None) -> int:
+        """cuLaunchKernelEx itself."""
+        self.struct = ctypes.string_at(ctypes.c_void_p.from_address(parameters).value or 0, len(bytes_of([], 0)))
+        c = LaunchConfig.from_address(config)
+        about = function, c.grid, c.grid_y, c.grid_z, c.block, c.block_y, c.block_z, c.shared, c.stream, extra
+        self.calls.append(("native", (*about, c.attributes, c.attribute_count)))
+        return self.status.get("native", 0)
+
     def answer(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         if name in ("cuLaunchKernel", "cuLaunchKernelEx"):
             (pointer,) = struct.unpack("P", memoryview(arguments[-2]).cast("B"))
@@ -92,7 +102,8 @@ class Fake:
         if name == "cuDeviceGetAttribute":
             return (self.major if "MAJOR" in arguments[0].name else 0,)
         return {
-            "cuDeviceGetCount": (1,), "cuDeviceGet": (0,), "cuDeviceGetName": (b"Fake card\0\0",),
+            "cuGetProcAddress": (ctypes.cast(self.native, ctypes.c_void_p).value, 0),
+            "cuDeviceGetCount": (self.cards,), "cuDeviceGet": (0,), "cuDeviceGetName": (b"Fake card\0\0",),
             "cuDeviceTotalMem": (1 << 30,), "cuDevicePrimaryCtxRetain": (7,), "cuCtxGetCurrent": (self.current,),
             "cuMemAlloc": (4096,), "cuModuleLoadData": (11,), "cuModuleGetFunction": (12,),
             "cuFuncGetParamInfo": (0, len(bytes_of([], 0))), "cuGetErrorString": (b"as told",),
@@ -108,6 +119,7 @@ class Fake:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     made = Fake()
     monkeypatch.setattr(cuda_driver, "bindings", lambda: made)
+    monkeypatch.setattr(cuda, "launcher", cuda.launcher.__wrapped__)
     return made
 
 
@@ -169,8 +181,12 @@ def test_why_there_is_no_card(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_device_of_that_number(fake: Fake) -> None:
-    with pytest.raises(DeviceMissingError, match=r"cuda:1.*has 1 \(accepted: 0 to 0\)"):
+    with pytest.raises(DeviceMissingError, match=r"cuda:1: this process sees one CUDA device; accepted: cuda:0$"):
         Device(1)
+    fake.cards = 3
+    with pytest.raises(DeviceMissingError, match=r"cuda:3: .* sees 3 CUDA devices; accepted: cuda:0 to cuda:2$"):
+        Device(3)
+    assert Device(2).index == 2
 
 
 def test_a_launch_hands_over_the_bytes(fake: Fake, loaded: Module) -> None:
@@ -185,16 +201,36 @@ def test_a_launch_hands_over_the_bytes(fake: Fake, loaded: Module) -> None:
 
 
 def test_a_bound_launch_is_the_same(fake: Fake, loaded: Module) -> None:
-    launch, call = loaded.bound("scale", 5, 256), bytes_of([1, 2], 77, 1.5)
+    """One native call, which reads what the parameter holds then."""
+    call = (ctypes.c_char * len(bytes_of([], 0)))()
+    launch = loaded.bound("scale", 5, 256, call)
     fake.calls.clear()
-    launch(call, 9)
-    assert fake.struct == call and fake.names() == ["cuCtxGetCurrent", "cuLaunchKernel"]
-    assert fake.calls[-1][1][:9] == (12, 5, 1, 1, 256, 1, 1, 0, 9)
-    fake.current = 0
-    fake.status["cuLaunchKernel"] = 700
+    for size in (77, 78):
+        call[:] = bytes_of([1, 2], size, 1.5)
+        launch(9)
+        assert fake.struct == bytes_of([1, 2], size, 1.5)
+    launch(0)
+    assert fake.names() == ["native"] * 3
+    assert [stream for _, (*_, stream, _, _, _) in fake.calls] == [9, 9, None]
+    assert fake.calls[0][1] == (12, 5, 1, 1, 256, 1, 1, 0, 9, None, None, 0)
+
+
+@pytest.mark.parametrize("status", [201, 400])
+def test_a_bound_launch_in_another_context_is_tried_in_its_own(fake: Fake, loaded: Module, status: int) -> None:
+    launch = loaded.bound("scale", 5, 256, (ctypes.c_char * len(bytes_of([], 0)))())
+    fake.calls.clear()
+    fake.current, fake.status["native"] = 0, status
+    with pytest.raises(DeviceError, match=rf"kernel scale \(grid 5, block 256\): .*\({status}\)"):
+        launch(9)
+    assert fake.names()[:5] == ["native", "cuCtxGetCurrent", "cuCtxPushCurrent", "native", "cuCtxPopCurrent"]
+    fake.calls.clear()
+    fake.current = 7  # the kernel's own: nothing to be tried
+    with pytest.raises(DeviceError, match="kernel scale"):
+        launch(9)
+    assert fake.names()[:2] == ["native", "cuCtxGetCurrent"] and fake.names().count("native") == 1
+    fake.status["native"] = 700
     with pytest.raises(IllegalAddressError, match=r"kernel scale \(grid 5, block 256\)"):
-        launch(call, 9)
-    assert fake.names()[-4:-1] == ["cuCtxPushCurrent", "cuLaunchKernel", "cuCtxPopCurrent"]
+        launch(9)
 
 
 def test_a_launch_in_clusters(fake: Fake, loaded: Module) -> None:

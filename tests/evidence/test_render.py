@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sample import SAMPLE, SEEDED, WRONG
 
 from tokitai.evidence.render import render
@@ -15,9 +16,10 @@ from tokitai.evidence.statement import build_statement
 HERE = Path(__file__).parent
 
 
-def test_the_text_is_as_kept() -> None:
-    statement = json.loads((HERE / "certificates" / "v1.json").read_text())
-    assert render(statement) == (HERE / "certificates" / "v1.md").read_text()
+@pytest.mark.parametrize("name", ["v1", "v1-isolated"])
+def test_the_text_is_as_kept(name: str) -> None:
+    statement = json.loads((HERE / "certificates" / f"{name}.json").read_text())
+    assert render(statement) == (HERE / "certificates" / f"{name}.md").read_text()
 
 
 def test_the_order_of_keys_makes_no_difference() -> None:

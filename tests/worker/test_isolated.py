@@ -106,11 +106,12 @@ def test_a_file_that_was_changed_is_not_loaded(pool: Pool, tmp_path: Path) -> No
         other.launch({"x": x}, {"y": x.copy()}, (2, 2), other.scalar_table(2, 2, {}), 1)
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "adamw", "gelu_erf", "cross_entropy", "linear_swiglu"])
+@pytest.mark.parametrize("name", sorted(registry()))
 def test_a_graph_comes_back(name: str) -> None:
     graph = registry()[name].trace("f16")
     again = restored(pickle.loads(pickle.dumps(flattened(graph))))
     assert again.digest == graph.digest and str(again) == str(graph)
+    assert (again.inputs, again.options) == (graph.inputs, graph.options)
     assert [n.origin for n in again.nodes] == [n.origin for n in graph.nodes]
 
 
@@ -145,7 +146,20 @@ def test_verify_in_a_worker_process(device: str, capfd: pytest.CaptureFixture[st
     here, there = (json.loads(Path(f["certificate"]).read_text())["predicate"] for f in found)
     assert [c["output_digests"] for c in here["cases"]] == [c["output_digests"] for c in there["cases"]]
     assert {k["fingerprint"] for k in here["kernels"]} == {k["fingerprint"] for k in there["kernels"]}
+    texts = [Path(f["certificate"]).with_suffix(".md").read_text() for f in found]
+    assert here["isolation"] is None and "worker process" not in texts[0]
+    assert [limit.partition(":")[0] for limit in there["isolation"]][:1] == ["no core files"]
+    assert any(limit.startswith("seccomp") for limit in there["isolation"]) is (device == "cpu")
+    assert any(claim.startswith("Kernels ran in a worker process") for claim in there["claims"])
+    assert f"| worker process | {', '.join(there['isolation'])} |" in texts[1]
     assert left.until(lambda: not left.processes(os.getpid()))
+
+
+@pytest.mark.parametrize("name", ["embedding_backward", "router_backward"])
+def test_tables_and_slots_on_the_simulated_device(name: str) -> None:
+    op = ops.get(name)
+    (verdict,) = verify_many([Job(op, "f16")], device="sim", case="seeded/normal@3x17#0", isolate=True)
+    assert verdict.verdict == "verified", verdict.failure
 
 
 def test_several_operators_in_processes_with_a_worker_each() -> None:

@@ -100,7 +100,7 @@ def show(
 def verify(
     operator: OperatorArgument = None,
     every: Annotated[bool, typer.Option("--all", help="Every operator, in every format of its contract.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, hip, or sim: GPU kernels on the CPU.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, hip, or sim: GPU text on the CPU.")] = "cpu",
     shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="In place of the usual shapes.")] = None,
     dtype: Annotated[str | None, typer.Option(help="f16, bf16, f32 or all (the default).")] = None,
     inputs: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Tensors: .safetensors, .npz.")] = None,

@@ -81,7 +81,9 @@ class Device:
             raise DeviceMissingError(f"device cuda:{index}: {problem}")
         count = int(call("cuDeviceGetCount"))
         if not 0 <= index < count:
-            raise DeviceMissingError(f"device cuda:{index}: this machine has {count} (accepted: 0 to {count - 1})")
+            there = "one CUDA device" if count == 1 else f"{count} CUDA devices"
+            numbers = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+            raise DeviceMissingError(f"device cuda:{index}: this process sees {there}; accepted: {numbers}")
         self.index = index
         self._device = call("cuDeviceGet", index)
         name: bytes = call("cuDeviceGetName", 256, self._device)

@@ -51,6 +51,7 @@ def render(statement: Mapping[str, Any]) -> str:
                 ("flags", " ".join(p["flags"])),
                 ("definition", operator["graph_digest"]),
                 ("numerics version", operator["numerics_version"]),
+                *([("worker process", p["isolation"])] if p.get("isolation") else []),
             ],
         ),
         _table(

@@ -147,6 +147,7 @@ class Verification:
     claims: Sequence[str]
     non_claims: Sequence[str]
     seconds: float
+    isolation: Sequence[str] | None = None  # what limited the process of its own in which kernels ran, if they did
     created: str = field(default_factory=lambda: utc_now())
     tool: Tool = field(default_factory=Tool.here)
 

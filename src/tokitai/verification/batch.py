@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from .. import gpu_hip
-from ..errors import TokitaiError, UnknownNameError, UsageError
-from ..kernel import TARGETS, compile
+from ..errors import TokitaiError, UsageError
+from ..kernel import compile, target_of
 from ..lang import Operator
 from ..toolchain.build import Isa
 from ..worker import Limits, Pool
@@ -95,8 +95,7 @@ def overall(verdicts: Iterable[Verdict]) -> Literal["verified", "refuted", "unde
 
 
 def _check(job: Job, shape: Mapping[str, int] | None, device: str) -> None:
-    if device not in TARGETS:
-        raise UnknownNameError("device", device, TARGETS)
+    target_of(device)
     for v in _variants(job):
         job.operator.trace(job.dtype, v.present, dict(v.options))
     asked_shape(job.operator, shape)

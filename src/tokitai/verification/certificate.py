@@ -8,6 +8,7 @@ from .. import gpu_hip, numerics
 from ..device import cpu
 from ..evidence import statement as ev
 from ..evidence.render import render
+from ..kernel import target_of
 from ..lang import Operator, Sizes, shape_text
 from .verdict import Verdict
 
@@ -27,7 +28,7 @@ def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
                 ev.Contract(c.formats, c.max_rows, c.max_cols, c.domain),
             ),
             dtype=verdict.dtype,
-            target=verdict.device,
+            target=target_of(verdict.device),
             device=verdict.about or cpu.describe(),
             compiler=ev.CompilerIdentity(binary.compiler, binary.compiler_version, binary.compiler_digest),
             isa=binary.isa,
@@ -55,6 +56,7 @@ def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
             claims=_claims(verdict),
             non_claims=[*([_not_run(verdict)] if verdict.device == "hip" else []), *NON_CLAIMS],
             seconds=verdict.seconds,
+            isolation=verdict.isolation,
         )
     )
     path = ev.write(made, folder)
@@ -89,6 +91,9 @@ def _claims(verdict: Verdict) -> list[str]:
     compared = sum(r.compared for r in verdict.results if r.kind != "structure")
     outcome = "all equal" if not verdict.failure else "not all equal"
     made = _compiled(verdict) if verdict.device == "hip" else []
+    if verdict.isolation is not None:
+        limits = ", ".join(verdict.isolation)
+        made.append(f"Kernels ran in a worker process, apart from the comparison ({limits}).")
     made += [f"{compared} result elements were compared with the oracle bit for bit, {outcome}."]
     if any(r.kind == "exhaustive" for r in verdict.results):
         made.append(f"Every one of the 65,536 {verdict.dtype} inputs was tried.")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import gpu_hip
-from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
+from ..errors import ArgumentError, UnavailableError, UsageError
 from ..formats import format_of
-from ..kernel import TARGETS, Kernel, KernelBase, build_text, compile, is_product
+from ..kernel import Kernel, KernelBase, build_text, compile, is_product, target_of
 from ..lang import Graph, Operator, Sizes, shape_from_text, shape_text
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
@@ -60,6 +60,7 @@ class Verdict:
     results: list[CaseResult] = field(default_factory=list)
     kernels: list[KernelBase] = field(default_factory=list)
     about: dict[str, Any] | None = None  # the device, where it is not this machine's processor
+    isolation: list[str] | None = None  # what limited the worker process in which kernels ran; None where they ran here
     derivative: list[tuple[str, float, float]] = field(default_factory=list)
     failure: str | None = None
     not_run: str | None = None  # why a kernel that was compiled for a card was not run on one
@@ -140,7 +141,8 @@ def verify(
 ) -> Verdict:
     """Verify one operator in one storage format on one device.
 
-    ``shape`` is ``dict(rows=.., cols=..)`` to try beside the suite's own shapes; ``inputs`` are files of the user's own
+    ``device`` is ``cpu``, ``sim``, ``hip``, ``cuda`` or ``cuda:N``, a card by its number. ``shape`` is
+    ``dict(rows=.., cols=..)`` to try beside the suite's own shapes; ``inputs`` are files of the user's own
     tensors; ``out`` a folder for the certificate; ``case`` the id of the only case to run; ``edit`` changes the emitted
     text before it is compiled (that is how wrong kernels are made); ``pool`` runs kernels in worker processes, so that
     one that crashes is refuted, and one that does not end undecided. ``arch`` is the AMD architecture that kernels of
@@ -148,8 +150,7 @@ def verify(
     the verdict is `refuted` or `undecided`.
     Raises UsageError for wrong arguments; a compiler that is missing or fails gives the verdict `undecided`.
     """
-    if device not in TARGETS:
-        raise UnknownNameError("device", device, TARGETS)
+    target_of(device)
     archs = gpu_hip.archs_of(device, arch)
     if edit is not None and pool is not None and device != "cpu":
         raise ArgumentError(f"edit on {device} in a worker process; accepted: on the cpu, or in this process")
@@ -172,6 +173,7 @@ def verify(
         chosen.append(Variant(present))
     try:
         isa = isa or native_isa()
+        verdict.isolation = None if pool is None else pool.applied
         if archs:
             verdict.about = gpu_hip.describe(archs, compiler)
         elif device != "cpu":
@@ -304,7 +306,7 @@ def _run_variant(
     numbers, hashed = kernels
     lanes = LANES[isa] if verdict.device == "cpu" else GPU_LANES
     threads, plan = run.default_threads(), numbers.plan
-    device = "sim" if verdict.device == "hip" else verdict.device  # whose shapes
+    device = "sim" if verdict.device == "hip" else target_of(verdict.device)  # whose shapes
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
     structures = suite.structure_shapes(operator, plan, lanes, device)

@@ -38,24 +38,24 @@ def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> list[dict[st
     """Run a kernel on buffers in guard zones; returns the identities of the binaries that it has used so far.
 
     Tensors: the memory of each buffer, the scalars, the graph (pickled by the host, which is trusted), and outputs,
-    which are the same buffers again. ``at``: for each tensor of the kernel the number of a buffer and a byte in it.
+    which are the same buffers again. ``at``, ``sizes``, ``strides``: for each tensor of the kernel the number of a
+    buffer and a byte in it, its shape, and its strides in bytes.
     """
     *memory, table, graph = (np.frombuffer(t, np.uint8) for t in tensors[: arguments["buffers"] + 2])
     kernel = _kernel(arguments, graph)
-    where = iter(zip(arguments["at"], arguments["strides"], strict=True))
+    where = iter(zip(arguments["at"], arguments["sizes"], arguments["strides"], strict=True))
     seen: dict[tuple[int, int], Buffer] = {}  # a result may take an input's place, or be one for a whole list
 
-    def buffer(shape: tuple[int, ...], fmt: str) -> Buffer:
-        (i, first), strides = next(where)
+    def buffer(fmt: str) -> Buffer:
+        (i, first), sizes, strides = next(where)
         if (i, first) not in seen:
-            seen[i, first] = Buffer(memory[i], first, shape, strides, kernel.element(fmt))
+            seen[i, first] = Buffer(memory[i], first, tuple(sizes), strides, kernel.element(fmt))
         return seen[i, first]
 
     inputs, results = [], []
-    for rows, cols in arguments["shapes"]:
-        sizes = {"rc": (rows, cols), "r": (rows,), "c": (cols,), "s": (1,)}
-        inputs.append({t.name: buffer(sizes[t.space], str(t.format)) for t in kernel.graph.inputs})
-        results.append({o.name: buffer(sizes[o.space], o.format) for o in kernel.graph.outputs})
+    for _ in arguments["shapes"]:
+        inputs.append({t.name: buffer(str(t.format)) for t in kernel.graph.inputs})
+        results.append({o.name: buffer(o.format) for o in kernel.graph.outputs})
     shapes = [(rows, cols) for rows, cols in arguments["shapes"]]
     scalars = Scalars(table.view(np.uint64 if kernel.structure else np.float32), tuple(arguments["whole"]))
     workspace = None

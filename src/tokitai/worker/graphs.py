@@ -18,7 +18,7 @@ def flattened(graph: Graph) -> dict[str, Any]:
     return {
         "name": graph.name,
         "dtype": graph.dtype,
-        "inputs": [(t.name, t.space, t.format, t.optional) for t in graph.inputs],
+        "inputs": [(t.name, t.space, t.format, t.optional, t.slots) for t in graph.inputs],
         "params": graph.params,
         "outputs": [(o.name, places[o.node], o.format, o.inplace) for o in graph.outputs],
         "options": dict(graph.options),

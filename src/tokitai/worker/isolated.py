@@ -252,8 +252,8 @@ class IsolatedGpuKernel(GpuKernel):
             "device": self.target.name, "compiler": self.compiler, "structure": self.structure,
             "buffers": len(whole), "graph": hashlib.sha256(packed).hexdigest(), "at": at, "workspace": place,
             "room": 0 if workspace is None else workspace.array.size,
-            "strides": [list(b.array.strides) for b in ordered], "shapes": [list(s) for s in shapes],
-            "whole": list(scalars.whole), "threads": threads,
+            "sizes": [list(b.array.shape) for b in ordered], "strides": [list(b.array.strides) for b in ordered],
+            "shapes": [list(s) for s in shapes], "whole": list(scalars.whole), "threads": threads,
         }  # fmt: skip
         table = np.ascontiguousarray(scalars.table)
         found = self.pool.run(LAUNCH_GPU, arguments, [*whole, table, graph], whole)
