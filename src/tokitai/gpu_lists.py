@@ -41,15 +41,16 @@ class PreparedOnGpu(Prepared):
         self.device, self.where = view.device, card(view.device)
         self.made: dict[str, list[Any]] = {}
         self.copies: list[Any] = []
-        self.table: tuple[int, bytes, Table, int] | None = None  # stream, addresses, workspace in bytes
+        self.table: tuple[int, Array, Table, int] | None = None  # stream, addresses, workspace in bytes
         self.layout: _Layout | None = None
         super().__init__(operator, kernel, lists, copy)
+        self.lying = np.array(self.addresses, np.int64)
         self.names = [t.name for t in self.kernel.graph.inputs] + [o.name for o in self.kernel.graph.outputs]
 
     def turned_to(self, lists: Mapping[str, Sequence[Any]], addresses: Any, example: Any) -> PreparedOnGpu:
         """The same for other tensors of the same formats and sizes; this object stays as it is."""
         other = copy_of(self)
-        other.lists, other.addresses, other.example, other._alive = lists, addresses, example, {}
+        other.lists, other.lying, other.example, other._alive = lists, addresses, example, {}
         return other
 
     def seen(self, name: str, x: Any) -> Array:
@@ -112,21 +113,21 @@ class PreparedOnGpu(Prepared):
                 for step in table.steps:
                     program.launch(step, call + struct.pack("<q", place), 0, stream)
 
-    def _own_values(self) -> list[int]:
+    def _own_values(self) -> Array:
         """The addresses, those of single results as they are now."""
-        addresses, names = self.addresses, len(self.names)
         for k, o in enumerate(self.kernel.graph.outputs, len(self.kernel.graph.inputs)):
             if o.space == "s" and not o.inplace:
                 address = as_device(o.name, self.made[o.name][0]).address
-                addresses = list(addresses)
-                addresses[k::names] = [address] * len(addresses[k::names])
-        return addresses
+                if self.lying.size and self.lying[k] != address:
+                    self.lying = self.lying.copy()
+                    self.lying[k :: len(self.names)] = address
+        return self.lying
 
-    def _table(self, addresses: list[int], stream: int) -> tuple[Table, int]:
+    def _table(self, addresses: Array, stream: int) -> tuple[Table, int]:
         """The table on the device, written in the order of the stream; and the bytes of workspace."""
         capturing = self.where.capturing(stream)
-        key = np.array(addresses, np.int64).tobytes()
-        if self.table is None or self.table[:2] != (stream, key):
+        known = self.table is not None and self.table[0] == stream
+        if self.table is None or not known or not np.array_equal(self.table[1], addresses):
             if capturing:
                 raise ArgumentError(
                     f"{self.operator.name}: a stream that is being captured; accepted: lists that were run in this "
@@ -141,8 +142,8 @@ class PreparedOnGpu(Prepared):
                 self.where.write(address, np.ascontiguousarray(values), stream)
                 return address, memory
 
-            table = self.kernel.table(addresses, self.sizes, self.shapes, place)
-            self.table = stream, key, table, self.kernel.workspace_bytes(table.shapes, 1)
+            table = self.kernel.table(addresses.tolist(), self.sizes, self.shapes, place)
+            self.table = stream, addresses, table, self.kernel.workspace_bytes(table.shapes, 1)
             if self.layout is not None:
                 self.layout.bare.table = self.table
         if capturing and self.table[2] not in _recorded:
@@ -181,6 +182,10 @@ def prepare_on_gpu(
     return made
 
 
+def _libraries(values: Sequence[Any]) -> set[str]:
+    return {library_of(x) for x in {type(x): x for x in values}.values()}
+
+
 class _Look:
     """What lists of torch's tensors look like, apart from where they lie; and where."""
 
@@ -191,20 +196,28 @@ class _Look:
     def of(cls, operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]) -> _Look | None:
         """None where it has other arrays than torch's."""
         looks: list[object] = [operator, *sorted(options.items())]
-        addresses = []
+        addresses, shapes = [], None
         for name, values in given.items():
-            if not isinstance(values, (list, tuple)) or not all(library_of(x) == "torch" for x in values):
+            if not isinstance(values, (list, tuple)) or any(library != "torch" for library in _libraries(values)):
                 return None
             try:
-                looks += name, tuple([
-                    (x.dtype, x.shape, x.stride(), x.get_device(), x.requires_grad, x.is_neg()) for x in values
-                ])  # fmt: skip
-            except RuntimeError:  # a tensor without strides
+                each = [
+                    (x.data_ptr(), x.shape, x.dtype, x.get_device(), x.requires_grad or x.is_neg(), x.is_contiguous())
+                    for x in values
+                ]
+            except RuntimeError:  # a tensor without memory
                 return None
-            addresses.append([x.data_ptr() for x in values])
-        if len({len(a) for a in addresses}) != 1:
-            return None
-        return cls(tuple(looks), np.array(addresses, np.int64))
+            if not each:
+                return None
+            where, these, formats, devices, odd, contiguous = zip(*each, strict=True)
+            if any(odd) or not all(contiguous) or shapes not in (None, these):
+                return None
+            if formats.count(formats[0]) + devices.count(devices[0]) != 2 * len(each):
+                return None
+            shapes = these
+            addresses.append(where)
+            looks += name, formats[0], devices[0]
+        return cls((*looks, shapes), np.array(addresses, np.int64))
 
     def apart(self, items: Array, counts: Array) -> bool:
         """Whether no two tensors of the lists share memory, as far as a quick look tells, and all are aligned."""
@@ -212,7 +225,7 @@ class _Look:
         order = np.argsort(begin, kind="stable")
         order = order[size[order] > 0]
         begin, end = begin[order], begin[order] + size[order]
-        shared = (begin[1:] < np.maximum.accumulate(end)[:-1]).any()
+        shared = (begin[1:] < np.maximum.accumulate(end)[:-1]).any() or not begin.all()
         return not shared and not (self.addresses % items).any()
 
 
@@ -220,7 +233,7 @@ class _Layout:
     """Lists that were checked, without the tensors."""
 
     def __init__(self, made: PreparedOnGpu, given: Mapping[str, Sequence[Any]]) -> None:
-        self.bare = made.turned_to({}, [], None)
+        self.bare = made.turned_to({}, np.empty(0, np.int64), None)
         self.items = np.array([[values[0].element_size()] for values in given.values()], np.int64)
         self.counts = np.array([n for _, n in made.shapes], np.int64)
         at = {name: i for i, name in enumerate(given)}
