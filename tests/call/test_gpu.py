@@ -141,7 +141,8 @@ def test_what_is_written_lies_apart_warm_as_cold() -> None:
 )
 def test_what_is_refused_warm_as_cold(arguments: dict[str, Any], message: str) -> None:
     good = {"x": on_gpu(X), "gamma": on_gpu(X[0]), "eps": 1.0}
-    ops.rms_norm(**good)
+    for _ in range(2):
+        ops.rms_norm(**good)  # its recipe is there, and its scalars
     for _ in range(2):
         with pytest.raises(ArgumentError, match=f"^{message}"):
             ops.rms_norm(**{**good, **arguments})
@@ -249,3 +250,27 @@ def test_kernels_are_launched_into_the_stream(monkeypatch: pytest.MonkeyPatch, f
     ops.softmax(on_gpu(X))
     ops.softmax(on_gpu(X), cuda_stream=9)
     assert used == [STREAM, 9]
+
+
+def test_a_tensor_that_lost_its_memory_is_refused_warm_as_cold() -> None:
+    x = torch.randn(6, 40)
+    ops.softmax(on_gpu(x))
+    gone = on_gpu(x.clone())
+    gone.untyped_storage().resize_(0)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"^x: a OnGpu without memory; accepted: a tensor that holds values"):
+            ops.softmax(gone)
+
+
+def test_a_parameter_is_kept_for_each_set_of_scalars_and_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that runs while another of its kind does has a parameter of its own."""
+    made = []
+    real = gpu_recipe.Frame
+    monkeypatch.setattr(gpu_recipe, "Frame", lambda *rest: (made.append(1), real(*rest))[1])
+    for eps in (1e-5, 1e-3, 1e-5, 1e-3):
+        ops.rms_norm(on_gpu(X), on_gpu(X[0]), eps=eps)
+    assert len(made) == 2
+    (recipe,) = gpu_call._recipes._known.values()
+    taken = [free.pop() for free in recipe.frames.values()]
+    assert equal(ops.rms_norm(on_gpu(X), on_gpu(X[0]), eps=1e-3), ops.rms_norm(X, X[0], eps=1e-3))
+    assert len(made) == 3 and len(taken) == 2
