@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .call import check_indices, check_nan_rows
+from .call_checks import check_indices, check_nan_rows
 from .errors import ArgumentError
 from .formats import format_of
 from .gpu_card import Card, kernel_on
