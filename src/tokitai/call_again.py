@@ -209,8 +209,8 @@ def remember(
     place = {n: at[n] for n in flat} | {n: at[fresh.index(n)] for n in supplied if n in fresh}
     where = {**flat, **{n: results[n] for n in supplied if n in fresh}}
     copied = any(cpu.address_of(array) != seen.addresses[place[n]] for n, array in where.items())
-    backwards = any(step < 0 for x in seen.tensors for step in x.strides)
-    if copied or backwards or all(r.size == 0 for r in results.values()):
+    odd = any(not x.flags.aligned or min(x.strides, default=0) < 0 for x in seen.tensors)
+    if copied or odd or all(r.size == 0 for r in results.values()):
         return
     sizes = kernel.sizes_of([flat], [results], [shape], Scalars(np.empty(0, np.float32)))
     outputs = kernel.graph.outputs
