@@ -7,12 +7,13 @@ read as it is; any other view is copied once, or refused with ``copy=False``. Re
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from .binding import bind, check_params, check_threads
+from .call_again import Seen, recipe_for, remember
 from .call_checks import check_indices, check_slots, table_entries
 from .call_list import Prepared, prepare
 from .device import cpu
@@ -21,7 +22,6 @@ from .errors import ArgumentError
 from .formats import FORMATS, format_of
 from .kernel import Kernel, KernelBase, compile
 from .lang import Operator, Output, TensorSpec, extent
-from .lang.operator import RESERVED
 from .lower import ProductPlan
 
 Array = np.ndarray[Any, Any]
@@ -43,17 +43,24 @@ def call(
     host memory, ``cuda_stream`` and ``check`` for those of a GPU (`gpu_call.call_gpu`).
     Raises ArgumentError for a missing, superfluous or ill-formed argument.
     """
-    there = on_gpu(args[0]) if args else None
-    if there is None:
+    if not args or type(args[0]) is not np.ndarray:
         there = next((t for t in map(on_gpu, (*args, *kwargs.values())) if t is not None), False)
-    if there:
-        if threads is not None:
-            raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")
-        return _call_gpu()(operator, args, kwargs, out, copy, cuda_stream, check)
+        if there:
+            if threads is not None:
+                raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")
+            return _call_gpu()(operator, args, kwargs, out, copy, cuda_stream, check)
+    seen = Seen.of(operator, args, kwargs, out) if cuda_stream is None and check else None
+    if seen is not None and (recipe := recipe_for(seen)) is not None:
+        check_threads(threads)
+        known = recipe.prepared(seen, args, kwargs)
+        if operator.contract.indices:
+            named = {str(n): x for n, x in zip(seen.names, seen.tensors, strict=True)}
+            check_indices(operator, named, known.params, recipe.shape, recipe.entries)
+        return recipe.run(seen, known, threads)
     if cuda_stream is not None or not check:
         found = f"cuda_stream={cuda_stream!r}" if cuda_stream is not None else f"check={check!r}"
         raise ArgumentError(f"{operator.name}: {found} beside arrays in host memory; accepted: leave it out")
-    return call_with(_kernel, operator, args, kwargs, out, threads, copy)
+    return call_with(_kernel, operator, args, kwargs, out, threads, copy, seen)
 
 
 @functools.cache
@@ -69,9 +76,9 @@ KernelFor = Callable[[Operator, str, frozenset[str], tuple[tuple[str, object], .
 
 def call_with(
     kernel_for: KernelFor, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any,
-    threads: int | None, copy: bool,
+    threads: int | None, copy: bool, seen: Seen | None = None,
 ) -> Any:  # fmt: skip
-    """`call` with kernels that run elsewhere."""
+    """`call` with kernels that run elsewhere; what it finds out is kept where the call was ``seen``."""
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
     check_threads(threads)
@@ -106,6 +113,9 @@ def call_with(
     for name in set(supplied).intersection(operator.contract.places):
         target = as_numpy(name, supplied[name])
         target[...] = results[name].astype(target.dtype).reshape(target.shape)
+    if seen is not None:
+        full = {o.name: full_shape(o, lead, shape, entries) for o in kernel.graph.outputs}
+        remember(seen, kernel, shape, entries, tensors, results, full, supplied)
     example = next(iter(given.values()))
     returned = []
     for o in kernel.graph.outputs:
@@ -131,70 +141,11 @@ def prepare_lists(
     return prepare(operator, given, build, copy)
 
 
-def check_threads(threads: object) -> None:
-    """A whole number of at least 1, or None. Raises ArgumentError."""
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")
-
-
 def widened(operator: Operator, arrays: Mapping[str, Array], copy: bool) -> dict[str, Array]:
     """The arrays, with i32 indices as i64 where those are declared: a copy of the indices, exact."""
     wide = {t.name for t in operator.tensors if t.format == "i64"}
     narrow = FORMATS["i32"].dtype
     return {n: a.astype(np.int64) if copy and n in wide and a.dtype == narrow else a for n, a in arrays.items()}
-
-
-def bind(
-    operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, float], dict[str, object]]:
-    """Sort a call's arguments into tensors, scalars and options. Raises ArgumentError."""
-    names = [t.name for t in operator.tensors]
-    if len(args) > len(names):
-        raise ArgumentError(f"{operator.name}: {len(args)} positional arguments; accepted: {', '.join(names)}")
-    given = dict(zip(names, args, strict=False))
-    for name in kwargs:
-        if name in given:
-            raise ArgumentError(f"{operator.name}: {name} is given twice")
-    values = {**given, **kwargs}
-    tensors = {n: values.pop(n) for n in names if values.get(n) is not None}
-    for n in names:
-        values.pop(n, None)
-    missing = [t.name for t in operator.tensors if not t.optional and t.name not in tensors]
-    if missing:
-        raise ArgumentError(f"{operator.name}: missing {', '.join(missing)}; accepted: {', '.join(names)}")
-    params: dict[str, float] = {}
-    for p in operator.params:
-        value = values.pop(p.name, p.default)
-        if value is None:
-            raise ArgumentError(f"{operator.name}: missing the scalar {p.name}")
-        params[p.name] = value
-    options = {o.name: values.pop(o.name) for o in operator.options if o.name in values}
-    for option, scalar in operator.contract.switches.items():
-        if options.setdefault(option, bool(params[scalar])) is False and params[scalar]:
-            raise ArgumentError(
-                f"{operator.name}: {scalar}={params[scalar]} with {option}=False; accepted: one or the other"
-            )
-    for o in operator.options:
-        if o.name in options and options[o.name] not in o.accepted:
-            words = ", ".join(map(repr, o.accepted))
-            raise ArgumentError(f"{operator.name}: {o.name}={options[o.name]!r}; accepted: {words}")
-    if values:
-        accepted = [*names, *(p.name for p in operator.params), *(o.name for o in operator.options), *RESERVED]
-        raise ArgumentError(f"{operator.name}: unknown argument {', '.join(values)}; accepted: {', '.join(accepted)}")
-    return tensors, params, options
-
-
-def check_params(operator: Operator, params: Mapping[str, float]) -> None:
-    """Scalars are real numbers, whole where the operator says so, in its ranges. Raises ArgumentError."""
-    for p in operator.params:
-        value = params[p.name]
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a number")
-        if p.whole and not (abs(value) <= 2**53 and int(value) == value):
-            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number of at most 2**53")
-        low, high = operator.contract.ranges.get(p.name, (-math.inf, math.inf))
-        if p.name in operator.contract.ranges and not low <= value <= high:  # NaN lies in no range
-            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: {low!r} to {high!r}")
 
 
 def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:

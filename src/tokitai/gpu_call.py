@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from .call import bind, check_params, common_shape, flatten, full_shape, place_results, storage_format
+from .binding import bind, check_params
+from .call import common_shape, flatten, full_shape, place_results, storage_format
 from .call_checks import check_chosen, table_entries
 from .device.device_array import as_device, empty_like, handed_out, library_of
 from .errors import ArgumentError

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .call import bind, check_params, full_shape
+from .binding import bind, check_params
+from .call import full_shape
 from .device.device_array import library_of
 from .formats import FORMATS
 from .gpu_card import Launcher, as_columns, launchers, torch_streams

@@ -46,7 +46,7 @@ _KINDS = {0: "i", 1: "u", 2: "f"}
 
 def on_gpu(x: Any) -> bool | None:
     """Whether an argument (of a list the first element) lies in a GPU's memory; None for what is no array."""
-    known = getattr(x, "is_cuda", None)  # torch: the calls whose time counts most
+    known = None if type(x) is np.ndarray else getattr(x, "is_cuda", None)  # torch: the calls whose time counts most
     if known is True or known is False:
         return known
     if isinstance(x, np.ndarray):
