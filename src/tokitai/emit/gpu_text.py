@@ -16,7 +16,7 @@ from .gpu_flat import GpuFlatEmitter
 from .gpu_rows import GpuRowEmitter
 from .gpu_scatter import GpuScatterEmitter
 
-OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "sim.h", "hip.h")
+OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "quotients.h", "sim.h", "hip.h")
 SHARED = ("integers.h", "hashes.h")  # with the cpu target
 
 

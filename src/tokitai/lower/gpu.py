@@ -23,6 +23,7 @@ COLUMN_THREADS = 128  # of a block that runs down rows on its own: a chunk of co
 TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
 
 
+
 @dataclass(frozen=True)
 class Schedule:
     """One way to lay out a row-wise kernel."""
@@ -177,6 +178,25 @@ def tiles_of(rows: int, cols: int) -> int:
     return rows * -(-cols // TILE)
 
 
+@dataclass(frozen=True)
+class FlatSchedule:
+    """One way to lay out an element-wise kernel."""
+
+    threads: int  # that share a tile
+    at_once: bool  # all chunks of a thread are fetched before the first is computed
+    per_sm: int  # blocks that shall fit on a multiprocessor
+
+
+def schedule_flat(plan: FlatPlan) -> FlatSchedule:
+    """By the registers that a chunk of all inputs takes: several chunks in flight, on 512 to 1,024 threads."""
+    words = sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
+    if words <= CHUNK:
+        return FlatSchedule(TILE // CHUNK // 4, True, 8)
+    if words <= 2 * CHUNK:
+        return FlatSchedule(TILE // CHUNK // 2, True, 3)
+    return FlatSchedule(TILE // CHUNK // 4, False, 5)
+
+
 def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
     """The launches of an element-wise kernel, in order."""
     tiles = sum(tiles_of(r, c) for r, c in shapes)
@@ -184,11 +204,11 @@ def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
     steps = []
     if plan.totals:
         if tiles:
-            steps.append(Step("tile_totals", tiles, TILE // CHUNK // 2))
+            steps.append(Step("tile_totals", tiles, schedule_flat(plan).threads))
             steps.append(Step("tensor_totals", filled, MOST_THREADS))
         steps.append(Step("totals", 1, MOST_THREADS))
     if tiles and plan.compute:
-        steps.append(Step("work", tiles, TILE // CHUNK // 2))
+        steps.append(Step("work", tiles, schedule_flat(plan).threads))
     return steps
 
 

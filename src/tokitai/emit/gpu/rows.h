@@ -84,19 +84,21 @@ template <uint32_t NOT_A_NUMBER, class P, class F> INLINE void encode_pairs(Chun
       if (w[i] >> 16 == 0x7FFFu) w[i] = (w[i] & 0xFFFFu) | NOT_A_NUMBER << 16;
     }
 }
+INLINE uint32_t pair_of_f16(S low, S high) {
+  uint32_t w;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
+}
+INLINE uint32_t pair_of_bf16(S low, S high) {
+  uint32_t w;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
+}
 template <> INLINE void encode<f16>(Chunk<f16>& q, const S (&x)[CHUNK]) {
-  encode_pairs<0x7E00u>(q, x, [&](int i) {
-    uint32_t w;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(x[i + 1]), "f"(x[i]));
-    return w;
-  });
+  encode_pairs<0x7E00u>(q, x, [&](int i) { return pair_of_f16(x[i], x[i + 1]); });
 }
 template <> INLINE void encode<bf16>(Chunk<bf16>& q, const S (&x)[CHUNK]) {
-  encode_pairs<0x7FC0u>(q, x, [&](int i) {
-    uint32_t w;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(x[i + 1]), "f"(x[i]));
-    return w;
-  });
+  encode_pairs<0x7FC0u>(q, x, [&](int i) { return pair_of_bf16(x[i], x[i + 1]); });
 }
 #endif
 
@@ -112,6 +114,11 @@ struct Most {
 
 #if TOKITAI_STRUCTURE
 INLINE S exchange(S x, int mask) { return {exchange(x.h, mask)}; }
+// What numbers.h has in fewer instructions than these.
+INLINE S power_of_two(S n, S shift) { return power_of_two(add(n, shift)); }
+INLINE S at_least(S x, S low) { return where(lt(x, low), low, x); }
+INLINE S at_most(S x, S high) { return where(lt(high, x), high, x); }
+INLINE S add_scaled(S c, S x, S scale) { return add(c, mul(x, scale)); }
 #endif
 
 // The tree over N values, a power of two.
