@@ -30,6 +30,7 @@ class GpuFlatEmitter(QuotientPrinter):
         self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
         self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
         self.matrices = sum(space == "rc" for _, space, _, _ in self.tensors)
+        self.stores = [o for o in g.outputs if o.space == "rc"]
         self.entry = ENTRY + self.matrices + len(self.tensors)
 
     def kernels(self) -> None:
@@ -97,14 +98,14 @@ class GpuFlatEmitter(QuotientPrinter):
             value = "uint32_t(tensor)" if s.op == "tensor_index" else self.expression(s, False, self.name)
             self.declare(s, value, vector=False)
 
-    def fetch(self, nodes: list[Node], one: bool = False) -> None:
+    def fetch(self, nodes: list[Node], one: bool = False, fit: str = "FIT") -> None:
         """All chunks of a thread, or `one`."""
         kinds = {t.name: POINTER[str(t.format)] for t in self.graph.inputs}
         for n in nodes:
             if n.op == "input":
                 name = n.data[0]
                 self.line(f"Chunk<{kinds[str(name)]}> row_{name}{'' if one else '[CHUNKS]'};")
-                load = f"load_chunk<WIDTH, RAGGED>(row_{name}{'' if one else '[v]'}, in_{name} + c0, size - c0);"
+                load = f"load_chunk<WIDTH, {fit}>(row_{name}{'' if one else '[v]'}, in_{name} + c0, size - c0);"
                 if one:
                     self.line(load)
                     continue
@@ -138,7 +139,7 @@ class GpuFlatEmitter(QuotientPrinter):
             op, neutral = ("Add", "NEUTRAL_SUM") if sums else ("Most", "NEUTRAL_MAX")
             value = self.name[t.args[0]] if sums else f"leaf_max({self.name[t.args[0]]})"
             self.open("")
-            self.fetch(self.plan.under(t))
+            self.fetch(self.plan.under(t), fit="RAGGED")
             self.line("S part[1][CHUNKS], total[1];")
             self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
             self.line("const int c0 = first + v * GROUP * CHUNK;")
@@ -200,15 +201,31 @@ class GpuFlatEmitter(QuotientPrinter):
 
     # ------------------------------------------------------------------ elements
     def work(self) -> None:
-        """The stored results."""
+        """The stored results: of a tile in one way where it is whole, in another where it is not; then, one by one, of
+        chunks in which `Quick` missed a quotient, or a result is NaN."""
         self.after(stored=True)
         self.tile()
-        at_once, nodes = self.schedule.at_once, list(self.plan.compute)
+        nodes = list(self.plan.compute)
+        self.open("const auto work_through = [&](auto fit)")
+        self.line("constexpr int FIT = decltype(fit)::value;")
+        self.chunks(nodes)
+        self.close("};")
+        self.line("const uint32_t missed = size == TILE ? work_through(Fit<FULL>{}) : work_through(Fit<RAGGED>{});")
+        self.open("if (missed) ROLLED for (int i = 0; i < CHUNKS * CHUNK; ++i)")
+        self.line("const int v = i / CHUNK, e = i % CHUNK, c0 = first + v * GROUP * CHUNK;")
+        self.line("if (!(missed >> v & 1) || c0 + e >= size) continue;")
+        self.elements(nodes, row=None)
+        for o in self.stores:
+            self.line(f"store1(out_{o.name} + c0 + e, {self.name[o.node]});")
+        self.close()
+
+    def chunks(self, nodes: list[Node]) -> None:
+        """All chunks of a thread; returns those that are to be computed once more."""
+        at_once = self.schedule.at_once
+        numbers = [o for o in self.stores if o.node.type == "f32"]
         if at_once:
             self.fetch(nodes)
-        stores = [o for o in self.graph.outputs if o.space == "rc"]
-        numbers = [o for o in stores if o.node.type == "f32"]
-        self.line("uint32_t missed = 0;  // chunks that are to be computed once more: where a result is NaN, too")
+        self.line("uint32_t missed = 0;")
         self.open(f"{'UNROLL' if at_once else 'ROLLED'} for (int v = 0; v < CHUNKS; ++v)")
         self.line("const int c0 = first + v * GROUP * CHUNK;")
         if not at_once:
@@ -216,12 +233,12 @@ class GpuFlatEmitter(QuotientPrinter):
         self.line("bool odd = false;")
         self.line("const Quick quotients{&odd};")
         self.line("(void)quotients;")
-        for o in stores:
+        for o in self.stores:
             self.line(f"Chunk<{POINTER[o.format]}> new_{o.name};")
             self.line(f"{SCALAR[o.node.type]} values_{o.name}[CHUNK];")
         self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
         self.elements(nodes, "quotients", "[v]" if at_once else "")
-        for o in stores:
+        for o in self.stores:
             self.line(f"values_{o.name}[e] = {self.name[o.node]};")
         self.close()
         for o in numbers:
@@ -230,15 +247,9 @@ class GpuFlatEmitter(QuotientPrinter):
         self.line("missed |= 1u << v;")
         self.close("} else {")
         self.depth += 1
-        for o in stores:
+        for o in self.stores:
             self.line(f"{'encode_numbers' if o in numbers else 'encode'}(new_{o.name}, values_{o.name});")
-            self.line(f"store_chunk<WIDTH, RAGGED>(out_{o.name} + c0, new_{o.name}, size - c0);")
+            self.line(f"store_chunk<WIDTH, FIT>(out_{o.name} + c0, new_{o.name}, size - c0);")
         self.close()
         self.close()
-        self.open("if (missed) ROLLED for (int i = 0; i < CHUNKS * CHUNK; ++i)")
-        self.line("const int v = i / CHUNK, e = i % CHUNK, c0 = first + v * GROUP * CHUNK;")
-        self.line("if (!(missed >> v & 1) || c0 + e >= size) continue;")
-        self.elements(nodes, row=None)
-        for o in stores:
-            self.line(f"store1(out_{o.name} + c0 + e, {self.name[o.node]});")
-        self.close()
+        self.line("return missed;")

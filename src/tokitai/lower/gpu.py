@@ -128,7 +128,9 @@ def row_steps(plan: RowPlan, schedule: Schedule, rows: int, cols: int) -> list[S
     joined = blocked(plan) and not schedule.apart
     units = -(-rows // plan.block) if joined else rows
     if units and (cols or has_row_results(plan)):
-        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads, in_turn=not joined))
+        # Blocks that fetch nothing ahead gain nothing by taking rows in turn: a card's own order balances better.
+        in_turn = not joined and schedule.kept and schedule.ahead > 0
+        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads, in_turn=in_turn))
     if schedule.apart and rows and cols:
         across = -(-cols // (COLUMN_THREADS * CHUNK))
         steps.append(Step("columns", -(-rows // plan.block) * across, COLUMN_THREADS))
@@ -191,10 +193,10 @@ def schedule_flat(plan: FlatPlan) -> FlatSchedule:
     """By the registers that a chunk of all inputs takes: several chunks in flight, on 512 to 1,024 threads."""
     words = sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
     if words <= CHUNK:
-        return FlatSchedule(TILE // CHUNK // 4, True, 8)
+        return FlatSchedule(TILE // CHUNK // 4, True, 10 if words <= CHUNK // 2 else 6)
     if words <= 2 * CHUNK:
         return FlatSchedule(TILE // CHUNK // 2, True, 3)
-    return FlatSchedule(TILE // CHUNK // 4, False, 5)
+    return FlatSchedule(TILE // CHUNK // 4, False, 4)
 
 
 def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
