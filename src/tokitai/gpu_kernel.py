@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +44,7 @@ class Target(Protocol):
 
     name: str
     warp: int
+    shared_bytes: int  # of shared memory that a launch may ask for, for a block
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
         """Compile a text, or take it from the build cache, and load it."""
@@ -187,6 +188,8 @@ class GpuKernel(KernelBase):
             program = self.program(width, lambda: emit_scatter(plan, width))
             return program, gpu_scatter.scatter_steps(plan, rows, cols, self.entries_in(sizes))
         wished = self.schedule(plan, cols, width, self.target.warp)
+        if layout.stage_bytes(plan, wished) > self.target.shared_bytes:
+            wished = replace(wished, staged=False)
         if wished not in self.settled:
             self.settled[wished] = self._without_spills(plan, wished)
         schedule = self.settled[wished]

@@ -10,11 +10,13 @@ same order, then whole host scalars; ``scalars`` the rounded host scalars.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..lang import Node, TensorSpec
 from ..lower.gpu import COLUMN_THREADS, MOST_THREADS, finishes
 from ..lower.rowwise import Pass
 from .gpu_columns import GpuColumnEmitter
+from .gpu_select import OneColumn, inputs_at, one_column
 from .text import POINTER, SCALAR
 
 
@@ -69,6 +71,8 @@ class GpuRowEmitter(GpuColumnEmitter):
                 ))  # fmt: skip
         if self.joined:
             self.blocks_of_rows()
+        elif s.staged:
+            self.staged_rows()
         else:
             if s.kept and s.ahead:
                 self.fetch("next", "least(block_index() * ROWS + thread_index() / THREADS, rows - 1)")
@@ -85,6 +89,33 @@ class GpuRowEmitter(GpuColumnEmitter):
                     self.fetch("row", "r")
             self.row()
             self.close()
+
+    def staged_rows(self) -> None:
+        """Rows one after another, each fetched into shared memory while the row before it is worked on."""
+        self.line("SHARED_AT_LAUNCH(stages);")
+        taken = "stages"
+        for t in self.matrices:
+            kind = f"Stage<{POINTER[str(t.format)]}, THREADS, CHUNKS>"
+            self.line(f"{kind} stage_{t.name}({taken});")
+            taken += f" + {kind}::BYTES"
+        self.line("int turn = 0;")
+        self.stage("0", "block_index()")
+        self.open("for (int64_t r = block_index(); r < rows; r += grid_size(), turn ^= 1)")
+        self.line("constexpr bool live = true;")
+        self.line("wait_for_copies();")
+        self.open("if (r + grid_size() < rows)")
+        self.stage("turn ^ 1", "(r + grid_size())")
+        self.close()
+        self.row()
+        self.close()
+
+    def stage(self, turn: str, row: str) -> None:
+        """A row on its way into one half of the stages."""
+        for t in self.matrices:
+            source = f"in_{t.name} + {row} * in_{t.name}_stride + c0"
+            self.chunk_loop(lambda t=t, source=source: self.line(
+                f"stage_{t.name}.fetch<WIDTH, FIT>({turn}, v, {source}, cols - c0);"
+            ))  # fmt: skip
 
     def fetch(self, place: str, row: str, declared: bool = True) -> None:
         """The chunks of a row into registers."""
@@ -194,6 +225,9 @@ class GpuRowEmitter(GpuColumnEmitter):
                 self.line(f"S {word}_{number}[{len(nodes)}];")
                 if not kept:
                     self.line(f"Tower<{op}> {word}_tower_{number}[{len(nodes)}];")
+        choice = one_column(p, any(o.inplace for o in self.graph.outputs))
+        if choice is not None:
+            self.before_choice(p, choice)
         if not kept:
             self.open("for (int base = 0; base < cols; base += SPAN)")
         for _, word, nodes in reduced:
@@ -201,7 +235,14 @@ class GpuRowEmitter(GpuColumnEmitter):
                 self.line(f"S {word}_part_{number}[{len(nodes)}][CHUNKS];")
         self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
         self.line(f"const int c0 = {'' if kept else 'base + '}first + v * GROUP * CHUNK;")
-        self.chunk(p, loaded, number)
+        if choice is None:
+            self.chunk(p, loaded, number)
+        else:
+            own = self.name[choice.choice]
+            self.name[choice.choice] = self.name[choice.choice.args[2]]
+            self.chunk(replace(p, compute=choice.compute), loaded, number)
+            self.name[choice.choice] = own
+            self.line("holds |= uint32_t(at - c0) < uint32_t(CHUNK);")
         self.close()
         for op, word, nodes in reduced:
             if nodes:
@@ -216,6 +257,8 @@ class GpuRowEmitter(GpuColumnEmitter):
                 if nodes:
                     each = f"for (int k = 0; k < {len(nodes)}; ++k)"
                     self.line(f"{each} {word}_{number}[k] = {word}_tower_{number}[k].result({op}::neutral());")
+        if choice is not None:
+            self.at_choice(p)
         for i, n in enumerate(p.sums):
             total = f"sum_{number}[{i}]" if self.schedule.full else f"cols ? sum_{number}[{i}] : S{{}}"
             self.line(f"const S {self.name[n]} = {total};")
@@ -224,12 +267,41 @@ class GpuRowEmitter(GpuColumnEmitter):
         for i, n in enumerate(p.firsts):
             self.line(f"const S {self.name[n]} = done_first(first_{number}[{i}], cols);")
 
+    def before_choice(self, p: Pass, choice: OneColumn) -> None:
+        """What the one column's results are made of, before anything is stored."""
+        index = self.name[choice.index]
+        self.line(f"const bool within = {index} >= 0 && {index} < cols;")
+        self.line(f"const int at = within ? {index} : 0;")
+        self.line("bool holds = false;")
+        for n in dict.fromkeys(n for o in p.stores for n in inputs_at(o.node)):
+            kind, name = self.kind_of(n), n.data[0]
+            self.line(f"const {kind} at_{name} = cols ? in_{name}_row[at] : padding<{kind}>();")
+
+    def at_choice(self, p: Pass) -> None:
+        """The results at the one column, by the thread that has stored its neighbours."""
+        self.open("if (holds && within && live)")
+        done: list[Node] = []
+        for o in p.stores:
+            for n in self.cone(o.node):
+                if n in done:
+                    continue
+                done.append(n)
+                if n.op == "input":
+                    place = f"&at_{n.data[0]}" if n.space == "rc" else f"in_{n.data[0]} + at"
+                    self.declare(n, f"load1({place})", vector=False)
+                elif n.op == "gather":
+                    self.declare(n, f"load1({self.chosen_entry(n)} + at)", vector=False)
+                else:
+                    self.one_column(n, "int32_t(at)")
+            self.line(f"store1(out_{o.name}_row + at, {self.name[o.node]});")
+        self.close()
+
     def chunk(self, p: Pass, loaded: set[Node], number: int) -> None:
         """The elements of one chunk."""
         s = self.schedule
         self.load_for(
             n for n in p.compute
-            if n.op == "input" and (not s.kept if n.space == "rc" else not s.hoisted) and n not in loaded
+            if n.op == "input" and (not s.in_registers if n.space == "rc" else not s.hoisted) and n not in loaded
         )  # fmt: skip
         for n in p.compute:
             if n.op == "gather" and n not in loaded:
@@ -248,7 +320,7 @@ class GpuRowEmitter(GpuColumnEmitter):
             if n in loaded:
                 self.declare(n, f"kept_{self.name[n]}[v * CHUNK + e]", vector=False)
             elif n.op == "input":
-                held = s.kept if n.space == "rc" else s.hoisted
+                held = s.in_registers if n.space == "rc" else s.hoisted
                 place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}.e[e]"
                 self.declare(n, f"load1(&{place})", vector=False)
             elif n.op == "gather":
@@ -301,6 +373,9 @@ class GpuRowEmitter(GpuColumnEmitter):
             t = by_name[str(n.data[0])]
             kind = POINTER[str(t.format)]
             place = "row" if t.space == "rc" else "col"
+            if t.space == "rc" and self.schedule.staged:
+                self.line(f"const Chunk<{kind}> row_{t.name} = stage_{t.name}.get(turn, v);")
+                continue
             source = f"in_{t.name}_row" if t.space == "rc" else f"in_{t.name}"
             self.line(f"Chunk<{kind}> {place}_{t.name};")
             self.line(f"load_chunk<WIDTH, FIT>({place}_{t.name}, {source} + c0, cols - c0);")

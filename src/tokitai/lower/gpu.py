@@ -39,6 +39,12 @@ class Schedule:
     hoisted: bool = False  # values of columns stay in registers from row to row
     per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
     apart: bool = False  # column sums have a kernel of their own
+    staged: bool = False  # rows come into shared memory one ahead, instead of registers
+
+    @property
+    def in_registers(self) -> bool:
+        """Whether a row's inputs are in registers from its first pass to its last."""
+        return self.kept and not self.staged
 
     @property
     def block_threads(self) -> int:
@@ -57,7 +63,7 @@ class Schedule:
         return None
 
     def __str__(self) -> str:
-        how = "in registers" if self.kept else "read in each pass"
+        how = "in shared memory" if self.staged else "in registers" if self.kept else "read in each pass"
         return (
             f"{self.threads} threads a row, {self.chunks} chunks a thread, {self.rows} rows a block, "
             f"{self.width} elements an access, {how}"
@@ -72,6 +78,7 @@ class Step:
     grid: int
     block: int
     in_turn: bool = False  # fewer blocks do as well: each takes units in turn
+    shared: int = 0  # bytes of shared memory that the launch gives each block
 
 
 def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Schedule:
@@ -106,6 +113,12 @@ def _words(t: TensorSpec) -> int:
     return CHUNK * FORMATS[str(t.format)].bits // 32
 
 
+def stage_bytes(plan: RowPlan, schedule: Schedule) -> int:
+    """Shared memory for two rows of every matrix that is read."""
+    words = sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
+    return 2 * 4 * words * schedule.chunks * schedule.threads if schedule.staged else 0
+
+
 def _share(chunks_of_row: int, warp: int, wish: int, most: int) -> tuple[int, int]:
     """Threads and chunks a thread: at least `wish` chunks, at most 512 threads where `most` allows it."""
     chunks = wish
@@ -129,8 +142,9 @@ def row_steps(plan: RowPlan, schedule: Schedule, rows: int, cols: int) -> list[S
     units = -(-rows // plan.block) if joined else rows
     if units and (cols or has_row_results(plan)):
         # Blocks that fetch nothing ahead gain nothing by taking rows in turn: a card's own order balances better.
-        in_turn = not joined and schedule.kept and schedule.ahead > 0
-        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads, in_turn=in_turn))
+        in_turn = not joined and schedule.kept and (schedule.ahead > 0 or schedule.staged)
+        shared = stage_bytes(plan, schedule)
+        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads, in_turn, shared))
     if schedule.apart and rows and cols:
         across = -(-cols // (COLUMN_THREADS * CHUNK))
         steps.append(Step("columns", -(-rows // plan.block) * across, COLUMN_THREADS))

@@ -66,6 +66,42 @@ template <int WIDTH, int FIT, class P> INLINE void store_chunk(P* p, const Chunk
   }
 }
 
+// Chunks of two rows that a thread fetches for itself: while it works on one row, the next is on its way. On a card they
+// lie in shared memory, and copies go on by themselves; elsewhere each thread has its own. T threads with V chunks each.
+#if CUDA_ASM && !TOKITAI_STRUCTURE
+template <class P, int T, int V> struct Stage {
+  static constexpr int PIECES = sizeof(Chunk<P>) / 16, BYTES = 2 * V * PIECES * T * 16;
+  Words16* const room;
+  INLINE Stage(char* bytes) : room(reinterpret_cast<Words16*>(bytes) + thread_index()) {}
+  INLINE Words16* at(int turn, int v) const { return room + (turn * V + v) * PIECES * T; }
+  template <int WIDTH, int FIT> INLINE void fetch(int turn, int v, const P* p, int count) const {
+    Words16* const to = at(turn, v);
+    if (WIDTH * sizeof(P) >= 16 && whole<FIT>(count)) {
+      UNROLL for (int k = 0; k < PIECES; ++k) copy16_to_shared(to + k * T, reinterpret_cast<const char*>(p) + 16 * k);
+    } else {
+      Chunk<P> q;
+      load_chunk<WIDTH, FIT>(q, p, count);
+      UNROLL for (int k = 0; k < PIECES; ++k) to[k * T] = reinterpret_cast<const Words16*>(&q)[k];
+    }
+  }
+  INLINE Chunk<P> get(int turn, int v) const {
+    Chunk<P> q;
+    UNROLL for (int k = 0; k < PIECES; ++k) reinterpret_cast<Words16*>(&q)[k] = at(turn, v)[k * T];
+    return q;
+  }
+};
+#else
+template <class P, int T, int V> struct Stage {
+  static constexpr int BYTES = 0;
+  Chunk<P> own[2][V];
+  INLINE Stage(char*) {}
+  template <int WIDTH, int FIT> INLINE void fetch(int turn, int v, const P* p, int count) {
+    load_chunk<WIDTH, FIT>(own[turn][v], p, count);
+  }
+  INLINE Chunk<P> get(int turn, int v) const { return own[turn][v]; }
+};
+#endif
+
 // Rounds a chunk of values to the stored format.
 template <class P> INLINE void encode(Chunk<P>& q, const S (&x)[CHUNK]) {
   UNROLL for (int e = 0; e < CHUNK; ++e) store1(&q.e[e], x[e]);
