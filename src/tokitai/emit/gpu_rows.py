@@ -15,12 +15,12 @@ from dataclasses import replace
 from ..lang import Node, TensorSpec
 from ..lower.gpu import COLUMN_THREADS, MOST_THREADS, finishes
 from ..lower.rowwise import Pass
-from .gpu_columns import GpuColumnEmitter
 from .gpu_select import OneColumn, inputs_at, one_column
+from .gpu_staged import GpuStagedEmitter
 from .text import POINTER, SCALAR
 
 
-class GpuRowEmitter(GpuColumnEmitter):
+class GpuRowEmitter(GpuStagedEmitter):
     """Prints the kernels of one row-wise operator."""
 
     def kernels(self) -> None:
@@ -69,7 +69,9 @@ class GpuRowEmitter(GpuColumnEmitter):
                 self.chunk_loop(lambda t=t: self.line(
                     f"load_chunk<WIDTH, FIT>(col_{t.name}[v], in_{t.name} + c0, cols - c0);"
                 ))  # fmt: skip
-        if self.joined:
+        if self.joined and s.staged:
+            self.staged_blocks()
+        elif self.joined:
             self.blocks_of_rows()
         elif s.staged:
             self.staged_rows()
@@ -90,33 +92,6 @@ class GpuRowEmitter(GpuColumnEmitter):
             self.row()
             self.close()
 
-    def staged_rows(self) -> None:
-        """Rows one after another, each fetched into shared memory while the row before it is worked on."""
-        self.line("SHARED_AT_LAUNCH(stages);")
-        taken = "stages"
-        for t in self.matrices:
-            kind = f"Stage<{POINTER[str(t.format)]}, THREADS, CHUNKS>"
-            self.line(f"{kind} stage_{t.name}({taken});")
-            taken += f" + {kind}::BYTES"
-        self.line("int turn = 0;")
-        self.stage("0", "block_index()")
-        self.open("for (int64_t r = block_index(); r < rows; r += grid_size(), turn ^= 1)")
-        self.line("constexpr bool live = true;")
-        self.line("wait_for_copies();")
-        self.open("if (r + grid_size() < rows)")
-        self.stage("turn ^ 1", "(r + grid_size())")
-        self.close()
-        self.row()
-        self.close()
-
-    def stage(self, turn: str, row: str) -> None:
-        """A row on its way into one half of the stages."""
-        for t in self.matrices:
-            source = f"in_{t.name} + {row} * in_{t.name}_stride + c0"
-            self.chunk_loop(lambda t=t, source=source: self.line(
-                f"stage_{t.name}.fetch<WIDTH, FIT>({turn}, v, {source}, cols - c0);"
-            ))  # fmt: skip
-
     def fetch(self, place: str, row: str, declared: bool = True) -> None:
         """The chunks of a row into registers."""
         for t in self.matrices:
@@ -135,9 +110,7 @@ class GpuRowEmitter(GpuColumnEmitter):
         self.line("const int64_t block = least(block0 + thread_index() / THREADS, blocks - 1);")
         self.line("const bool mine = block0 + thread_index() / THREADS < blocks;")
         if self.schedule.kept:
-            for n in self.sums:
-                self.line(f"S acc_{self.name[n]}[CHUNKS * CHUNK];")
-                self.line(f"UNROLL for (int i = 0; i < CHUNKS * CHUNK; ++i) acc_{self.name[n]}[i] = NEUTRAL_SUM;")
+            self.declare_sums()
             for t in self.matrices:
                 self.line(f"Chunk<{POINTER[str(t.format)]}> ahead_{t.name}[{ahead}][CHUNKS];")
             for t in self.rows_fetched:
@@ -163,13 +136,7 @@ class GpuRowEmitter(GpuColumnEmitter):
         self.close()
         self.close()
         if self.schedule.kept:
-            self.open("if (mine)")
-            for n in self.sums:
-                self.chunk_loop(lambda n=n: self.line(
-                    f"UNROLL for (int e = 0; e < CHUNK; ++e) if (c0 + e < cols) "
-                    f"store1(sum_{self.name[n]} + block * cols + c0 + e, acc_{self.name[n]}[v * CHUNK + e]);"
-                ))  # fmt: skip
-            self.close()
+            self.store_sums()
         self.close()
 
     def fetch_ahead(self, row: str) -> None:
@@ -180,13 +147,6 @@ class GpuRowEmitter(GpuColumnEmitter):
             ))  # fmt: skip
         for t in self.rows_fetched:
             self.line(f"ahead_{t.name}[d] = in_{t.name}[{row}];")
-
-    def chunk_loop(self, body: object) -> None:
-        self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
-        self.line("const int c0 = first + v * GROUP * CHUNK;")
-        assert callable(body)
-        body()
-        self.close()
 
     def row(self) -> None:
         """All that is computed from one row on its own."""

@@ -20,6 +20,7 @@ LONGEST_JOINED = 8192  # columns of a row whose threads also hold the column sum
 LONGEST_KEPT = 32768  # columns of a row that threads keep in registers; longer ones are read again in each pass
 COLUMNS = 32  # of a block that adds up partial column sums
 COLUMN_THREADS = 128  # of a block that runs down rows on its own: a chunk of columns to each
+STAGES = 2  # rows in shared memory where they are staged: one is worked on, the others are on their way
 TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
 
 
@@ -114,9 +115,9 @@ def _words(t: TensorSpec) -> int:
 
 
 def stage_bytes(plan: RowPlan, schedule: Schedule) -> int:
-    """Shared memory for two rows of every matrix that is read."""
+    """Shared memory for the rows of every matrix that is read."""
     words = sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
-    return 2 * 4 * words * schedule.chunks * schedule.threads if schedule.staged else 0
+    return STAGES * 4 * words * schedule.chunks * schedule.block_threads if schedule.staged else 0
 
 
 def _share(chunks_of_row: int, warp: int, wish: int, most: int) -> tuple[int, int]:

@@ -58,7 +58,8 @@ INLINE int thread_index() { return int(__builtin_amdgcn_workitem_id_x()); }
 INLINE int block_size() { return int(__builtin_amdgcn_workgroup_size_x()); }
 INLINE int64_t block_index() { return __builtin_amdgcn_workgroup_id_x(); }
 INLINE int64_t grid_size() { return __builtin_amdgcn_grid_size_x() / uint32_t(block_size()); }
-INLINE void wait_for_copies() {}
+INLINE void close_copies() {}
+template <int LATER> INLINE void wait_for_copies() {}
 INLINE void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();

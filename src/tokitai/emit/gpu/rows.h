@@ -66,11 +66,11 @@ template <int WIDTH, int FIT, class P> INLINE void store_chunk(P* p, const Chunk
   }
 }
 
-// Chunks of two rows that a thread fetches for itself: while it works on one row, the next is on its way. On a card they
+// Chunks of N rows that a thread fetches for itself: while it works on one row, others are on their way. On a card they
 // lie in shared memory, and copies go on by themselves; elsewhere each thread has its own. T threads with V chunks each.
 #if CUDA_ASM && !TOKITAI_STRUCTURE
-template <class P, int T, int V> struct Stage {
-  static constexpr int PIECES = sizeof(Chunk<P>) / 16, BYTES = 2 * V * PIECES * T * 16;
+template <class P, int T, int V, int N> struct Stage {
+  static constexpr int PIECES = sizeof(Chunk<P>) / 16, BYTES = N * V * PIECES * T * 16;
   Words16* const room;
   INLINE Stage(char* bytes) : room(reinterpret_cast<Words16*>(bytes) + thread_index()) {}
   INLINE Words16* at(int turn, int v) const { return room + (turn * V + v) * PIECES * T; }
@@ -91,9 +91,9 @@ template <class P, int T, int V> struct Stage {
   }
 };
 #else
-template <class P, int T, int V> struct Stage {
+template <class P, int T, int V, int N> struct Stage {
   static constexpr int BYTES = 0;
-  Chunk<P> own[2][V];
+  Chunk<P> own[N][V];
   INLINE Stage(char*) {}
   template <int WIDTH, int FIT> INLINE void fetch(int turn, int v, const P* p, int count) {
     load_chunk<WIDTH, FIT>(own[turn][v], p, count);

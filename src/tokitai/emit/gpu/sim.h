@@ -276,7 +276,8 @@ INLINE int thread_index() { return sim::current; }
 INLINE int block_size() { return sim::block_threads; }
 INLINE int64_t block_index() { return sim::block_number; }
 INLINE int64_t grid_size() { return sim::blocks_in_grid; }
-INLINE void wait_for_copies() {}
+INLINE void close_copies() {}
+template <int LATER> INLINE void wait_for_copies() {}
 INLINE void barrier() { sim::leave(sim::AT_BARRIER); }
 INLINE uint64_t exchange(uint64_t x, int mask) { return gather(x, (sim::current % WARP) ^ mask); }
 INLINE uint32_t exchange(uint32_t x, int mask) { return uint32_t(exchange(uint64_t(x), mask)); }
