@@ -22,11 +22,12 @@ from .kernel import Array, Identity, KernelBase, Scalars
 from .lang import Graph, Operator
 from .lower import FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_scatter, make_plan
 from .lower import gpu as layout
-from .lower.gpu import CHUNK, Schedule, Step
+from .lower.gpu import CHUNK, LONGEST_JOINED, FlatSchedule, Schedule, Step
 from .lower.rowwise import RowPlan, plan_rows
 
 Edit = Callable[[str], str]
 WIDTHS = (CHUNK, 4, 2)  # elements to an access
+FEW_SPILLS = 128  # bytes that a thread may spill and load again in rows of more columns than LONGEST_JOINED
 
 
 class Program(Protocol):
@@ -93,6 +94,7 @@ class GpuKernel(KernelBase):
     schedule: Callable[[RowPlan, int, int, int], Schedule] = layout.schedule_rows
     programs: dict[object, tuple[Program, Identity]] = field(default_factory=dict)
     settled: dict[Schedule, Schedule] = field(default_factory=dict)
+    flat: dict[int, FlatSchedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _offered(self.graph, self.plan, self.target.name)
@@ -198,14 +200,15 @@ class GpuKernel(KernelBase):
     def _without_spills(self, plan: RowPlan, schedule: Schedule) -> Schedule:
         """The schedule, with fewer blocks on a multiprocessor, then no row fetched ahead, where registers would not do.
 
-        No kernel spills that could do without: the rule is simple, and costs little but for layer norm over
-        32,768 columns, which an H200 ran a fifth faster with a few spilled registers and twice the blocks.
+        A few spilled registers are left in long rows, of which a multiprocessor has one or two at a time: layer norm over
+        32,768 columns ran a fifth slower on an H200 with none, and one row.
         """
+        few = FEW_SPILLS if schedule.threads * schedule.chunks * CHUNK > LONGEST_JOINED else 0
         chosen = plan if schedule.kept else plan_rows(plan.graph, keep=False)
         while True:
             program = self.program(schedule, lambda s=schedule: emit_rows(chosen, s))  # type: ignore[misc]
             fewer = schedule.with_fewer_registers(layout.blocked(plan))
-            if fewer is None or not program.spills("work"):
+            if fewer is None or program.spills("work") <= few:
                 return schedule
             del self.programs[schedule]
             schedule = fewer
@@ -247,10 +250,19 @@ class GpuKernel(KernelBase):
         return Table(tight, width, packed, tuple(layout.flat_steps(self.plan, tight)), (alive, entries))
 
     def program_for(self, made: Table) -> Program:
-        """The kernels for the width of a table's accesses."""
-        plan = self.plan
+        """The kernels for the width of a table's accesses; with fewer blocks on a multiprocessor where registers would
+        not do."""
+        plan, width = self.plan, made.width
         assert isinstance(plan, FlatPlan)
-        return self.program(made.width, lambda: emit_flat(plan, made.width))
+        schedule = self.flat.get(width, layout.schedule_flat(plan))
+        while True:
+            program = self.program((width, schedule), lambda s=schedule: emit_flat(plan, width, s))  # type: ignore[misc]
+            fewer = schedule.with_fewer_blocks()
+            if width in self.flat or fewer is None or not (plan.compute and program.spills("work")):
+                self.flat[width] = schedule
+                return program
+            del self.programs[width, schedule]
+            schedule = fewer
 
     def launch_table(
         self, made: Table, whole: Sequence[int], table: Array, order: int, workspace: Array | None = None,

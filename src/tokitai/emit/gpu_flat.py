@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ..lang import Node
 from ..lower.flat import FlatPlan
-from ..lower.gpu import MOST_THREADS, TILE, schedule_flat
+from ..lower.gpu import MOST_THREADS, TILE, FlatSchedule
 from .gpu_printer import QuotientPrinter
 from .text import POINTER, SCALAR
 
@@ -23,9 +23,9 @@ class GpuFlatEmitter(QuotientPrinter):
 
     includes = ("rows.h", "quotients.h")
 
-    def __init__(self, plan: FlatPlan, width: int) -> None:
+    def __init__(self, plan: FlatPlan, width: int, schedule: FlatSchedule) -> None:
         super().__init__(plan.graph)
-        self.plan, self.width, self.schedule = plan, width, schedule_flat(plan)
+        self.plan, self.width, self.schedule = plan, width, schedule
         g = plan.graph
         self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
         self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
@@ -98,14 +98,14 @@ class GpuFlatEmitter(QuotientPrinter):
             value = "uint32_t(tensor)" if s.op == "tensor_index" else self.expression(s, False, self.name)
             self.declare(s, value, vector=False)
 
-    def fetch(self, nodes: list[Node], one: bool = False, fit: str = "FIT") -> None:
+    def fetch(self, nodes: list[Node], one: bool = False) -> None:
         """All chunks of a thread, or `one`."""
         kinds = {t.name: POINTER[str(t.format)] for t in self.graph.inputs}
         for n in nodes:
             if n.op == "input":
                 name = n.data[0]
                 self.line(f"Chunk<{kinds[str(name)]}> row_{name}{'' if one else '[CHUNKS]'};")
-                load = f"load_chunk<WIDTH, {fit}>(row_{name}{'' if one else '[v]'}, in_{name} + c0, size - c0);"
+                load = f"load_chunk<WIDTH, RAGGED>(row_{name}{'' if one else '[v]'}, in_{name} + c0, size - c0);"
                 if one:
                     self.line(load)
                     continue
@@ -139,7 +139,7 @@ class GpuFlatEmitter(QuotientPrinter):
             op, neutral = ("Add", "NEUTRAL_SUM") if sums else ("Most", "NEUTRAL_MAX")
             value = self.name[t.args[0]] if sums else f"leaf_max({self.name[t.args[0]]})"
             self.open("")
-            self.fetch(self.plan.under(t), fit="RAGGED")
+            self.fetch(self.plan.under(t))
             self.line("S part[1][CHUNKS], total[1];")
             self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
             self.line("const int c0 = first + v * GROUP * CHUNK;")
@@ -201,16 +201,11 @@ class GpuFlatEmitter(QuotientPrinter):
 
     # ------------------------------------------------------------------ elements
     def work(self) -> None:
-        """The stored results: of a tile in one way where it is whole, in another where it is not; then, one by one, of
-        chunks in which `Quick` missed a quotient, or a result is NaN."""
+        """The stored results; then, one by one, those of chunks in which `Quick` missed a quotient, or a result is NaN."""
         self.after(stored=True)
         self.tile()
         nodes = list(self.plan.compute)
-        self.open("const auto work_through = [&](auto fit)")
-        self.line("constexpr int FIT = decltype(fit)::value;")
         self.chunks(nodes)
-        self.close("};")
-        self.line("const uint32_t missed = size == TILE ? work_through(Fit<FULL>{}) : work_through(Fit<RAGGED>{});")
         self.open("if (missed) ROLLED for (int i = 0; i < CHUNKS * CHUNK; ++i)")
         self.line("const int v = i / CHUNK, e = i % CHUNK, c0 = first + v * GROUP * CHUNK;")
         self.line("if (!(missed >> v & 1) || c0 + e >= size) continue;")
@@ -220,7 +215,7 @@ class GpuFlatEmitter(QuotientPrinter):
         self.close()
 
     def chunks(self, nodes: list[Node]) -> None:
-        """All chunks of a thread; returns those that are to be computed once more."""
+        """All chunks of a thread; `missed` has those that are to be computed once more."""
         at_once = self.schedule.at_once
         numbers = [o for o in self.stores if o.node.type == "f32"]
         if at_once:
@@ -249,7 +244,6 @@ class GpuFlatEmitter(QuotientPrinter):
         self.depth += 1
         for o in self.stores:
             self.line(f"{'encode_numbers' if o in numbers else 'encode'}(new_{o.name}, values_{o.name});")
-            self.line(f"store_chunk<WIDTH, FIT>(out_{o.name} + c0, new_{o.name}, size - c0);")
+            self.line(f"store_chunk<WIDTH, RAGGED>(out_{o.name} + c0, new_{o.name}, size - c0);")
         self.close()
         self.close()
-        self.line("return missed;")

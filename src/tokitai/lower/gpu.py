@@ -20,6 +20,8 @@ LONGEST_JOINED = 8192  # columns of a row whose threads also hold the column sum
 LONGEST_KEPT = 32768  # columns of a row that threads keep in registers; longer ones are read again in each pass
 COLUMNS = 32  # of a block that adds up partial column sums
 COLUMN_THREADS = 128  # of a block that runs down rows on its own: a chunk of columns to each
+LONGEST_UNSTAGED = 4096  # columns of a row with a kept value; longer ones come into shared memory ahead of their turn
+STAGE_ROOM = 160 << 10  # bytes of staged rows on a multiprocessor
 STAGES = 2  # rows in shared memory where they are staged: one is worked on, the others are on their way
 TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
 
@@ -94,19 +96,47 @@ def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Sched
         threads = _power_of_two(chunks_of_row)
         full = cols == threads * CHUNK
         return Schedule(threads, 1, max(1, 128 // threads), width, exact, full, 2, kept=True)
-    threads, chunks = _share(chunks_of_row, warp, 2 if running else 4, 4 if running else 8)
+    if running:
+        return _joined(plan, chunks_of_row, cols, width, warp)
+    if len(plan.kept) == 1 and cols > LONGEST_UNSTAGED:
+        threads, chunks = _share(chunks_of_row, warp, 8, 8)
+        full, per_sm = cols == threads * chunks * CHUNK, max(1, 16 * warp // threads)
+        s = Schedule(threads, chunks, 1, width, exact, full, 0, kept=True, per_sm=per_sm, apart=apart, staged=True)
+        if stage_bytes(plan, s) * per_sm <= STAGE_ROOM:
+            return s
+    threads, chunks = _share(chunks_of_row, warp, 4, 8)
+    matrices = [t for t in plan.graph.inputs if t.space == "rc"]
+    weights = any(t.space == "c" for t in plan.graph.inputs)
+    if len(matrices) > 1 and weights and chunks == 8 and not plan.kept and not apart:
+        threads, chunks = threads * 2, 4
     full = cols == threads * chunks * CHUNK
     rows = max(1, 128 // threads) if threads <= warp else 1
-    ahead = 1 if running or len(plan.kept) == 1 else 0  # where registers are left for it
-    # Measured on an H200: registers for 32 to 36 warps on a multiprocessor, for 16 where sums or kept values need many.
-    words = chunks * sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
+    # Measured on an H200: registers for 32 to 36 warps on a multiprocessor, for 16 or 24 where kept values need many.
+    words = chunks * sum(_words(t) for t in matrices)
     if apart and words > 64:  # two inputs of 32,768 columns in f32: all the registers that there are
         return Schedule(MOST_THREADS, 1, 1, width, exact, False, 1, kept=False, apart=True)
-    warps = 16 if running or plan.kept else 36 if words <= 16 else 32 if words <= 32 else 16
+    if len(plan.kept) == 1 and chunks <= 4:
+        warps, ahead = 36 if words <= 16 else 24, 0
+    else:
+        warps, ahead = 16 if plan.kept else 36 if words <= 16 else 32 if words <= 32 else 16, int(len(plan.kept) == 1)
     per_sm = max(1, warps * warp // (threads * rows))
-    return Schedule(
-        threads, chunks, rows, width, exact, full, ahead, kept=True, hoisted=running, per_sm=per_sm, apart=apart
-    )
+    return Schedule(threads, chunks, rows, width, exact, full, ahead, kept=True, per_sm=per_sm, apart=apart)
+
+
+def _joined(plan: RowPlan, chunks_of_row: int, cols: int, width: int, warp: int) -> Schedule:
+    """Rows whose threads hold column sums as well, in registers for 16 warps on a multiprocessor: two chunks a thread, or
+    four in longer rows; staged where as many blocks find room."""
+    exact = cols % CHUNK == 0 and cols > 0
+    for wish in (4, 2) if chunks_of_row > 8 * warp else (2,):
+        threads, chunks = _share(chunks_of_row, warp, wish, 4)
+        rows, full = max(1, 128 // threads) if threads <= warp else 1, cols == threads * chunks * CHUNK
+        per_sm = max(1, 16 * warp // (threads * rows))
+        s = Schedule(
+            threads, chunks, rows, width, exact, full, 1, kept=True, hoisted=True, per_sm=per_sm, staged=True
+        )
+        if stage_bytes(plan, s) * per_sm <= STAGE_ROOM:
+            return s
+    return replace(s, staged=False)
 
 
 def _words(t: TensorSpec) -> int:
@@ -203,14 +233,18 @@ class FlatSchedule:
     at_once: bool  # all chunks of a thread are fetched before the first is computed
     per_sm: int  # blocks that shall fit on a multiprocessor
 
+    def with_fewer_blocks(self) -> FlatSchedule | None:
+        """What to try where threads lack registers."""
+        return replace(self, per_sm=self.per_sm * 3 // 4) if self.per_sm > 1 else None
+
 
 def schedule_flat(plan: FlatPlan) -> FlatSchedule:
     """By the registers that a chunk of all inputs takes: several chunks in flight, on 512 to 1,024 threads."""
     words = sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
     if words <= CHUNK:
-        return FlatSchedule(TILE // CHUNK // 4, True, 10 if words <= CHUNK // 2 else 6)
+        return FlatSchedule(TILE // CHUNK // 4, True, 10 if words <= CHUNK // 2 else 7)
     if words <= 2 * CHUNK:
-        return FlatSchedule(TILE // CHUNK // 2, True, 3)
+        return FlatSchedule(TILE // CHUNK // 2, False, 4)
     return FlatSchedule(TILE // CHUNK // 4, False, 4)
 
 

@@ -59,7 +59,7 @@ struct Quick {
 };
 template <int N> INLINE bool any_nan(const S (&x)[N]) {
   bool found = false;
-  UNROLL for (int i = 0; i < N; ++i) found |= x[i] != x[i];
+  UNROLL for (int i = 0; i < N; i += 2) found |= (x[i] != x[i]) | (x[i + 1] != x[i + 1]);
   return found;
 }
 // Rounds a chunk of values, none of which is NaN, to the stored format.

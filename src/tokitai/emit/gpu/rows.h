@@ -42,7 +42,6 @@ template <int BYTES> INLINE void copy_out(void* to, const void* from) {
 
 // What is known of chunks beforehand: any number of elements; all or none; all.
 constexpr int RAGGED = 0, EXACT = 1, FULL = 2;
-template <int FIT> struct Fit { static constexpr int value = FIT; };
 template <int FIT> INLINE bool whole(int count) { return FIT == FULL || count >= CHUNK; }
 
 // The elements p[0 ... count), of a whole chunk at most, in accesses of WIDTH elements: p is aligned for those.
