@@ -59,6 +59,7 @@ class Compiler:
     arch: str
     name: str = "cuda"
     warp: int = 32
+    shared_bytes: int = 160 << 10
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Built, Identity]:
         made = nvrtc.build(Source(text.text, text.headers, stem), self.arch, structure)
@@ -107,7 +108,7 @@ def asks_for_fma(op: Operator, dtype: str, v: Variant | None = None) -> bool:
 
 
 def findings(made: Iterable[CudaArtifact], fma_allowed: bool) -> list[Finding]:
-    return [f for a in made for f in scan(a.read_ptx(), fma_allowed=fma_allowed)]
+    return [f for a in made for f in scan(a.read_ptx(), fma_allowed=fma_allowed, quotients_allowed=fma_allowed)]
 
 
 def spilled(made: Iterable[CudaArtifact], allowed: int = 0) -> dict[str, int]:

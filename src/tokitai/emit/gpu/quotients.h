@@ -4,7 +4,7 @@
 // Quick{}.of(a, b, look) is RN(a / b) for b in [2^-62, 2^62] and |a| in [2^-62, 2^62] or 0, from any approximation of
 // 1 / b within one ulp: r = RN(r + r (1 - b r)), q = RN(a r), RN(q - r (q b - a)). The last step goes wrong only where
 // a / b is so near the middle of two floats that (2 a - m b) / ulp has at most 8 as a whole number, m the middle's
-// significand. tests/emit/test_quotients.py tries all of these, over all significands of b, and every start within an
+// significand. tests/device/test_quotients.py tries all of these, over all significands of b, and every start within an
 // ulp: one fails, the start 1/2 for b = 2 - 2^-23, which cards do not give (ptxas makes division of the same sequence).
 // Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", IBM J. Res. Dev. 34 (1990).
 #pragma once
