@@ -27,7 +27,10 @@ from .lower.rowwise import RowPlan, plan_rows
 
 Edit = Callable[[str], str]
 WIDTHS = (CHUNK, 4, 2)  # elements to an access
-FEW_SPILLS = 128  # bytes that a thread may spill and load again in rows of more columns than LONGEST_JOINED
+# Bytes that a thread may spill and load again: 4 or 12 bytes would cost a quarter or half of the warps otherwise. More
+# in rows of more columns than LONGEST_JOINED, of which a multiprocessor has one or two at a time: layer norm over 32,768
+# columns ran a fifth slower on an H200 with none, and one row.
+FEW_SPILLS, FEW_SPILLS_OF_LONG = 32, 256
 
 
 class Program(Protocol):
@@ -198,16 +201,14 @@ class GpuKernel(KernelBase):
         return self.programs[schedule][0], layout.row_steps(plan, schedule, rows, cols)
 
     def _without_spills(self, plan: RowPlan, schedule: Schedule) -> Schedule:
-        """The schedule, with fewer blocks on a multiprocessor, then no row fetched ahead, where registers would not do.
-
-        A few spilled registers are left in long rows, of which a multiprocessor has one or two at a time: layer norm over
-        32,768 columns ran a fifth slower on an H200 with none, and one row.
-        """
-        few = FEW_SPILLS if schedule.threads * schedule.chunks * CHUNK > LONGEST_JOINED else 0
+        """The schedule, or one for fewer registers a thread where more than a few are spilled."""
+        long = schedule.threads * schedule.chunks * CHUNK > LONGEST_JOINED
+        few = FEW_SPILLS_OF_LONG if long else FEW_SPILLS
         chosen = plan if schedule.kept else plan_rows(plan.graph, keep=False)
         while True:
             program = self.program(schedule, lambda s=schedule: emit_rows(chosen, s))  # type: ignore[misc]
-            fewer = schedule.with_fewer_registers(layout.blocked(plan))
+            room = layout.stage_bytes(plan, replace(schedule, staged=True)) <= self.target.shared_bytes
+            fewer = schedule.with_fewer_registers(layout.blocked(plan), room)
             if fewer is None or program.spills("work") <= few:
                 return schedule
             del self.programs[schedule]
@@ -257,8 +258,8 @@ class GpuKernel(KernelBase):
         schedule = self.flat.get(width, layout.schedule_flat(plan))
         while True:
             program = self.program((width, schedule), lambda s=schedule: emit_flat(plan, width, s))  # type: ignore[misc]
-            fewer = schedule.with_fewer_blocks()
-            if width in self.flat or fewer is None or not (plan.compute and program.spills("work")):
+            fewer = None if width in self.flat or not plan.compute else schedule.with_fewer_blocks()
+            if fewer is None or program.spills("work") <= FEW_SPILLS:
                 self.flat[width] = schedule
                 return program
             del self.programs[width, schedule]

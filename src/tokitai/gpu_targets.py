@@ -87,7 +87,7 @@ class CudaProgram:
         return int(resources.spill_stores + resources.spill_loads)
 
     def _fit(self, step: Step) -> int:
-        """Blocks that the card runs at a time, by threads, registers and shared memory (of which each takes 1 KiB more)."""
+        """Blocks that the card runs at a time, by threads, registers, shared memory (each takes 1 KiB more)."""
         resources = self.module.artifact.resources[step.name]
         registers = -(-resources.registers // 8) * 8
         threads = -(-step.block // 32) * 32

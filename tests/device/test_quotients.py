@@ -1,4 +1,4 @@
-"""The quotients of GPU kernels (emit/gpu/quotients.h): every quotient that could be wrong is tried, from every start."""
+"""The quotients of GPU kernels (emit/gpu/quotients.h): every one that could be wrong, from every start."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tokitai.toolchain.compilers import find_compiler
 
 # Hard cases: a / b = (m + j / (2 Y)) ulp near a middle m between two floats, Y the significand of b, |j| at most 8. For
 # the others the last step is right whatever the roundings before it: its value before rounding is off by less than
-# |j| / (2 Y) ulp, since the quotient before is off by 1.5 ulp, and the reciprocal by (1/2 + 2^-22) ulp. With Y odd times
-# 2^s, m is determined modulo 2^(level - s) by m Y = -j modulo 2^level, with 24 levels where a >= b, 25 where a < b.
+# |j| / (2 Y) ulp, since the quotient before is off by 1.5 ulp, and the reciprocal by (1/2 + 2^-22) ulp. With Y odd
+# times 2^s, m is determined modulo 2^(level - s) by m Y = -j modulo 2^level, with 24 levels where a >= b, 25 where a < b.
 TEXT = r"""
 #include "rows.h"
 #include "quotients.h"
@@ -84,7 +84,7 @@ def on_fibers(text: Source, step: int) -> tuple[int, int]:
 def test_no_hard_quotient_is_wrong_from_any_start_within_an_ulp(start: int) -> None:
     wrong, tried = on_fibers(source(start), 1)
     assert tried > 60e6, "some hundred million cases are a few per significand"
-    # The neighbour on the far side of the exact reciprocal is more than one ulp from it: one quotient is wrong from there.
+    # One ulp above the nearest start is more than one ulp from the exact reciprocal: one quotient is wrong from there.
     assert wrong == (1 if start == 1 else 0)
 
 

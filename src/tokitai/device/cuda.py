@@ -73,7 +73,7 @@ class Device:
         self.arch = arch_of(self.capability)
         self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.l2_bytes = self._attribute("L2_CACHE_SIZE")
-        self.shared_bytes = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")  # of a block, where a launch asks for it
+        self.shared_bytes = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")  # that a launch can ask for
         self.memory_bytes = int(call("cuDeviceTotalMem", self._device))
         # Retained for as long as the process lives: modules and memory of the other libraries depend on it, too.
         self.context = call("cuDevicePrimaryCtxRetain", self._device, about=f"device cuda:{index} ({self.name})")

@@ -201,7 +201,7 @@ class GpuFlatEmitter(QuotientPrinter):
 
     # ------------------------------------------------------------------ elements
     def work(self) -> None:
-        """The stored results; then, one by one, those of chunks in which `Quick` missed a quotient, or a result is NaN."""
+        """The stored results; then, one by one, those of chunks where `Quick` missed a quotient or a result is NaN."""
         self.after(stored=True)
         self.tile()
         nodes = list(self.plan.compute)

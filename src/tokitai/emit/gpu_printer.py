@@ -18,7 +18,7 @@ class GpuPrinter(Printer):
     """A printer of kernels for GPUs."""
 
     def expression(self, node: Node, vector: bool, name: Mapping[Node, str], own_names: bool = False) -> str:
-        """As on the CPU, but for two patterns: powers of two, clamps."""
+        """As on the CPU, but for three patterns: powers of two, sums with scaled values, clamps."""
         if node.op == "power_of_two":
             sum_ = node.args[0]
             shift = constant(sum_.args[1]) if sum_.op == "add" else None
@@ -27,7 +27,8 @@ class GpuPrinter(Printer):
         if node.op == "add":
             for c, product in (node.args, node.args[::-1]):
                 scale = constant(product.args[1]) if product.op == "mul" else None
-                if scale is not None and abs(constant(c) or 0.0) >= 2.0**-60 and math.frexp(scale)[0] == 0.5 and scale <= 1:
+                power = scale is not None and scale <= 1 and math.frexp(scale)[0] == 0.5
+                if power and abs(constant(c) or 0.0) >= 2.0**-60:
                     # Exact but where the product is below 2^-126, and there the constant is the sum.
                     return f"add_scaled({name[c]}, {name[product.args[0]]}, {name[product.args[1]]})"
         limits = clamp(node)

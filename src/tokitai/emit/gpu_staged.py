@@ -1,4 +1,4 @@
-"""Rows that come into shared memory while the rows before them are worked on: copies go on by themselves, past registers.
+"""Rows that come into shared memory while others are worked on: copies go on by themselves, past registers.
 
 Every thread copies what it will read itself, so no barrier is needed.
 """

@@ -54,16 +54,19 @@ class Schedule:
         """Threads of a block."""
         return self.threads * self.rows
 
-    def with_fewer_registers(self, blocked: bool) -> Schedule | None:
+    def with_fewer_registers(self, blocked: bool, room: bool) -> Schedule | None:
         """What to try where threads lack registers: more for each, or less to hold; None if nothing is left to try.
 
-        ``blocked``: whether the plan is, as `blocked` has it.
+        ``blocked``: whether the plan is, as `blocked` has it; ``room``: whether its rows can be staged.
         """
+        joined = blocked and not self.apart
+        if self.per_sm > 1 and self.chunks < 8:
+            return replace(self, per_sm=self.per_sm * 7 // 8)
+        if self.chunks == 8 and self.threads * 2 <= MOST_THREADS and not self.staged and not joined and room:
+            return replace(self, threads=self.threads * 2, chunks=4, per_sm=1, staged=True, ahead=0)
         if self.per_sm > 1:
-            return replace(self, per_sm=self.per_sm * 3 // 4)
-        if self.kept and self.ahead and not (blocked and not self.apart):
-            return replace(self, ahead=0)
-        return None
+            return replace(self, per_sm=self.per_sm - 1)
+        return replace(self, ahead=0) if self.kept and self.ahead and not joined else None
 
     def __str__(self) -> str:
         how = "in shared memory" if self.staged else "in registers" if self.kept else "read in each pass"
@@ -124,8 +127,8 @@ def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Sched
 
 
 def _joined(plan: RowPlan, chunks_of_row: int, cols: int, width: int, warp: int) -> Schedule:
-    """Rows whose threads hold column sums as well, in registers for 16 warps on a multiprocessor: two chunks a thread, or
-    four in longer rows; staged where as many blocks find room."""
+    """Rows whose threads hold column sums as well, in registers for 16 warps on a multiprocessor: two chunks a thread,
+    or four in longer rows; staged where as many blocks find room."""
     exact = cols % CHUNK == 0 and cols > 0
     for wish in (4, 2) if chunks_of_row > 8 * warp else (2,):
         threads, chunks = _share(chunks_of_row, warp, wish, 4)
@@ -235,7 +238,7 @@ class FlatSchedule:
 
     def with_fewer_blocks(self) -> FlatSchedule | None:
         """What to try where threads lack registers."""
-        return replace(self, per_sm=self.per_sm * 3 // 4) if self.per_sm > 1 else None
+        return replace(self, per_sm=self.per_sm * 7 // 8) if self.per_sm > 1 else None
 
 
 def schedule_flat(plan: FlatPlan) -> FlatSchedule:

@@ -55,15 +55,15 @@ def _of(n: Node, found: Mapping[Node, Interval]) -> Interval:
     known = [found.get(a, ALL) for a in n.args]
     limits = clamp(n)
     if limits is not None:
-        (low, high), c = found.get(limits[1], ALL), limits[2]
-        return (max(low, c), max(high, c)) if limits[0] == "at_least" else (min(low, c), min(high, c))
+        (low, high), edge = found.get(limits[1], ALL), limits[2]
+        return (max(low, edge), max(high, edge)) if limits[0] == "at_least" else (min(low, edge), min(high, edge))
     rest = _remainder(n, found)
     if rest is not None:
         return rest
     match n.op, known:
         case "const", _:
-            c = constant(n)
-            return ALL if c is None or math.isnan(c) else (c, c)
+            value = constant(n)
+            return ALL if value is None or math.isnan(value) else (value, value)
         case "neg", [(low, high)]:
             return -high, -low
         case "abs", [(low, high)]:
@@ -73,13 +73,9 @@ def _of(n: Node, found: Mapping[Node, Interval]) -> Interval:
         case "sub", [a, (low, high)]:
             return _sum(a, (-high, -low))
         case "mul", [a, b]:
-            # A square is known to be one number with itself.
-            low, high = _product(a, b)
-            return (max(low, 0.0), high) if n.args[0] is n.args[1] else (low, high)
+            return _product(a, b, n.args[0] is n.args[1])
         case "fma", [a, b, c]:
-            square = n.args[0] is n.args[1]
-            low, high = _product(a, b)
-            return _sum((max(low, 0.0) if square else low, high), c)
+            return _sum(_product(a, b, n.args[0] is n.args[1]), c)
         case "div", [a, (low, high)] if low > 0:
             return _product(a, (1 / high, 1 / low))
         case "where", [_, a, b]:
@@ -91,15 +87,15 @@ def _of(n: Node, found: Mapping[Node, Interval]) -> Interval:
             return math.sqrt(max(low, 0.0)), math.sqrt(max(high, 0.0))
         case "round_even", [(low, high)]:
             return low - 0.5, high + 0.5
-        case "power_of_two", [(low, high)] if -1000 < low and high < 1000:
+        case "power_of_two", [(low, high)] if low > -1000 and high < 1000:
             return 2.0 ** math.floor(low), 2.0 ** math.ceil(high)
         case _:
             return ALL
 
 
 def _remainder(n: Node, found: Mapping[Node, Interval]) -> Interval | None:
-    """Of ``fma(-k, c, x)`` with ``k = round_even(fma(x, d, shift))`` and c d about 1: at most half a step and the shift,
-    and what c d differs from 1 by."""
+    """Of ``fma(-k, c, x)`` with ``k = round_even(fma(x, d, shift))`` and c d about 1: half a step and the shift at
+    most, and what c d differs from 1 by."""
     if n.op != "fma" or n.args[0].op != "neg" or n.args[0].args[0].op != "round_even":
         return None
     whole, x = n.args[0].args[0].args[0], n.args[2]
@@ -121,9 +117,9 @@ def _sum(a: Interval, b: Interval) -> Interval:
     return (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
 
 
-def _product(a: Interval, b: Interval) -> Interval:
+def _product(a: Interval, b: Interval, square: bool = False) -> Interval:
     ends = [0.0 if 0.0 in (x, y) else x * y for x in a for y in b]
-    return min(ends), max(ends)
+    return max(min(ends), 0.0 if square else -math.inf), max(ends)
 
 
 def _widened(i: Interval) -> Interval:
