@@ -33,6 +33,7 @@ class HipTarget:
     """
 
     name = "hip"
+    shared_bytes = 0  # that launches may ask for: there are no copies that go on by themselves
 
     def __init__(self, arch: str, fma: bool, compiler: str | None = None, inspect: bool = True) -> None:
         hip.flags_of(arch)

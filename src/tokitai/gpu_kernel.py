@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,11 +22,15 @@ from .kernel import Array, Identity, KernelBase, Scalars
 from .lang import Graph, Operator
 from .lower import FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_scatter, make_plan
 from .lower import gpu as layout
-from .lower.gpu import CHUNK, Schedule, Step
+from .lower.gpu import CHUNK, LONGEST_JOINED, FlatSchedule, Schedule, Step
 from .lower.rowwise import RowPlan, plan_rows
 
 Edit = Callable[[str], str]
 WIDTHS = (CHUNK, 4, 2)  # elements to an access
+# Bytes that a thread may spill and load again: 4 or 12 bytes would cost a quarter or half of the warps otherwise. More
+# in rows of more columns than LONGEST_JOINED, of which a multiprocessor has one or two at a time: layer norm over 32,768
+# columns ran a fifth slower on an H200 with none, and one row.
+FEW_SPILLS, FEW_SPILLS_OF_LONG = 32, 256
 
 
 class Program(Protocol):
@@ -44,6 +48,7 @@ class Target(Protocol):
 
     name: str
     warp: int
+    shared_bytes: int  # of shared memory that a launch may ask for, for a block
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
         """Compile a text, or take it from the build cache, and load it."""
@@ -92,6 +97,7 @@ class GpuKernel(KernelBase):
     schedule: Callable[[RowPlan, int, int, int], Schedule] = layout.schedule_rows
     programs: dict[object, tuple[Program, Identity]] = field(default_factory=dict)
     settled: dict[Schedule, Schedule] = field(default_factory=dict)
+    flat: dict[int, FlatSchedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.plan = _offered(self.graph, self.plan, self.target.name)
@@ -189,22 +195,23 @@ class GpuKernel(KernelBase):
             program = self.program(width, lambda: emit_scatter(plan, width))
             return program, gpu_scatter.scatter_steps(plan, rows, cols, entries)
         wished = self.schedule(plan, cols, width, self.target.warp)
+        if layout.stage_bytes(plan, wished) > self.target.shared_bytes:
+            wished = replace(wished, staged=False)
         if wished not in self.settled:
             self.settled[wished] = self._without_spills(plan, wished)
         schedule = self.settled[wished]
         return self.programs[schedule][0], layout.row_steps(plan, schedule, rows, cols)
 
     def _without_spills(self, plan: RowPlan, schedule: Schedule) -> Schedule:
-        """The schedule, with fewer blocks on a multiprocessor, then no row fetched ahead, where registers would not do.
-
-        No kernel spills that could do without: the rule is simple, and costs little but for layer norm over
-        32,768 columns, which an H200 ran a fifth faster with a few spilled registers and twice the blocks.
-        """
+        """The schedule, or one for fewer registers a thread where more than a few are spilled."""
+        long = schedule.threads * schedule.chunks * CHUNK > LONGEST_JOINED
+        few = FEW_SPILLS_OF_LONG if long else FEW_SPILLS
         chosen = plan if schedule.kept else plan_rows(plan.graph, "nothing")
         while True:
             program = self.program(schedule, lambda s=schedule: emit_rows(chosen, s))  # type: ignore[misc]
-            fewer = schedule.with_fewer_registers(layout.blocked(plan))
-            if fewer is None or not program.spills("work"):
+            room = layout.stage_bytes(plan, replace(schedule, staged=True)) <= self.target.shared_bytes
+            fewer = schedule.with_fewer_registers(layout.blocked(plan), room)
+            if fewer is None or program.spills("work") <= few:
                 return schedule
             del self.programs[schedule]
             schedule = fewer
@@ -246,10 +253,19 @@ class GpuKernel(KernelBase):
         return Table(tight, width, packed, tuple(layout.flat_steps(self.plan, tight)), (alive, entries))
 
     def program_for(self, made: Table) -> Program:
-        """The kernels for the width of a table's accesses."""
-        plan = self.plan
+        """The kernels for the width of a table's accesses; with fewer blocks on a multiprocessor where registers would
+        not do."""
+        plan, width = self.plan, made.width
         assert isinstance(plan, FlatPlan)
-        return self.program(made.width, lambda: emit_flat(plan, made.width))
+        schedule = self.flat.get(width, layout.schedule_flat(plan))
+        while True:
+            program = self.program((width, schedule), lambda s=schedule: emit_flat(plan, width, s))  # type: ignore[misc]
+            fewer = None if width in self.flat or not plan.compute else schedule.with_fewer_blocks()
+            if fewer is None or program.spills("work") <= FEW_SPILLS:
+                self.flat[width] = schedule
+                return program
+            del self.programs[width, schedule]
+            schedule = fewer
 
     def launch_table(
         self, made: Table, whole: Sequence[int], table: Array, order: int, workspace: Array | None = None,

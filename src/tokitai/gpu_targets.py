@@ -25,6 +25,7 @@ class CudaTarget:
         from .device.cuda import open_device
 
         self.device = open_device(index)
+        self.shared_bytes = self.device.shared_bytes
         self._arena: Any = None
 
     def describe(self) -> dict[str, Any]:
@@ -72,12 +73,12 @@ class CudaProgram:
         grid = step.grid
         if step.in_turn:
             grid = min(grid, self._at_a_time.get(step.name) or self._fit(step))
-        self.module.launch(step.name, grid, step.block, call, stream)
+        self.module.launch(step.name, grid, step.block, call, stream, shared=step.shared)
 
     def bound(self, step: Step, call: Any) -> Callable[[int], None]:
         """The same launch with all settled but the stream; ``call`` is an array of `ctypes` with the parameter."""
         grid = min(step.grid, self._fit(step)) if step.in_turn else step.grid
-        bound: Callable[[int], None] = self.module.bound(step.name, grid, step.block, call)
+        bound: Callable[[int], None] = self.module.bound(step.name, grid, step.block, call, step.shared)
         return bound
 
     def spills(self, name: str) -> int:
@@ -86,10 +87,12 @@ class CudaProgram:
         return int(resources.spill_stores + resources.spill_loads)
 
     def _fit(self, step: Step) -> int:
-        """Blocks that the card runs at a time, by threads and registers."""
-        registers = -(-self.module.artifact.resources[step.name].registers // 8) * 8
+        """Blocks that the card runs at a time, by threads, registers, shared memory (each takes 1 KiB more)."""
+        resources = self.module.artifact.resources[step.name]
+        registers = -(-resources.registers // 8) * 8
         threads = -(-step.block // 32) * 32
-        each = max(1, min(32, 2048 // threads, 65536 // (registers * threads)))
+        room = (self.module.device.shared_bytes + 1024) // (step.shared + resources.shared + 1024)
+        each = max(1, min(32, 2048 // threads, 65536 // (registers * threads), room))
         self._at_a_time[step.name] = each * self.module.device.multiprocessors
         return self._at_a_time[step.name]
 
@@ -127,6 +130,7 @@ class SimTarget:
     """Kernels on the simulated device."""
 
     name = "sim"
+    shared_bytes = 227 << 10  # as a block may have on sm_90
 
     def __init__(self, compiler: str | None = None, warp: int = 32, hip: bool = False) -> None:
         from .toolchain.compilers import find_compiler

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tokitai.emit.cpp import KernelText
-from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
+from tokitai.gpu_kernel import FEW_SPILLS, Edit, GpuKernel, source_digest
 from tokitai.kernel import Identity, targets_of
 from tokitai.lang import Graph, Node, Operator
 from tokitai.lower import make_plan
@@ -28,9 +28,9 @@ HERE = [o for o in registry().values() if "cuda" in targets_of(o)]
 FORMATS = [(o, fmt) for o in HERE for fmt in o.contract.formats]
 CYCLE = ("f16", "bf16", "f32")
 
-# Bytes that a thread may spill, by operator, format and columns. All for one reason: 8,192 columns of f32 are two
-# chunks for each of 512 threads, of two or three inputs, the weights and two or one column sums, and 512 threads have
-# 128 registers each.
+# Bytes that a thread may spill where it is more than FEW_SPILLS, by operator, format and columns. All for one reason:
+# 8,192 columns of f32 are two chunks for each of 512 threads, of three inputs, the weights and two or one column sums,
+# and 512 threads have 128 registers each.
 SPILLS = {
     ("add_layer_norm_backward", "f32", 8192): 800,
     ("layer_norm_backward", "f32", 8192): 250,
@@ -59,6 +59,7 @@ class Compiler:
     arch: str
     name: str = "cuda"
     warp: int = 32
+    shared_bytes: int = 160 << 10
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Built, Identity]:
         made = nvrtc.build(Source(text.text, text.headers, stem), self.arch, structure)
@@ -107,10 +108,10 @@ def asks_for_fma(op: Operator, dtype: str, v: Variant | None = None) -> bool:
 
 
 def findings(made: Iterable[CudaArtifact], fma_allowed: bool) -> list[Finding]:
-    return [f for a in made for f in scan(a.read_ptx(), fma_allowed=fma_allowed)]
+    return [f for a in made for f in scan(a.read_ptx(), fma_allowed=fma_allowed, quotients_allowed=fma_allowed)]
 
 
-def spilled(made: Iterable[CudaArtifact], allowed: int = 0) -> dict[str, int]:
+def spilled(made: Iterable[CudaArtifact], allowed: int = FEW_SPILLS) -> dict[str, int]:
     """Bytes spilled, by kernel, where they are more than allowed."""
     each = {name: r.spill_stores + r.spill_loads for a in made for name, r in a.resources.items()}
     return {name: count for name, count in each.items() if count > allowed}
@@ -145,7 +146,7 @@ LONG = 8192
 def test_long_rows_fit_into_registers(op: Operator, dtype: str) -> None:
     made = built(op, dtype, "sm_90", cols=min(LONG, op.contract.max_cols))
     assert findings(made, asks_for_fma(op, dtype)) == []
-    assert spilled(made, SPILLS.get((op.name, dtype, LONG), 0)) == {}
+    assert spilled(made, SPILLS.get((op.name, dtype, LONG), FEW_SPILLS)) == {}
     if (op.name, dtype, LONG) in SPILLS:
         assert spilled(made), "no exception any more: take it out of the list"
 

@@ -109,7 +109,7 @@ def _gpu_text(plan: RowPlan | FlatPlan | ScatterPlan, part: str, shape: tuple[in
     """The plan with its schedule and launches, or the source, for one shape."""
     if isinstance(plan, FlatPlan):
         steps, schedule = layout.flat_steps(plan, [shape]), f"tiles of {layout.TILE} elements"
-        text = emit_flat(plan, layout.CHUNK)
+        text = emit_flat(plan, layout.CHUNK, layout.schedule_flat(plan))
     elif isinstance(plan, ScatterPlan):
         entries, width = drawn_entries(shape[0]), layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1
         steps, schedule = gpu_scatter.scatter_steps(plan, *shape, entries), f"{entries} entries"

@@ -93,6 +93,7 @@ class Device:
         self.arch = arch_of(self.capability)
         self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.l2_bytes = self._attribute("L2_CACHE_SIZE")
+        self.shared_bytes = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")  # that a launch can ask for
         self.memory_bytes = int(call("cuDeviceTotalMem", self._device))
         # Retained for as long as the process lives: modules and memory of the other libraries depend on it, too.
         self.context = call("cuDevicePrimaryCtxRetain", self._device, about=f"device cuda:{index} ({self.name})")
@@ -234,6 +235,7 @@ class Module:
         with device.entered():
             self._module = call("cuModuleLoadData", image, about=artifact.path.name)
         self._kernels: dict[str, tuple[Any, int]] = {}
+        self._allowed: dict[str, int] = {}
         driver = cuda_driver.bindings()
         self._launch, self._launch_ex = driver.cuLaunchKernel, driver.cuLaunchKernelEx
 
@@ -250,8 +252,11 @@ class Module:
         self._kernels[name] = (function, int(size))
         return self._kernels[name]
 
-    def launch(self, name: str, grid: int, block: int, call: bytes, stream: int = 0, cluster: int = 1) -> None:
+    def launch(
+        self, name: str, grid: int, block: int, call: bytes, stream: int = 0, cluster: int = 1, shared: int = 0
+    ) -> None:
         """Put one kernel into `stream`: `grid` CTAs of `block` threads, `cluster` CTAs to a cluster (sm_90 and later).
+        Each CTA has `shared` bytes of shared memory beside what the kernel declares.
 
         `call` holds the bytes of the kernel's parameter, which are copied before this returns; nothing is checked but
         their number. Raises ArgumentError, UnknownNameError and DeviceError.
@@ -263,14 +268,17 @@ class Module:
             raise ArgumentError(f"kernel {name}: block={block} (accepted: 1 to {MOST_THREADS})")
         if size not in (-1, len(call)):
             raise ArgumentError(f"kernel {name}: {len(call)} bytes of parameters (accepted: {size})")
+        if shared:
+            self._allow(name, function, shared)
         # The driver wants an array of pointers, one to each parameter: this object is one that points to the bytes.
         parameters = ctypes.c_char_p(call)
         pushed = self.device._enter()
         try:
             if cluster == 1:
-                (status,) = self._launch(function, grid, 1, 1, block, 1, 1, 0, stream, parameters, 0)
+                (status,) = self._launch(function, grid, 1, 1, block, 1, 1, shared, stream, parameters, 0)
             else:
                 config = self._clustered(name, function, grid, block, stream, cluster)
+                config.sharedMemBytes = shared
                 (status,) = self._launch_ex(config, function, parameters, 0)
         finally:
             if pushed:
@@ -279,12 +287,23 @@ class Module:
             shape = f"grid {grid}, block {block}" + (f", cluster {cluster}" if cluster != 1 else "")
             fail(status, "cuLaunchKernel", f"kernel {name} ({shape})")
 
-    def bound(self, name: str, grid: int, block: int, call: Any) -> Callable[[int], None]:
+    def _allow(self, name: str, function: Any, shared: int) -> None:
+        """Ask for as much shared memory at launches of a kernel, more than which needs a word beforehand."""
+        if shared > self._allowed.get(name, 0):
+            attribute = cuda_driver.bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            with self.device.entered():
+                call("cuFuncSetAttribute", function, attribute, shared, about=f"kernel {name}, {shared} shared bytes")
+            self._allowed[name] = shared
+
+    def bound(self, name: str, grid: int, block: int, call: Any, shared: int = 0) -> Callable[[int], None]:
         """A launch of one kernel with all settled but the stream: what calls repeat. ``call`` is an array of
         `ctypes` that holds the kernel's parameter, as many bytes as the first `launch` was checked with; what it holds
         at a launch is copied then."""
         function, _ = self._kernels.get(name) or self._kernel(name)
-        config, parameters = LaunchConfig(grid, 1, 1, block, 1, 1), (ctypes.c_void_p * 1)(ctypes.addressof(call))
+        if shared:
+            self._allow(name, function, shared)
+        config = LaunchConfig(grid, 1, 1, block, 1, 1, shared)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(call))
         run, at, handle, pointers = launcher(), ctypes.addressof(config), int(function), ctypes.addressof(parameters)
         alive = config, parameters, call
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from ..lang import Node
 from ..lower.gpu import Schedule, blocked, column_results, under_sums
 from ..lower.rowwise import RowPlan
-from .text import POINTER, Printer
+from .gpu_printer import GpuPrinter
+from .text import POINTER
 
 
-class GpuColumnEmitter(Printer):
+class GpuColumnEmitter(GpuPrinter):
     """Prints the kernels of a row-wise operator that go down its rows."""
 
     def __init__(self, plan: RowPlan, schedule: Schedule) -> None:

@@ -11,28 +11,33 @@ from __future__ import annotations
 
 from ..lang import Node
 from ..lower.flat import FlatPlan
-from ..lower.gpu import CHUNK, MOST_THREADS, TILE
-from .text import POINTER, SCALAR, Printer
+from ..lower.gpu import MOST_THREADS, TILE, FlatSchedule
+from .gpu_printer import QuotientPrinter
+from .text import POINTER, SCALAR
 
 ENTRY = 4  # words before the strides
 
 
-class GpuFlatEmitter(Printer):
+class GpuFlatEmitter(QuotientPrinter):
     """Prints the kernels of one element-wise operator."""
 
-    def __init__(self, plan: FlatPlan, width: int) -> None:
+    includes = ("rows.h", "quotients.h")
+
+    def __init__(self, plan: FlatPlan, width: int, schedule: FlatSchedule) -> None:
         super().__init__(plan.graph)
-        self.plan, self.width = plan, width
+        self.plan, self.width, self.schedule = plan, width, schedule
         g = plan.graph
         self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
         self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
         self.matrices = sum(space == "rc" for _, space, _, _ in self.tensors)
+        self.stores = [o for o in g.outputs if o.space == "rc"]
         self.entry = ENTRY + self.matrices + len(self.tensors)
 
     def kernels(self) -> None:
         """Constants, the call, the kernels."""
-        threads = TILE // CHUNK // 2
-        self.line(f"constexpr int TILE = {TILE}, THREADS = {threads}, CHUNKS = 2, WIDTH = {self.width};")
+        threads = self.schedule.threads
+        self.line(f"constexpr int TILE = {TILE}, THREADS = {threads}, CHUNKS = TILE / CHUNK / THREADS;")
+        self.line(f"constexpr int WIDTH = {self.width};")
         self.line("constexpr int GROUP = Share<THREADS>::GROUP;")
         self.line()
         self.open("struct Call")
@@ -50,11 +55,11 @@ class GpuFlatEmitter(Printer):
             self.kernel("tensor_totals", MOST_THREADS, self.tensor_totals)
             self.kernel("totals", MOST_THREADS, self.totals)
         if self.plan.compute:
-            self.kernel("work", threads, self.work)
+            self.kernel("work", threads, self.work, self.schedule.per_sm)
 
-    def kernel(self, name: str, threads: int, body: object) -> None:
+    def kernel(self, name: str, threads: int, body: object, per_sm: int = 1) -> None:
         self.line()
-        self.open(f"KERNEL({name}, {threads}, 1)")
+        self.open(f"KERNEL({name}, {threads}, {per_sm})")
         self.line("const int64_t* const integers = call.integers;")
         self.line("const Stored* const scalars = call.scalars;")
         self.line("(void)integers, (void)scalars;")
@@ -93,27 +98,35 @@ class GpuFlatEmitter(Printer):
             value = "uint32_t(tensor)" if s.op == "tensor_index" else self.expression(s, False, self.name)
             self.declare(s, value, vector=False)
 
-    def fetch(self, nodes: list[Node]) -> None:
+    def fetch(self, nodes: list[Node], one: bool = False) -> None:
+        """All chunks of a thread, or `one`."""
         kinds = {t.name: POINTER[str(t.format)] for t in self.graph.inputs}
         for n in nodes:
             if n.op == "input":
                 name = n.data[0]
-                self.line(f"Chunk<{kinds[str(name)]}> row_{name}[CHUNKS];")
+                self.line(f"Chunk<{kinds[str(name)]}> row_{name}{'' if one else '[CHUNKS]'};")
+                load = f"load_chunk<WIDTH, RAGGED>(row_{name}{'' if one else '[v]'}, in_{name} + c0, size - c0);"
+                if one:
+                    self.line(load)
+                    continue
                 self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
                 self.line("const int c0 = first + v * GROUP * CHUNK;")
-                self.line(f"load_chunk<WIDTH, RAGGED>(row_{name}[v], in_{name} + c0, size - c0);")
+                self.line(load)
                 self.close()
 
-    def elements(self, nodes: list[Node]) -> None:
-        """The values of element e of chunk v."""
+    def elements(self, nodes: list[Node], way: str = "Exact{}", row: str | None = "[v]") -> None:
+        """The values of element e of chunk v, whose inputs lie in a thread's `row`, or in memory."""
+        self.way = way
         for n in nodes:
             if n.op == "input":
-                value = f"load1(&row_{n.data[0]}[v].e[e])"
+                place = f"in_{n.data[0]} + c0 + e" if row is None else f"&row_{n.data[0]}{row}.e[e]"
+                value = f"load1({place})"
             elif n.op == "element_word":
                 value = f"element_word<{n.data[0]}>(place + c0 + e)"
             else:
                 value = self.expression(n, False, self.name)
             self.declare(n, value, vector=False)
+        self.way = None
 
     # ------------------------------------------------------------------ totals
     def tile_totals(self) -> None:
@@ -188,22 +201,49 @@ class GpuFlatEmitter(Printer):
 
     # ------------------------------------------------------------------ elements
     def work(self) -> None:
-        """The stored results."""
+        """The stored results; then, one by one, those of chunks where `Quick` missed a quotient or a result is NaN."""
         self.after(stored=True)
         self.tile()
-        self.fetch(list(self.plan.compute))
-        stores = [o for o in self.graph.outputs if o.space == "rc"]
-        self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
+        nodes = list(self.plan.compute)
+        self.chunks(nodes)
+        self.open("if (missed) ROLLED for (int i = 0; i < CHUNKS * CHUNK; ++i)")
+        self.line("const int v = i / CHUNK, e = i % CHUNK, c0 = first + v * GROUP * CHUNK;")
+        self.line("if (!(missed >> v & 1) || c0 + e >= size) continue;")
+        self.elements(nodes, row=None)
+        for o in self.stores:
+            self.line(f"store1(out_{o.name} + c0 + e, {self.name[o.node]});")
+        self.close()
+
+    def chunks(self, nodes: list[Node]) -> None:
+        """All chunks of a thread; `missed` has those that are to be computed once more."""
+        at_once = self.schedule.at_once
+        numbers = [o for o in self.stores if o.node.type == "f32"]
+        if at_once:
+            self.fetch(nodes)
+        self.line("uint32_t missed = 0;")
+        self.open(f"{'UNROLL' if at_once else 'ROLLED'} for (int v = 0; v < CHUNKS; ++v)")
         self.line("const int c0 = first + v * GROUP * CHUNK;")
-        for o in stores:
+        if not at_once:
+            self.fetch(nodes, one=True)
+        self.line("bool odd = false;")
+        self.line("const Quick quotients{&odd};")
+        self.line("(void)quotients;")
+        for o in self.stores:
             self.line(f"Chunk<{POINTER[o.format]}> new_{o.name};")
             self.line(f"{SCALAR[o.node.type]} values_{o.name}[CHUNK];")
         self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
-        self.elements(list(self.plan.compute))
-        for o in stores:
+        self.elements(nodes, "quotients", "[v]" if at_once else "")
+        for o in self.stores:
             self.line(f"values_{o.name}[e] = {self.name[o.node]};")
         self.close()
-        for o in stores:
-            self.line(f"encode(new_{o.name}, values_{o.name});")
+        for o in numbers:
+            self.line(f"odd |= any_nan(values_{o.name});")
+        self.open("if (odd)")
+        self.line("missed |= 1u << v;")
+        self.close("} else {")
+        self.depth += 1
+        for o in self.stores:
+            self.line(f"{'encode_numbers' if o in numbers else 'encode'}(new_{o.name}, values_{o.name});")
             self.line(f"store_chunk<WIDTH, RAGGED>(out_{o.name} + c0, new_{o.name}, size - c0);")
+        self.close()
         self.close()

@@ -10,15 +10,17 @@ same order, then whole host scalars; ``scalars`` the rounded host scalars.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..lang import Node, TensorSpec
 from ..lower.gpu import COLUMN_THREADS, MOST_THREADS, finishes
 from ..lower.rowwise import Pass
-from .gpu_columns import GpuColumnEmitter
+from .gpu_select import OneColumn, inputs_at, one_column
+from .gpu_staged import GpuStagedEmitter
 from .text import POINTER, SCALAR
 
 
-class GpuRowEmitter(GpuColumnEmitter):
+class GpuRowEmitter(GpuStagedEmitter):
     """Prints the kernels of one row-wise operator."""
 
     def kernels(self) -> None:
@@ -67,8 +69,12 @@ class GpuRowEmitter(GpuColumnEmitter):
                 self.chunk_loop(lambda t=t: self.line(
                     f"load_chunk<WIDTH, FIT>(col_{t.name}[v], in_{t.name} + c0, cols - c0);"
                 ))  # fmt: skip
-        if self.joined:
+        if self.joined and s.staged:
+            self.staged_blocks()
+        elif self.joined:
             self.blocks_of_rows()
+        elif s.staged:
+            self.staged_rows()
         else:
             if s.kept and s.ahead:
                 self.fetch("next", "least(block_index() * ROWS + thread_index() / THREADS, rows - 1)")
@@ -104,9 +110,7 @@ class GpuRowEmitter(GpuColumnEmitter):
         self.line("const int64_t block = least(block0 + thread_index() / THREADS, blocks - 1);")
         self.line("const bool mine = block0 + thread_index() / THREADS < blocks;")
         if self.schedule.kept:
-            for n in self.sums:
-                self.line(f"S acc_{self.name[n]}[CHUNKS * CHUNK];")
-                self.line(f"UNROLL for (int i = 0; i < CHUNKS * CHUNK; ++i) acc_{self.name[n]}[i] = NEUTRAL_SUM;")
+            self.declare_sums()
             for t in self.matrices:
                 self.line(f"Chunk<{POINTER[str(t.format)]}> ahead_{t.name}[{ahead}][CHUNKS];")
             for t in self.rows_fetched:
@@ -132,13 +136,7 @@ class GpuRowEmitter(GpuColumnEmitter):
         self.close()
         self.close()
         if self.schedule.kept:
-            self.open("if (mine)")
-            for n in self.sums:
-                self.chunk_loop(lambda n=n: self.line(
-                    f"UNROLL for (int e = 0; e < CHUNK; ++e) if (c0 + e < cols) "
-                    f"store1(sum_{self.name[n]} + block * cols + c0 + e, acc_{self.name[n]}[v * CHUNK + e]);"
-                ))  # fmt: skip
-            self.close()
+            self.store_sums()
         self.close()
 
     def fetch_ahead(self, row: str) -> None:
@@ -149,13 +147,6 @@ class GpuRowEmitter(GpuColumnEmitter):
             ))  # fmt: skip
         for t in self.rows_fetched:
             self.line(f"ahead_{t.name}[d] = in_{t.name}[{row}];")
-
-    def chunk_loop(self, body: object) -> None:
-        self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
-        self.line("const int c0 = first + v * GROUP * CHUNK;")
-        assert callable(body)
-        body()
-        self.close()
 
     def row(self) -> None:
         """All that is computed from one row on its own."""
@@ -194,6 +185,9 @@ class GpuRowEmitter(GpuColumnEmitter):
                 self.line(f"S {word}_{number}[{len(nodes)}];")
                 if not kept:
                     self.line(f"Tower<{op}> {word}_tower_{number}[{len(nodes)}];")
+        choice = one_column(p, any(o.inplace for o in self.graph.outputs))
+        if choice is not None:
+            self.before_choice(p, choice)
         if not kept:
             self.open("for (int base = 0; base < cols; base += SPAN)")
         for _, word, nodes in reduced:
@@ -201,7 +195,14 @@ class GpuRowEmitter(GpuColumnEmitter):
                 self.line(f"S {word}_part_{number}[{len(nodes)}][CHUNKS];")
         self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
         self.line(f"const int c0 = {'' if kept else 'base + '}first + v * GROUP * CHUNK;")
-        self.chunk(p, loaded, number)
+        if choice is None:
+            self.chunk(p, loaded, number)
+        else:
+            own = self.name[choice.choice]
+            self.name[choice.choice] = self.name[choice.choice.args[2]]
+            self.chunk(replace(p, compute=choice.compute), loaded, number)
+            self.name[choice.choice] = own
+            self.line("holds |= uint32_t(at - c0) < uint32_t(CHUNK);")
         self.close()
         for op, word, nodes in reduced:
             if nodes:
@@ -216,6 +217,8 @@ class GpuRowEmitter(GpuColumnEmitter):
                 if nodes:
                     each = f"for (int k = 0; k < {len(nodes)}; ++k)"
                     self.line(f"{each} {word}_{number}[k] = {word}_tower_{number}[k].result({op}::neutral());")
+        if choice is not None:
+            self.at_choice(p)
         for i, n in enumerate(p.sums):
             total = f"sum_{number}[{i}]" if self.schedule.full else f"cols ? sum_{number}[{i}] : S{{}}"
             self.line(f"const S {self.name[n]} = {total};")
@@ -224,12 +227,41 @@ class GpuRowEmitter(GpuColumnEmitter):
         for i, n in enumerate(p.firsts):
             self.line(f"const S {self.name[n]} = done_first(first_{number}[{i}], cols);")
 
+    def before_choice(self, p: Pass, choice: OneColumn) -> None:
+        """What the one column's results are made of, before anything is stored."""
+        index = self.name[choice.index]
+        self.line(f"const bool within = {index} >= 0 && {index} < cols;")
+        self.line(f"const int at = within ? {index} : 0;")
+        self.line("bool holds = false;")
+        for n in dict.fromkeys(n for o in p.stores for n in inputs_at(o.node)):
+            kind, name = self.kind_of(n), n.data[0]
+            self.line(f"const {kind} at_{name} = cols ? in_{name}_row[at] : padding<{kind}>();")
+
+    def at_choice(self, p: Pass) -> None:
+        """The results at the one column, by the thread that has stored its neighbours."""
+        self.open("if (holds && within && live)")
+        done: list[Node] = []
+        for o in p.stores:
+            for n in self.cone(o.node):
+                if n in done:
+                    continue
+                done.append(n)
+                if n.op == "input":
+                    place = f"&at_{n.data[0]}" if n.space == "rc" else f"in_{n.data[0]} + at"
+                    self.declare(n, f"load1({place})", vector=False)
+                elif n.op == "gather":
+                    self.declare(n, f"load1({self.chosen_entry(n)} + at)", vector=False)
+                else:
+                    self.one_column(n, "int32_t(at)")
+            self.line(f"store1(out_{o.name}_row + at, {self.name[o.node]});")
+        self.close()
+
     def chunk(self, p: Pass, loaded: set[Node], number: int) -> None:
         """The elements of one chunk."""
         s = self.schedule
         self.load_for(
             n for n in p.compute
-            if n.op == "input" and (not s.kept if n.space == "rc" else not s.hoisted) and n not in loaded
+            if n.op == "input" and (not s.in_registers if n.space == "rc" else not s.hoisted) and n not in loaded
         )  # fmt: skip
         for n in p.compute:
             if n.op == "gather" and n not in loaded:
@@ -248,7 +280,7 @@ class GpuRowEmitter(GpuColumnEmitter):
             if n in loaded:
                 self.declare(n, f"kept_{self.name[n]}[v * CHUNK + e]", vector=False)
             elif n.op == "input":
-                held = s.kept if n.space == "rc" else s.hoisted
+                held = s.in_registers if n.space == "rc" else s.hoisted
                 place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}.e[e]"
                 self.declare(n, f"load1(&{place})", vector=False)
             elif n.op == "gather":
@@ -301,6 +333,9 @@ class GpuRowEmitter(GpuColumnEmitter):
             t = by_name[str(n.data[0])]
             kind = POINTER[str(t.format)]
             place = "row" if t.space == "rc" else "col"
+            if t.space == "rc" and self.schedule.staged:
+                self.line(f"const Chunk<{kind}> row_{t.name} = stage_{t.name}.get(turn, v);")
+                continue
             source = f"in_{t.name}_row" if t.space == "rc" else f"in_{t.name}"
             self.line(f"Chunk<{kind}> {place}_{t.name};")
             self.line(f"load_chunk<WIDTH, FIT>({place}_{t.name}, {source} + c0, cols - c0);")

@@ -12,10 +12,11 @@ from ..lang import Node
 from ..lower.gpu import MOST_THREADS
 from ..lower.gpu_scatter import DIGITS, GROUPS, PASSES, THREADS
 from ..lower.scatter import ScatterPlan
-from .text import POINTER, SCALAR, Printer
+from .gpu_printer import GpuPrinter
+from .text import POINTER, SCALAR
 
 
-class GpuScatterEmitter(Printer):
+class GpuScatterEmitter(GpuPrinter):
     """Prints the kernels of one operator for accesses of at most `width` elements."""
 
     includes = ("rows.h", "segments.h", "sorting.h")

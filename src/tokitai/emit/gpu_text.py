@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ..lower.flat import FlatPlan
-from ..lower.gpu import Schedule
+from ..lower.gpu import FlatSchedule, Schedule
 from ..lower.rowwise import RowPlan
 from ..lower.scatter import ScatterPlan
 from .cpp import KernelText, first, segments
@@ -16,7 +16,7 @@ from .gpu_flat import GpuFlatEmitter
 from .gpu_rows import GpuRowEmitter
 from .gpu_scatter import GpuScatterEmitter
 
-OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "sim.h", "hip.h")
+OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "quotients.h", "sim.h", "hip.h")
 SHARED = ("integers.h", "hashes.h")  # with the cpu target
 
 
@@ -38,6 +38,6 @@ def emit_scatter(plan: ScatterPlan, width: int) -> KernelText:
     return KernelText(GpuScatterEmitter(plan, width).text(), headers() | segments() | sorting)
 
 
-def emit_flat(plan: FlatPlan, width: int) -> KernelText:
-    """The text of an element-wise operator's kernels, with accesses of at most `width` elements."""
-    return KernelText(GpuFlatEmitter(plan, width).text(), headers())
+def emit_flat(plan: FlatPlan, width: int, schedule: FlatSchedule) -> KernelText:
+    """The text of an element-wise operator's kernels for one schedule, with accesses of at most `width` elements."""
+    return KernelText(GpuFlatEmitter(plan, width, schedule).text(), headers())

@@ -20,7 +20,11 @@ LONGEST_JOINED = 8192  # columns of a row whose threads also hold the column sum
 LONGEST_KEPT = 32768  # columns of a row that threads keep in registers; longer ones are read again in each pass
 COLUMNS = 32  # of a block that adds up partial column sums
 COLUMN_THREADS = 128  # of a block that runs down rows on its own: a chunk of columns to each
+LONGEST_UNSTAGED = 4096  # columns of a row with a kept value; longer ones come into shared memory ahead of their turn
+STAGE_ROOM = 160 << 10  # bytes of staged rows on a multiprocessor
+STAGES = 2  # rows in shared memory where they are staged: one is worked on, the others are on their way
 TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
+
 
 
 @dataclass(frozen=True)
@@ -38,25 +42,34 @@ class Schedule:
     hoisted: bool = False  # values of columns stay in registers from row to row
     per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
     apart: bool = False  # column sums have a kernel of their own
+    staged: bool = False  # rows come into shared memory one ahead, instead of registers
+
+    @property
+    def in_registers(self) -> bool:
+        """Whether a row's inputs are in registers from its first pass to its last."""
+        return self.kept and not self.staged
 
     @property
     def block_threads(self) -> int:
         """Threads of a block."""
         return self.threads * self.rows
 
-    def with_fewer_registers(self, blocked: bool) -> Schedule | None:
+    def with_fewer_registers(self, blocked: bool, room: bool) -> Schedule | None:
         """What to try where threads lack registers: more for each, or less to hold; None if nothing is left to try.
 
-        ``blocked``: whether the plan is, as `blocked` has it.
+        ``blocked``: whether the plan is, as `blocked` has it; ``room``: whether its rows can be staged.
         """
+        joined = blocked and not self.apart
+        if self.per_sm > 1 and self.chunks < 8:
+            return replace(self, per_sm=self.per_sm * 7 // 8)
+        if self.chunks == 8 and self.threads * 2 <= MOST_THREADS and not self.staged and not joined and room:
+            return replace(self, threads=self.threads * 2, chunks=4, per_sm=1, staged=True, ahead=0)
         if self.per_sm > 1:
-            return replace(self, per_sm=self.per_sm * 3 // 4)
-        if self.kept and self.ahead and not (blocked and not self.apart):
-            return replace(self, ahead=0)
-        return None
+            return replace(self, per_sm=self.per_sm - 1)
+        return replace(self, ahead=0) if self.kept and self.ahead and not joined else None
 
     def __str__(self) -> str:
-        how = "in registers" if self.kept else "read in each pass"
+        how = "in shared memory" if self.staged else "in registers" if self.kept else "read in each pass"
         return (
             f"{self.threads} threads a row, {self.chunks} chunks a thread, {self.rows} rows a block, "
             f"{self.width} elements an access, {how}"
@@ -71,6 +84,7 @@ class Step:
     grid: int
     block: int
     in_turn: bool = False  # fewer blocks do as well: each takes units in turn
+    shared: int = 0  # bytes of shared memory that the launch gives each block
 
 
 def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Schedule:
@@ -85,24 +99,58 @@ def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Sched
         threads = _power_of_two(chunks_of_row)
         full = cols == threads * CHUNK
         return Schedule(threads, 1, max(1, 128 // threads), width, exact, full, 2, kept=True)
-    threads, chunks = _share(chunks_of_row, warp, 2 if running else 4, 4 if running else 8)
+    if running:
+        return _joined(plan, chunks_of_row, cols, width, warp)
+    if len(plan.kept) == 1 and cols > LONGEST_UNSTAGED:
+        threads, chunks = _share(chunks_of_row, warp, 8, 8)
+        full, per_sm = cols == threads * chunks * CHUNK, max(1, 16 * warp // threads)
+        s = Schedule(threads, chunks, 1, width, exact, full, 0, kept=True, per_sm=per_sm, apart=apart, staged=True)
+        if stage_bytes(plan, s) * per_sm <= STAGE_ROOM:
+            return s
+    threads, chunks = _share(chunks_of_row, warp, 4, 8)
+    matrices = [t for t in plan.graph.inputs if t.space == "rc"]
+    weights = any(t.space == "c" for t in plan.graph.inputs)
+    if len(matrices) > 1 and weights and chunks == 8 and not plan.kept and not apart:
+        threads, chunks = threads * 2, 4
     full = cols == threads * chunks * CHUNK
     rows = max(1, 128 // threads) if threads <= warp else 1
-    ahead = 1 if running or len(plan.kept) == 1 else 0  # where registers are left for it
-    # Measured on an H200: registers for 32 to 36 warps on a multiprocessor, for 16 where sums or kept values need many.
-    words = chunks * sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
+    # Measured on an H200: registers for 32 to 36 warps on a multiprocessor, for 16 or 24 where kept values need many.
+    words = chunks * sum(_words(t) for t in matrices)
     if apart and words > 64:  # two inputs of 32,768 columns in f32: all the registers that there are
         return Schedule(MOST_THREADS, 1, 1, width, exact, False, 1, kept=False, apart=True)
-    warps = 16 if running or plan.kept else 36 if words <= 16 else 32 if words <= 32 else 16
+    if len(plan.kept) == 1 and chunks <= 4:
+        warps, ahead = 36 if words <= 16 else 24, 0
+    else:
+        warps, ahead = 16 if plan.kept else 36 if words <= 16 else 32 if words <= 32 else 16, int(len(plan.kept) == 1)
     per_sm = max(1, warps * warp // (threads * rows))
-    return Schedule(
-        threads, chunks, rows, width, exact, full, ahead, kept=True, hoisted=running, per_sm=per_sm, apart=apart
-    )
+    return Schedule(threads, chunks, rows, width, exact, full, ahead, kept=True, per_sm=per_sm, apart=apart)
+
+
+def _joined(plan: RowPlan, chunks_of_row: int, cols: int, width: int, warp: int) -> Schedule:
+    """Rows whose threads hold column sums as well, in registers for 16 warps on a multiprocessor: two chunks a thread,
+    or four in longer rows; staged where as many blocks find room."""
+    exact = cols % CHUNK == 0 and cols > 0
+    for wish in (4, 2) if chunks_of_row > 8 * warp else (2,):
+        threads, chunks = _share(chunks_of_row, warp, wish, 4)
+        rows, full = max(1, 128 // threads) if threads <= warp else 1, cols == threads * chunks * CHUNK
+        per_sm = max(1, 16 * warp // (threads * rows))
+        s = Schedule(
+            threads, chunks, rows, width, exact, full, 1, kept=True, hoisted=True, per_sm=per_sm, staged=True
+        )
+        if stage_bytes(plan, s) * per_sm <= STAGE_ROOM:
+            return s
+    return replace(s, staged=False)
 
 
 def _words(t: TensorSpec) -> int:
     """Registers that a chunk of a tensor takes."""
     return CHUNK * FORMATS[str(t.format)].bits // 32
+
+
+def stage_bytes(plan: RowPlan, schedule: Schedule) -> int:
+    """Shared memory for the rows of every matrix that is read."""
+    words = sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
+    return STAGES * 4 * words * schedule.chunks * schedule.block_threads if schedule.staged else 0
 
 
 def _share(chunks_of_row: int, warp: int, wish: int, most: int) -> tuple[int, int]:
@@ -127,7 +175,10 @@ def row_steps(plan: RowPlan, schedule: Schedule, rows: int, cols: int) -> list[S
     joined = blocked(plan) and not schedule.apart
     units = -(-rows // plan.block) if joined else rows
     if units and (cols or has_row_results(plan)):
-        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads, in_turn=not joined))
+        # Blocks that fetch nothing ahead gain nothing by taking rows in turn: a card's own order balances better.
+        in_turn = not joined and schedule.kept and (schedule.ahead > 0 or schedule.staged)
+        shared = stage_bytes(plan, schedule)
+        steps.append(Step("work", -(-units // schedule.rows), schedule.block_threads, in_turn, shared))
     if schedule.apart and rows and cols:
         across = -(-cols // (COLUMN_THREADS * CHUNK))
         steps.append(Step("columns", -(-rows // plan.block) * across, COLUMN_THREADS))
@@ -177,6 +228,29 @@ def tiles_of(rows: int, cols: int) -> int:
     return rows * -(-cols // TILE)
 
 
+@dataclass(frozen=True)
+class FlatSchedule:
+    """One way to lay out an element-wise kernel."""
+
+    threads: int  # that share a tile
+    at_once: bool  # all chunks of a thread are fetched before the first is computed
+    per_sm: int  # blocks that shall fit on a multiprocessor
+
+    def with_fewer_blocks(self) -> FlatSchedule | None:
+        """What to try where threads lack registers."""
+        return replace(self, per_sm=self.per_sm * 7 // 8) if self.per_sm > 1 else None
+
+
+def schedule_flat(plan: FlatPlan) -> FlatSchedule:
+    """By the registers that a chunk of all inputs takes: several chunks in flight, on 512 to 1,024 threads."""
+    words = sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
+    if words <= CHUNK:
+        return FlatSchedule(TILE // CHUNK // 4, True, 10 if words <= CHUNK // 2 else 7)
+    if words <= 2 * CHUNK:
+        return FlatSchedule(TILE // CHUNK // 2, False, 4)
+    return FlatSchedule(TILE // CHUNK // 4, False, 4)
+
+
 def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
     """The launches of an element-wise kernel, in order."""
     tiles = sum(tiles_of(r, c) for r, c in shapes)
@@ -184,11 +258,11 @@ def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
     steps = []
     if plan.totals:
         if tiles:
-            steps.append(Step("tile_totals", tiles, TILE // CHUNK // 2))
+            steps.append(Step("tile_totals", tiles, schedule_flat(plan).threads))
             steps.append(Step("tensor_totals", filled, MOST_THREADS))
         steps.append(Step("totals", 1, MOST_THREADS))
     if tiles and plan.compute:
-        steps.append(Step("work", tiles, TILE // CHUNK // 2))
+        steps.append(Step("work", tiles, schedule_flat(plan).threads))
     return steps
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _FLOAT = re.compile(r"b?f\d+(x\d+)?|tf32|[eu]\d+m\d+(x\d+)?")
@@ -57,18 +57,69 @@ class Finding:
         return f"{self.kernel or 'PTX'}:{self.line}: {self.instruction}: {self.reason}"
 
 
-def scan(ptx: str, fma_allowed: bool = False, f64_allowed: bool = False) -> list[Finding]:
+def scan(
+    ptx: str, fma_allowed: bool = False, f64_allowed: bool = False, quotients_allowed: bool = False
+) -> list[Finding]:
     """Everything in `ptx` that is not on the list: ``fma_allowed`` where the definition holds fused multiply-adds,
-    ``f64_allowed`` where it computes in f64."""
+    ``f64_allowed`` where it computes in f64, ``quotients_allowed`` where it divides: an approximate reciprocal may then
+    be the start of a quotient (emit/gpu/quotients.h), and nothing else."""
     found = []
-    for line, kernel, opcode, text in instructions(ptx):
-        reason = _reason(opcode, fma_allowed, f64_allowed)
+    listed = list(instructions(ptx))
+    starts = quotient_starts(listed) if quotients_allowed else frozenset()
+    for line, kernel, opcode, text in listed:
+        reason = None if line in starts else _reason(opcode, fma_allowed, f64_allowed)
         if reason:
             found.append(Finding(line, kernel, text, reason))
     for place in re.finditer(r"^\s*\.extern\s+\.func\b.*$", _plain(ptx), flags=re.MULTILINE):
         line = ptx.count("\n", 0, place.start(0)) + 1
         found.append(Finding(line, "", place[0].strip(), "is a function that is defined elsewhere"))
     return found
+
+
+START = "rcp.approx.ftz.f32"
+
+
+def quotient_starts(listed: Sequence[tuple[int, str, str, str]]) -> frozenset[int]:
+    """The lines of approximate reciprocals that are used in the sequence of a quotient and nowhere else:
+    ``r = start(b); e = fma(-b, r, 1); s = fma(r, e, r); q = a s; m = fma(q, b, -a); fma(-m, s, q)``."""
+    made: dict[tuple[str, str], tuple[str, list[str]]] = {}  # by function and register: what sets it
+    uses: dict[tuple[str, str], list[tuple[str, list[str]]]] = {}
+    starts = []
+    for line, kernel, opcode, text in listed:
+        operands = re.findall(r"%\w+|0[fd][0-9A-Fa-f]+", text)
+        made[kernel, operands[0] if operands else ""] = opcode, operands[1:]
+        for register in dict.fromkeys(operands[1:]):
+            uses.setdefault((kernel, register), []).append((opcode, operands))
+        if opcode == START:
+            starts.append((line, kernel, *operands))
+
+    def is_one(kernel: str, operand: str) -> bool:
+        return operand == "0f3F800000" or made.get((kernel, operand)) == ("mov.f32", ["0f3F800000"])
+
+    def negated(kernel: str, operand: str, of: str) -> bool:
+        return made.get((kernel, operand)) == ("neg.f32", [of])
+
+    def fma(kernel: str, register: str) -> Iterator[tuple[str, list[str]]]:
+        for opcode, operands in uses.get((kernel, register), ()):
+            if opcode == "fma.rn.f32" and len(operands) == 4:
+                yield operands[0], operands[1:]
+
+    good = []
+    for line, kernel, r, b in starts:
+        every = uses.get((kernel, r), [])
+        errors = [d for d, (x, y, one) in fma(kernel, r) if y == r and negated(kernel, x, b) and is_one(kernel, one)]
+        better = [d for d, (x, e, z) in fma(kernel, r) if x == z == r and e in errors]
+        if len(every) != 2 or len(errors) != 1 or len(better) != 1 or len(uses.get((kernel, errors[0]), [])) != 1:
+            continue
+        s = better[0]
+        for opcode, (q, a, *rest) in uses.get((kernel, s), []):
+            if opcode != "mul.rn.f32" or rest != [s]:
+                continue
+            rests = [d for d, (x, y, z) in fma(kernel, q) if (x, y) == (q, b) and negated(kernel, z, a)]
+            last = [d for d, (x, y, z) in fma(kernel, s) if (y, z) == (s, q) and any(negated(kernel, x, m) for m in rests)]
+            if last and len(uses[kernel, s]) == 2:
+                good.append(line)
+    return frozenset(good)
 
 
 def opcodes(ptx: str) -> Counter[str]:

@@ -205,7 +205,7 @@ def isolated_gpu(
 class _Elsewhere:
     """A target that another process has."""
 
-    warp = 32
+    warp, shared_bytes = 32, 0
 
     def __init__(self, name: str) -> None:
         self.name = name

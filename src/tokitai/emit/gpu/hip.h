@@ -25,6 +25,7 @@ typedef unsigned long long uint64_t;
 #define ROLLED _Pragma("unroll 1")
 #define SHARED(type, name, count) __attribute__((shared)) type name[count]
 // The call is read where the launch put it: a copy, of which only parts are picked, would lie in scratch memory.
+#define SHARED_AT_LAUNCH(name) char* const name = nullptr  // nothing needs it here
 #define KERNEL(name, threads, blocks)                                                                           \
   INLINE void name##_of(const Call& call);                                                                      \
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads))) void name(const Call) {     \
@@ -57,6 +58,8 @@ INLINE int thread_index() { return int(__builtin_amdgcn_workitem_id_x()); }
 INLINE int block_size() { return int(__builtin_amdgcn_workgroup_size_x()); }
 INLINE int64_t block_index() { return __builtin_amdgcn_workgroup_id_x(); }
 INLINE int64_t grid_size() { return __builtin_amdgcn_grid_size_x() / uint32_t(block_size()); }
+INLINE void close_copies() {}
+template <int LATER> INLINE void wait_for_copies() {}
 INLINE void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();

@@ -40,7 +40,7 @@ INLINE S fma(S a, S b, S c) { return __fmaf_rn(a, b, c); }
 INLINE S sqrt(S a) { return __fsqrt_rn(a); }
 #if CUDA_ASM
 // A sign is no instruction of its own: others take operands with another sign. But -|a| is made of bits, since NVRTC would
-// turn clamps of it into comparisons; and two signs cancel.
+// turn comparisons of it into others; and two signs cancel.
 struct Absolute {
   S value;
   INLINE operator S() const { return float_of(bits(value) & 0x7FFFFFFFu); }
@@ -52,7 +52,6 @@ struct Negated {
 INLINE Absolute abs(S a) { return {a}; }
 INLINE Negated neg(S a) { return {a}; }
 INLINE S neg(Negated a) { return a.value; }
-INLINE S neg(Absolute a) { return float_of(bits(a.value) | 0x80000000u); }
 #else
 INLINE S neg(S a) { return float_of(bits(a) ^ 0x80000000u); }
 INLINE S abs(S a) { return float_of(bits(a) & 0x7FFFFFFFu); }
@@ -78,8 +77,24 @@ INLINE S minimum(S a, S b) {
   return a == b ? float_of(bits(a) | bits(b)) : (a < b ? a : b);
 }
 #endif
+INLINE S add_scaled(S c, S x, S scale) { return fma(x, scale, c); }  // where the product is exact, or nothing beside c
+INLINE S at_least(S x, S low) { return where(lt(x, low), low, x); }
+INLINE S at_most(S x, S high) { return where(lt(high, x), high, x); }
+#if CUDA_ASM
+// -|x| with another sign and |x| cost nothing as operands: -max(-|x|, low) is min(|x|, -low).
+struct NegatedAbsolute {
+  S value;
+  INLINE operator S() const { return float_of(bits(value) | 0x80000000u); }
+};
+INLINE NegatedAbsolute neg(Absolute a) { return {a.value}; }
+INLINE S neg(NegatedAbsolute a) { return float_of(bits(a.value) & 0x7FFFFFFFu); }
+INLINE Negated at_least(NegatedAbsolute x, S low) { return {minimum(fabsf(x.value), -low)}; }
+INLINE S at_most(Absolute x, S high) { return minimum(fabsf(x.value), high); }
+#endif
 // 1.5 * 2^23 + k holds k in its lowest bits; the shift drops the rest.
 INLINE S power_of_two(S k) { return float_of((bits(add(k, 12582912.0f)) + 127u) << 23); }
+// 2^(n + shift), both whole: one addition takes both to where the result's exponent is its lowest bits.
+INLINE S power_of_two(S n, S shift) { return float_of((bits(add(n, 12582912.0f + shift)) + 127u) << 23); }
 INLINE S exponent(S a) { return S(int32_t((bits(a) >> 23) & 255u) - 127); }
 INLINE S significand(S a) { return float_of((bits(a) & 0x007FFFFFu) | 0x3F800000u); }
 INLINE S to_value(int32_t a, S) { return S(a); }

@@ -65,6 +65,42 @@ template <int WIDTH, int FIT, class P> INLINE void store_chunk(P* p, const Chunk
   }
 }
 
+// Chunks of N rows that a thread fetches for itself: while it works on one row, others are on their way. On a card they
+// lie in shared memory, and copies go on by themselves; elsewhere each thread has its own. T threads with V chunks each.
+#if CUDA_ASM && !TOKITAI_STRUCTURE
+template <class P, int T, int V, int N> struct Stage {
+  static constexpr int PIECES = sizeof(Chunk<P>) / 16, BYTES = N * V * PIECES * T * 16;
+  Words16* const room;
+  INLINE Stage(char* bytes) : room(reinterpret_cast<Words16*>(bytes) + thread_index()) {}
+  INLINE Words16* at(int turn, int v) const { return room + (turn * V + v) * PIECES * T; }
+  template <int WIDTH, int FIT> INLINE void fetch(int turn, int v, const P* p, int count) const {
+    Words16* const to = at(turn, v);
+    if (WIDTH * sizeof(P) >= 16 && whole<FIT>(count)) {
+      UNROLL for (int k = 0; k < PIECES; ++k) copy16_to_shared(to + k * T, reinterpret_cast<const char*>(p) + 16 * k);
+    } else {
+      Chunk<P> q;
+      load_chunk<WIDTH, FIT>(q, p, count);
+      UNROLL for (int k = 0; k < PIECES; ++k) to[k * T] = reinterpret_cast<const Words16*>(&q)[k];
+    }
+  }
+  INLINE Chunk<P> get(int turn, int v) const {
+    Chunk<P> q;
+    UNROLL for (int k = 0; k < PIECES; ++k) reinterpret_cast<Words16*>(&q)[k] = at(turn, v)[k * T];
+    return q;
+  }
+};
+#else
+template <class P, int T, int V, int N> struct Stage {
+  static constexpr int BYTES = 0;
+  Chunk<P> own[N][V];
+  INLINE Stage(char*) {}
+  template <int WIDTH, int FIT> INLINE void fetch(int turn, int v, const P* p, int count) {
+    load_chunk<WIDTH, FIT>(own[turn][v], p, count);
+  }
+  INLINE Chunk<P> get(int turn, int v) const { return own[turn][v]; }
+};
+#endif
+
 // Rounds a chunk of values to the stored format.
 template <class P> INLINE void encode(Chunk<P>& q, const S (&x)[CHUNK]) {
   UNROLL for (int e = 0; e < CHUNK; ++e) store1(&q.e[e], x[e]);
@@ -84,19 +120,21 @@ template <uint32_t NOT_A_NUMBER, class P, class F> INLINE void encode_pairs(Chun
       if (w[i] >> 16 == 0x7FFFu) w[i] = (w[i] & 0xFFFFu) | NOT_A_NUMBER << 16;
     }
 }
+INLINE uint32_t pair_of_f16(S low, S high) {
+  uint32_t w;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
+}
+INLINE uint32_t pair_of_bf16(S low, S high) {
+  uint32_t w;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
+}
 template <> INLINE void encode<f16>(Chunk<f16>& q, const S (&x)[CHUNK]) {
-  encode_pairs<0x7E00u>(q, x, [&](int i) {
-    uint32_t w;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(x[i + 1]), "f"(x[i]));
-    return w;
-  });
+  encode_pairs<0x7E00u>(q, x, [&](int i) { return pair_of_f16(x[i], x[i + 1]); });
 }
 template <> INLINE void encode<bf16>(Chunk<bf16>& q, const S (&x)[CHUNK]) {
-  encode_pairs<0x7FC0u>(q, x, [&](int i) {
-    uint32_t w;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(x[i + 1]), "f"(x[i]));
-    return w;
-  });
+  encode_pairs<0x7FC0u>(q, x, [&](int i) { return pair_of_bf16(x[i], x[i + 1]); });
 }
 #endif
 
@@ -112,6 +150,11 @@ struct Most {
 
 #if TOKITAI_STRUCTURE
 INLINE S exchange(S x, int mask) { return {exchange(x.h, mask)}; }
+// What numbers.h has in fewer instructions than these.
+INLINE S power_of_two(S n, S shift) { return power_of_two(add(n, shift)); }
+INLINE S at_least(S x, S low) { return where(lt(x, low), low, x); }
+INLINE S at_most(S x, S high) { return where(lt(high, x), high, x); }
+INLINE S add_scaled(S c, S x, S scale) { return add(c, mul(x, scale)); }
 #endif
 
 // The tree over N values, a power of two.

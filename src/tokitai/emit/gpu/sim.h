@@ -21,6 +21,7 @@
 #define SHARED(type, name, count)                        \
   static tokitai::sim::Shared<sizeof(type) * (count)> name##_room; \
   type* const name = reinterpret_cast<type*>(name##_room.bytes)
+#define SHARED_AT_LAUNCH(name) char* const name = nullptr  // nothing needs it here
 #define KERNEL(name, threads, blocks)                                                                         \
   static void name(const Call& call);                                                                         \
   extern "C" __attribute__((visibility("default"))) int32_t tokitai_sim_##name(                               \
@@ -275,6 +276,8 @@ INLINE int thread_index() { return sim::current; }
 INLINE int block_size() { return sim::block_threads; }
 INLINE int64_t block_index() { return sim::block_number; }
 INLINE int64_t grid_size() { return sim::blocks_in_grid; }
+INLINE void close_copies() {}
+template <int LATER> INLINE void wait_for_copies() {}
 INLINE void barrier() { sim::leave(sim::AT_BARRIER); }
 INLINE uint64_t exchange(uint64_t x, int mask) { return gather(x, (sim::current % WARP) ^ mask); }
 INLINE uint32_t exchange(uint32_t x, int mask) { return uint32_t(exchange(uint64_t(x), mask)); }

@@ -26,6 +26,7 @@ typedef unsigned long long uint64_t;
 #endif
 #define ROLLED _Pragma("unroll 1")
 #define SHARED(type, name, count) __shared__ type name[count]
+#define SHARED_AT_LAUNCH(name) extern __shared__ Words16 name##_words[]; char* const name = reinterpret_cast<char*>(name##_words)
 #define KERNEL(name, threads, blocks) \
   extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Call call)
 
@@ -58,6 +59,14 @@ INLINE Words16 load16(const void* p) {
 INLINE void store16(void* p, Words16 x) {
   __stcs(static_cast<uint4*>(p), make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]));
 }
+// Copies that go on by themselves, past registers, in closed groups; a thread may read what it copied once it has waited
+// until groups LATER than that are the only ones on their way.
+INLINE void copy16_to_shared(void* to, const void* from) {
+  const auto place = uint32_t(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+}
+INLINE void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LATER> INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(LATER) : "memory"); }
 INLINE Words8 load8(const void* p) {
   const uint2 v = __ldcs(static_cast<const uint2*>(p));
   return {{v.x, v.y}};
