@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import DefinitionError
 from ..formats import FORMATS
 from ..lang import OPERANDS, Graph, Node, Operator, TensorSpec, extents
-from .interpret import Array, apply, full_size, load
+from .interpret import Array, apply, full_size, items_of, joined, load
 from .product import operands, stored
 from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, sigmoid, silu_slope
 from .structure import drawn_entries
@@ -56,6 +56,8 @@ def gradient(
 
     ``cotangents`` holds the gradients of some results by name; the others count as zero.
     """
+    if isinstance(shape, Sizes) and shape.several:
+        return _of_each(graph, tensors, shape, params, cotangents)
     domain = Real(params)
     values: dict[Node, Array] = {}
     specs = {t.name: t for t in graph.inputs}
@@ -102,6 +104,17 @@ def gradient(
 
                 _pull(node, g, [values[a] for a in node.args], values[node], give if node.op in _MOVES else given)
     return result
+
+
+def _of_each(
+    graph: Graph, tensors: Mapping[str, Array], shape: Sizes, params: Mapping[str, float],
+    cotangents: Mapping[str, Array],
+) -> dict[str, Array]:  # fmt: skip
+    """The gradients of a batch of products, of each on its own."""
+    known = {} if graph.offsets is None else {graph.offsets.name: tensors[graph.offsets.name]}
+    both = zip(items_of(graph, tensors, shape), items_of(graph, {**cotangents, **known}, shape), strict=True)
+    made = [gradient(graph, some, one, params, {n: flows[n] for n in cotangents}) for (some, one), (flows, _) in both]
+    return {t.name: joined(t.space, [m[t.name] for m in made], shape) for t in graph.inputs if t.name in made[0]}
 
 
 def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[Node, Array], None]) -> None:

@@ -1,0 +1,45 @@
+// Products in groups: parts of all groups' results are tasks, which threads take in turn.
+#pragma once
+#include "products.h"
+
+namespace tokitai {
+
+constexpr int64_t SHARE = PLAN_SHARE;
+
+// A part of the product of one group: of its result the rows from `row` on and the columns from `col` on, and where
+// along k it begins. Rows are counted through all groups where they share them out, in the group elsewhere.
+struct Task {
+  int64_t group, row, col, begin, rows, cols, inner;
+  Team team() const { return {0, 1, thread_number()}; }
+  template <class P> Side<P> left(const P* p, int64_t stride, bool turned) const {
+    return {turned ? p + begin * stride + row : p + row * stride + begin, stride};
+  }
+  template <class P> Side<P> right(const P* p, int64_t stride, bool turned) const {
+    return {turned ? p + col * stride + begin : p + begin * stride + col, stride};
+  }
+};
+
+// f(task) for all parts of all groups' results, by whichever thread is free.
+template <bool ALONG_ROWS, class F>
+INLINE void each_task(
+    int64_t rows, int64_t cols, int64_t inner, int64_t groups, const int64_t* offsets, int64_t threads, const F& f) {
+  (void)threads;
+  const int64_t wide = over(cols, WIDE);
+  auto tall = [&](int64_t g) { return over(ALONG_ROWS ? offsets[g + 1] - offsets[g] : rows, TALL); };
+  int64_t tasks = 0;
+  for (int64_t g = 0; g < groups; ++g) tasks += tall(g) * wide;
+  int64_t group = 0, first = 0;  // tasks come to a thread in rising order
+#pragma omp for schedule(dynamic)
+  for (int64_t t = 0; t < tasks; ++t) {
+    while (t >= first + tall(group) * wide) first += tall(group++) * wide;
+    const int64_t from = offsets[group], count = offsets[group + 1] - from;
+    const int64_t r = (t - first) / wide * TALL, c = (t - first) % wide * WIDE;
+    Task task;
+    task.group = group, task.col = c, task.cols = least(WIDE, cols - c);
+    task.row = ALONG_ROWS ? from + r : r, task.rows = least(TALL, (ALONG_ROWS ? count : rows) - r);
+    task.begin = ALONG_ROWS ? 0 : from, task.inner = ALONG_ROWS ? inner : count;
+    f(task);
+  }
+}
+
+}  // namespace tokitai
