@@ -45,7 +45,8 @@ def check_offsets(name: str, offsets: Array, size: int) -> None:
     if bad.any():
         at = int(bad.argmax())
         accepted = f"{low[at]} to {high[at]}" if low[at] < high[at] else low[at]
-        raise ArgumentError(f"{name}[{at}]={offsets[at]}; accepted: {accepted}, as groups share out 0 to {size} in order")
+        why = f"as groups share out 0 to {size} in order"
+        raise ArgumentError(f"{name}[{at}]={offsets[at]}; accepted: {accepted}, {why}")
 
 
 __all__ = ["check_offsets", "groups_of"]

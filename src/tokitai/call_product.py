@@ -17,7 +17,7 @@ from .device.dlpack import as_numpy, like
 from .errors import ArgumentError
 from .formats import FORMATS
 from .kernel import Kernel
-from .lang import GROUPS, MATRICES, Graph, Operator, Sizes, TensorSpec, extent
+from .lang import MATRICES, Graph, Operator, Sizes, TensorSpec, extent
 
 Array = np.ndarray[Any, Any]
 SIDES = {"r": "rows", "c": "cols", "k": "inner"}
@@ -126,7 +126,7 @@ def call_product(
 
 def _flat(t: TensorSpec, array: Array, sizes: Sizes, copy: bool) -> Array:
     """The array as the kernel reads it, copied only if need be."""
-    one = math.prod(extent(t.space, sizes.one)) if t.space not in GROUPS else 0
+    one = math.prod(extent(t.space, sizes.one))
     want = extent(t.space, sizes, batched=array.size != one or array.ndim > 2)
     view = view_as(array, want)
     if view is not None:

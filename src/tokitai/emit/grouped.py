@@ -47,10 +47,10 @@ class GroupedEmitter(ProductEmitter):
                 self.line(f"{const}{kind}* const {name} = all_{name} + task.group * {name}_batch;")
         left, layout = self.plan.left.data[0], str(products[0].data[0])
         rights = [n.args[1].data for n in products]
-        turned = [str(n.data[0])[1] == "T" for n in products]
-        sides = ", ".join(f"task.right(in_{r[0]}, in_{r[0]}_stride, {str(t).lower()})" for r, t in zip(rights, turned))
-        self.line(f"const Side<{POINTER[str(rights[0][1])]}> right[{count}] = {{{sides}}};")
-        self.line(f"const bool right_turned[{count}] = {{{', '.join(str(t).lower() for t in turned)}}};")
+        turned = [str(str(n.data[0])[1] == "T").lower() for n in products]
+        sides = (f"task.right(in_{r[0]}, in_{r[0]}_stride, {t})" for r, t in zip(rights, turned, strict=True))
+        self.line(f"const Side<{POINTER[str(rights[0][1])]}> right[{count}] = {{{', '.join(sides)}}};")
+        self.line(f"const bool right_turned[{count}] = {{{', '.join(turned)}}};")
         left_turned = str(layout[0] == "T").lower()
         self.line(f"const auto left = task.left(in_{left}, in_{left}_stride, {left_turned});")
         self.line(f"constexpr bool left_turned = {left_turned};")

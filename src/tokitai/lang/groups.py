@@ -33,7 +33,7 @@ def grouped_matmul(
     a: Operand[Any], b: Operand[Any], groups: Groups[Any], layout: str = "NT", accumulator: str = "f32",
     *, share: Literal["rows", "inner"] = "rows",
 ) -> Value:  # fmt: skip
-    """For each group the `matmul` of its own parts, to the same bits; the group g has places groups[g] to groups[g + 1].
+    """For each group g the `matmul` of its own parts, to the same bits: of the places groups[g] to groups[g + 1].
 
     With ``share="rows"`` these are rows of a and of the result, and b is groups x its two sides. With ``share="inner"``
     they are places along k, in both operands, and the result is groups x rows x cols: of a group without any +0.

@@ -84,9 +84,10 @@ def shape_from_text(text: str) -> Shape:
     numbers = [int(word) for word in text.removesuffix(ragged).split("x")]
     if len(numbers) == 2 and not ragged:
         return numbers[0], numbers[1]
-    if len(numbers) != 4 if ragged else len(numbers) not in (3, 4):
+    if len(numbers) not in ((4,) if ragged else (3, 4)):
         raise ValueError(text)
-    return Sizes(*numbers, ragged=ragged)
+    rows, cols, inner, *batch = numbers
+    return Sizes(rows, cols, inner, batch[0] if batch else 1, ragged)
 
 
 def extent(space: Space, shape: Shape, entries: int = 0, slots: int = 0, batched: bool = True) -> tuple[int, ...]:

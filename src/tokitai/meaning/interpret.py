@@ -13,7 +13,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import ArgumentError
-from ..lang import GROUPS, MATRICES, ROW_REDUCTIONS, TOTALS, Function, Graph, Node, Sizes, TensorSpec, extents, topological
+from ..lang import (
+    GROUPS,
+    MATRICES,
+    ROW_REDUCTIONS,
+    TOTALS,
+    Function,
+    Graph,
+    Node,
+    Sizes,
+    TensorSpec,
+    extents,
+    topological,
+)  # fmt: skip
 from ..lang.graph import Space
 
 Array = np.ndarray[Any, Any]
@@ -73,7 +85,7 @@ def items_of(graph: Graph, tensors: Mapping[str, Array], shape: Sizes) -> list[t
     if graph.offsets is None:
         whole = {t.name for t in graph.inputs if tensors[t.name].ndim == 3}
         return [({n: a[i] if n in whole else a for n, a in tensors.items()}, shape.one) for i in range(shape.batch)]
-    spaces = {x.name: x.space for x in (*graph.inputs, *graph.outputs)}
+    spaces = {t.name: t.space for t in graph.inputs} | {o.name: o.space for o in graph.outputs}
     found = []
     for i, (begin, end) in enumerate(itertools.pairwise(tensors[graph.offsets.name].reshape(-1).tolist())):
         some = {n: _share(spaces[n], a, shape.ragged, i, slice(begin, end)) for n, a in tensors.items() if n in spaces}

@@ -6,6 +6,7 @@ Each group has the bits of `linear`, `linear_swiglu` and their gradients on its 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,18 @@ import numpy as np
 
 from ..elementary import silu
 from ..lang import (
-    Contract, Groups, HardInput, Matrix, Operand, Outputs, f32, grouped_matmul, i64, operator, outputs, storage,
+    Contract,
+    Groups,
+    HardInput,
+    Matrix,
+    Operand,
+    Outputs,
+    f32,
+    grouped_matmul,
+    i64,
+    operator,
+    outputs,
+    storage,
 )  # fmt: skip
 from .gated import textbook_silu
 from .products import DOMAIN, Accumulator
@@ -67,13 +79,11 @@ def grouped_linear_accumulate_weight(
 
 # ------------------------------------------------------------------ textbooks
 def _rows(offsets: Any) -> Iterator[slice]:
-    ends = np.asarray(offsets).reshape(-1).tolist()
-    return (slice(begin, end) for begin, end in zip(ends[:-1], ends[1:], strict=True))
+    return itertools.starmap(slice, itertools.pairwise(np.asarray(offsets).reshape(-1).tolist()))
 
 
 def _of_each(x: Any, weight: Any, offsets: Any) -> Any:
     """x_g W_g, one group behind the other."""
-    weight = weight.reshape(-1, *weight.shape[-2:])
     return np.concatenate([x[rows] @ w for rows, w in zip(_rows(offsets), weight, strict=True)])
 
 

@@ -135,8 +135,10 @@ def drawn_groups(rng: np.random.Generator, space: Space, shape: tuple[int, int])
 
 
 def in_groups(graph: Graph, shape: tuple[int, int]) -> tuple[int, int]:
-    """The sizes of a graph's call: of a product in groups these are three where nothing is said of them."""
-    return Sizes(*shape, Sizes.of(shape).inner, 3, graph.ragged) if graph.ragged and type(shape) is tuple else shape
+    """The sizes of a graph's call: three groups, where a product in groups is asked for without saying how many."""
+    if not graph.ragged or isinstance(shape, Sizes):
+        return shape
+    return Sizes(*shape, shape[1], 3, graph.ragged)
 
 
 def defaults(operator: Operator) -> dict[str, float]:

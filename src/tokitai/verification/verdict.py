@@ -223,7 +223,8 @@ def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[in
     batched = (product and operator.contract.batched) or grouped
     wanted = ["rows", "cols", *(["inner"] if product else [])]
     if not set(wanted) <= set(shape) or set(shape) - {*wanted, *(["batch"] if batched else [])}:
-        accepted = f"{', '.join(wanted[:-1])} and {wanted[-1]}{', and for several {'groups' if grouped else 'products'} batch' * batched}"
+        several = f", and for several {'groups' if grouped else 'products'} batch" * batched
+        accepted = f"{', '.join(wanted[:-1])} and {wanted[-1]}{several}"
         raise ArgumentError(f"{operator.name}: shape has {', '.join(shape) or 'nothing'}; accepted: {accepted}")
     for name, size in shape.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
