@@ -22,6 +22,17 @@ SLIPS = {
     "a row's elements are added in another order": ("accumulators.h", r"fma\(a, b.lane\[i\], c", "fma(c.lane[i], a, b"),
     "nothing is minus zero": ("accumulators.h", r"return constant\(0.0f, S\{\}\);", "return constant(-0.0f, S{});"),
 }
+# Of products in groups alone: who takes which part of whose result.
+OF_GROUPS = {
+    "the last group is left out": ("groups.h", r"g < groups; \+\+g\) tasks", "g + 1 < groups; ++g) tasks"),
+    "weights of the group before": ("kernel", r"\+ task.group \* in_", "+ (task.group - (task.group > 0)) * in_"),
+    "a group ends where all do": ("groups.h", r"count = offsets\[group \+ 1\] - from", "count = offsets[groups] - from"),
+    "a group begins where all do": ("groups.h", r"from = offsets\[group\],", "from = offsets[0],"),
+    "an empty group is passed over": ("groups.h", r"    f\(task\);", "    if (count) f(task);"),
+    "rows behind the first part are left out": ("groups.h", r"/ wide \* TALL", "/ wide * 0"),
+    "columns behind the first part are left out": ("groups.h", r"% wide \* WIDE", "% wide * 0"),
+    "the places of the group before": ("groups.h", r"task.begin = ALONG_ROWS \? 0 : from", "task.begin = 0"),
+}
 # Of the two ways to pack an operand, a layout takes those that it needs.
 PACKING = {
     "the last row of a panel is left out": ("NN", "NT"),

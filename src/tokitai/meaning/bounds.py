@@ -233,8 +233,9 @@ def evaluate(
         raise TokitaiError(f"{graph.name}: bounds of totals over a list are not computed")
     if isinstance(shape, Sizes) and shape.several:
         items = [evaluate(graph, some, one, params) for some, one in items_of(graph, tensors, shape)]
-        value, error = ({o.name: joined(o.space, [i[o.name][j] for i in items], shape) for o in graph.outputs} for j in (0, 1))
-        return {name: (value[name], error[name]) for name in value}
+        spaces = {o.name: o.space for o in graph.outputs}
+        both = {n: [joined(s, [i[n][j] for i in items], shape) for j in (0, 1)] for n, s in spaces.items()}
+        return {n: (value, error) for n, (value, error) in both.items()}
     domain = Bounds(params)
     specs = {t.name: t for t in graph.inputs}
     values: dict[Node, Any] = {}
