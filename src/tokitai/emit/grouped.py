@@ -33,7 +33,7 @@ class GroupedEmitter(ProductEmitter):
         products, offsets = self.plan.products, self.graph.offsets
         assert offsets is not None
         count = len(products)
-        self.line(f"const Room room({count}, rows, cols, inner, SHARE * threads, threads, workspace);")
+        self.line(f"const Room room({count}, rows, cols, inner, PLAN_SHARE * threads, threads, workspace);")
         self.open("#pragma omp parallel num_threads(threads)\n ")
         self.line("const FloatMode mode;")
         for s in self.plan.uniform:

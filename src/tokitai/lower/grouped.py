@@ -13,7 +13,7 @@ from ..errors import DefinitionError
 from ..lang import MATMUL_BLOCK, Graph, Sizes
 from .product import BLOCK_ROWS, DEPTH, PANEL_COLS, PANEL_ROWS, ProductPlan, plan_product
 
-TALL, WIDE = 1008, 512
+TALL, WIDE = 1008, 1024
 _REFUSED = frozenset({"rows", "row_index", "element_word"})  # they would not be those of a group
 
 
