@@ -57,7 +57,7 @@ def placed(o: Operator) -> tuple[TensorSpec, ...]:
 
 
 def sides(o: Operator, space: Space) -> str:
-    """The shape of a tensor in words; of a product in groups there is one for each, but for those that are shared out."""
+    """The shape of a tensor in words. In a product in groups each has its own, but for what has the shared side."""
     ragged = o.trace(o.contract.formats[0]).ragged
     of_each = ragged != "" and space in MATRICES and ragged not in space
     return "groups x " * of_each + SPACES[space]

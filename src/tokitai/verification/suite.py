@@ -38,8 +38,9 @@ BATCHES: tuple[tuple[int, int], ...] = (Sizes(3, 5, 7, 2), Sizes(7, 17, 33, 3), 
 # Of products in groups, by rows, columns, inner side and groups; where these share out the inner side, rows are that.
 GROUPED = (
     Sizes(1, 1, 1, 1), Sizes(3, 5, 7, 2), Sizes(25, 33, 12, 3), Sizes(40, 18, 257, 7), Sizes(70, 9, 31, 64),
-    Sizes(2, 65, 130, 5), Sizes(150, 2, 19, 2), Sizes(2500, 3, 4, 3), Sizes(5, 1031, 5, 2), Sizes(3, 2, 4097, 2),
-    Sizes(9000, 1, 2, 2), Sizes(2, 3, 0, 3), Sizes(0, 3, 4, 2), Sizes(3, 0, 4, 2),
+    Sizes(2, 65, 130, 5), Sizes(150, 2, 19, 2), Sizes(2500, 3, 4, 3), Sizes(5, 1031, 5, 2), Sizes(300, 260, 3, 200),
+    Sizes(3, 2, 4097, 2), Sizes(9000, 1, 2, 2), Sizes(13000, 2, 1, 1), Sizes(2, 3, 0, 3), Sizes(0, 3, 4, 2),
+    Sizes(3, 0, 4, 2),
 )  # fmt: skip
 GROUPED_OF_USE = Sizes(192, 64, 96, 12)
 PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
