@@ -37,9 +37,10 @@ INLINE void each_task(
   auto tall = [&](int64_t g) { return over(ALONG_ROWS ? offsets[g + 1] - offsets[g] : rows, high); };
   int64_t tasks = 0;
   for (int64_t g = 0; g < groups; ++g) tasks += high ? tall(g) * wide : 0;
-  int64_t group = 0, first = 0;  // tasks come to a thread in rising order
+  int64_t group = 0, first = 0;  // of the last task; the next one mostly, but not always, lies behind it
 #pragma omp for schedule(dynamic)
   for (int64_t t = 0; t < tasks; ++t) {
+    if (t < first) group = first = 0;
     while (t >= first + tall(group) * wide) first += tall(group++) * wide;
     const int64_t from = offsets[group], count = offsets[group + 1] - from;
     const int64_t r = (t - first) / wide * high, c = (t - first) % wide * broad;
