@@ -28,7 +28,7 @@ ORDER = (
     {"device"},
     {
         "kernel", "gpu_kernel", "gpu_targets", "gpu_card", "gpu_call", "gpu_lists", "binding", "call_again",
-        "call_list", "call", "call_grouped", "call_product", "routing",
+        "call_list", "call", "call_grouped", "call_product", "routing", "experts",
     },
     {"worker", "wire"},
     {"gpu_hip"},
