@@ -109,10 +109,10 @@ def _check(x: Array, layer: Experts) -> None:
     """Raises ArgumentError where sizes do not match; formats are the operators' to check."""
     if x.ndim == 0:
         raise ArgumentError("x: a scalar; accepted: (..., features)")
-    features, count, hidden = x.shape[-1], *(layer.router.shape[:1] or (0,)), *(layer.down.shape[-1:] or (0,))
-    wanted = dict(
-        router=(count, features), gate_up=(count, 2 * hidden, features), down=(count, features, hidden),
-    )  # fmt: skip
+    features = int(x.shape[-1])
+    (count,) = layer.router.shape[:1] or (0,)
+    (hidden,) = layer.down.shape[-1:] or (0,)
+    wanted = dict(router=(count, features), gate_up=(count, 2 * hidden, features), down=(count, features, hidden))
     for name, shape in wanted.items():
         if getattr(layer, name).shape != shape:
             found = f"{name}: shape {getattr(layer, name).shape}"
