@@ -34,6 +34,7 @@ from tokitai.lower import make_plan
 from tokitai.ops.groups import SHARES
 from tokitai.verification import verify
 from tokitai.verification.verdict import Variant
+from tokitai.worker import Pool
 
 FORMATS = pytest.mark.parametrize("dtype", [F16, BF16, F32])
 ACCUMULATORS = pytest.mark.parametrize("accumulator", ["f32", "f64"])
@@ -257,6 +258,13 @@ def test_groups_are_verified_at_the_sizes_asked_for(tmp_path: Any) -> None:
     case = "seeded/normal@30x7x9x4r#2"
     again = verify(ops.grouped_linear, dtype="f16", variant=variant, case=case)
     assert (again.verdict, [r.id for r in again.results]) == ("verified", [case])
+
+
+def test_in_a_worker_process() -> None:
+    with Pool(1, deadline=60) as pool:
+        for case in ("structure/all inputs@25x33x12x3r#0", "seeded/normal@25x33x12x3r#0"):
+            verdict = verify(ops.grouped_linear, dtype="f16", variant=Variant(frozenset()), case=case, pool=pool)
+            assert (verdict.verdict, [r.id for r in verdict.results]) == ("verified", [case]), verdict.failure
 
 
 def test_a_target_without_kernels_of_groups_leaves_it_undecided() -> None:
