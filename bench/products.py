@@ -1,4 +1,5 @@
-"""``python -m bench.products [REPEATS]``: matrix products on two threads beside NumPy's, which are OpenBLAS's.
+"""``python -m bench.products [REPEATS]``: matrix products on two threads beside NumPy's, which are OpenBLAS's; then
+products of 64 uneven groups beside one product of the same arithmetic, `python -m bench.products REPEATS groups` alone.
 
 One JSON object a line: milliseconds, the fastest of calls that take turns. OpenBLAS's threads spin for a while after a
 call, and would take the processors from ours: each call waits until they sleep. Set no OPENBLAS_CORETYPE.
@@ -10,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from tokitai import ops
 THREADS = 2
 SIZES = ((512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 1024))  # rows, cols, inner
 KINDS = (("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f32", "f64"))  # stored in, accumulated in
+GROUPED, GROUPS = ((4096, 1024, 1024), (16384, 1024, 1024)), 64
 SLEEP = 0.1
 
 
@@ -34,11 +37,45 @@ def fastest(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
     return best
 
 
+def uneven(rows: int, groups: int, rng: np.random.Generator) -> np.ndarray:
+    """Where groups begin that share out rows: their sizes vary from none to four times the mean and more."""
+    share = rng.random(groups) ** 2 * (rng.random(groups) > 0.1)
+    return np.concatenate([[0], np.rint(np.cumsum(share) / share.sum() * rows).astype(np.int64)])
+
+
+def in_groups(repeats: int) -> None:
+    """Products of groups and their gradients, each beside one product of as many rows, columns and inner places."""
+    from tokitai.formats import FORMATS
+
+    rng = np.random.default_rng(0)
+    for dtype, (rows, cols, inner) in ((d, s) for d in ("f16", "bf16", "f32") for s in GROUPED):
+        offsets, kind = uneven(rows, GROUPS, rng), FORMATS[dtype].dtype
+        x, dy = (rng.standard_normal((rows, n), np.float32).astype(kind) for n in (inner, cols))
+        w = (rng.standard_normal((GROUPS, cols, inner), np.float32) / inner**0.5).astype(kind)
+        y, dx, dw = np.empty((rows, cols), kind), np.empty((rows, inner), kind), np.empty((GROUPS, cols, inner), kind)
+        calls: dict[str, tuple[Callable[..., object], tuple[object, ...], np.ndarray]] = {
+            "one, forward": (ops.linear, (x, w[0]), y),
+            "groups, forward": (ops.grouped_linear, (x, w, offsets), y),
+            "one, to the input": (ops.linear_backward_input, (dy, w[0]), dx),
+            "groups, to the input": (ops.grouped_linear_backward_input, (dy, w, offsets), dx),
+            "one, to the weight": (ops.linear_backward_weight, (dy, x), dw[0]),
+            "groups, to the weight": (ops.grouped_linear_backward_weight, (dy, x, offsets), dw),
+        }
+        found = fastest({n: partial(f, *a, out=o, threads=THREADS) for n, (f, a, o) in calls.items()}, repeats)
+        record = dict(dtype=dtype, groups=GROUPS, rows=rows, cols=cols, inner=inner, ms=found)
+        ways = ("forward", "to the input", "to the weight")
+        ratio = {n: found[f"one, {n}"] / found[f"groups, {n}"] for n in ways}
+        print(json.dumps(record | dict(ratio=ratio)), flush=True)
+
+
 def main() -> None:
-    """Every size in every kind, in all layouts."""
+    """Every size in every kind, in all layouts; and groups."""
     from tokitai.formats import FORMATS
 
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    if sys.argv[2:] == ["groups"]:
+        in_groups(repeats)
+        return
     rng = np.random.default_rng(0)
     for dtype, accumulator in KINDS:
         for rows, cols, inner in SIZES:
@@ -55,6 +92,8 @@ def main() -> None:
             found = fastest(calls, repeats)
             record = dict(dtype=dtype, accumulator=accumulator, rows=rows, cols=cols, inner=inner, ms=found)
             print(json.dumps(record | dict(ratio={n: found["numpy"] / found[n] for n in given})), flush=True)
+
+    in_groups(repeats)
 
 
 if __name__ == "__main__":

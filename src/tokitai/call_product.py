@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .call import _writable, view_as
+from .call_grouped import check_offsets, groups_of
 from .device import cpu
 from .device.dlpack import as_numpy, like
 from .errors import ArgumentError
@@ -35,12 +36,16 @@ def sizes_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> F
 
     Leading dimensions of a batched operator's matrices count its products; a matrix without any is that of all of
     them. Those of any other operator flatten into the first side: rows of x, or what a weight's gradient sums over.
+    In groups, matrices without the side that these share out have one dimension ahead, that of groups.
     """
     batched = operator.contract.batched
+    groups, shapes = groups_of(graph, arrays)
     found: dict[str, tuple[int, str]] = {}
     leads: dict[str, tuple[int, ...]] = {}
     for t in graph.inputs:
-        shape = arrays[t.name].shape
+        if t.name not in shapes:
+            continue
+        shape = shapes[t.name]
         matrix = t.space in MATRICES
         least = (2 if batched or t.space[0] != "r" else 1) if matrix else 1
         if len(shape) < least or (not matrix and len(shape) > 1):
@@ -54,7 +59,7 @@ def sizes_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> F
             name = found.setdefault(side, (size, t.name))[1]
             if found[side][0] != size:
                 beside = f"accepted beside {name}: {found[side][0]}"
-                raise ArgumentError(f"{t.name}: shape {shape}, {size} {_words(t, side)}; {beside}")
+                raise ArgumentError(f"{t.name}: shape {arrays[t.name].shape}, {size} {_words(t, side)}; {beside}")
     (first, lead), *others = leads.items() or [("", ())]
     for name, ahead in others:
         if ahead != lead:
@@ -66,8 +71,12 @@ def sizes_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> F
             f"{operator.name}: rows={rows}, cols={cols}; accepted: at most {limits.max_rows} rows, "
             f"{limits.min_cols} to {limits.max_cols} columns"
         )
-    batch = math.prod(lead) if batched else 1
     ahead = (*lead, rows) if batched or not leads else lead
+    if graph.offsets is not None:
+        sizes = Sizes(rows, cols, inner, groups, graph.ragged)
+        check_offsets(graph.offsets.name, arrays[graph.offsets.name], rows if graph.ragged == "r" else inner)
+        return Found(sizes, (*ahead, cols) if graph.ragged == "r" else (groups, *ahead, cols))
+    batch = math.prod(lead) if batched else 1
     return Found(Sizes(rows, cols, inner, batch), (*ahead, cols))
 
 

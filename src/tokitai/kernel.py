@@ -14,7 +14,7 @@ from .device import cpu
 from .emit.cpp import emit_cpu
 from .errors import TokitaiError, UnknownNameError
 from .formats import FORMATS
-from .lang import MATRICES, OPERANDS, Graph, Node, Operator, Sizes
+from .lang import GROUPS, MATRICES, OPERANDS, Graph, Node, Operator, Sizes
 from .lower import FlatPlan, Plan, ProductPlan, ScatterPlan, make_plan
 from .lower.scalars import host_values, rounded_scalars, whole_scalars
 from .toolchain.build import Artifact, Isa, Source, build, native_isa
@@ -40,8 +40,15 @@ def is_product(operator: Operator) -> bool:
     return any(t.space in OPERANDS for t in operator.tensors)
 
 
+def is_grouped(operator: Operator) -> bool:
+    """Whether an operator is a product in groups."""
+    return any(t.space in GROUPS for t in operator.tensors)
+
+
 def targets_of(operator: Operator) -> tuple[str, ...]:
     """The targets that have kernels for an operator."""
+    if is_grouped(operator):
+        return ("cpu",)
     return ("cpu",) if is_product(operator) else TARGETS
 
 
@@ -309,6 +316,6 @@ def build_text(
 
 
 __all__ = [
-    "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_product", "target_of",
-    "targets_of",
+    "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_grouped", "is_product",
+    "target_of", "targets_of",
 ]  # fmt: skip

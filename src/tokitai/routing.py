@@ -1,10 +1,10 @@
 """From the experts that tokens chose to places in the order of experts, and back: whole numbers, found on the host.
 
-weights, experts = ops.router(logits, k=2)
-there = permutation(experts, count=8)
-y = ops.dispatch(x, there.order)                      # tokens, expert by expert: there.counts of each
-...                                                    # the experts' work, row by row
-x = ops.combine(y, weights, there.place, k=2)
+    weights, experts = ops.router(logits, k=2)
+    there = permutation(experts, count=8)
+    y = ops.dispatch(x, there.order)                      # tokens, expert by expert: there.counts of each
+    y = ops.grouped_linear(y, weights, there.offsets)      # the experts' work: tokitai.experts has all of it
+    x = ops.combine(y, weights, there.place, k=2)
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ class Permutation:
     choice: Any  # (places,), i64: which choice it is, token * k + slot; weights.reshape(-1)[choice] are its weights
     place: Any  # (tokens, k), i64: the place of each choice, -1 where it was dropped
     counts: Any  # (experts,), i64: places of each expert
+
+    @property
+    def offsets(self) -> Array:
+        """(experts + 1,), i64: where the places of each expert begin, and where the last ones end."""
+        return np.concatenate([[0], np.cumsum(self.counts)])
 
 
 def permutation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterator
 from typing import Any
@@ -48,17 +49,17 @@ def same(a: dict[str, Array], b: dict[str, Array]) -> bool:
 
 def views(a: Array) -> Iterator[tuple[str, Array]]:
     """Arrays equal to `a` that lie in memory in other ways; what lies between their elements is NaN or -1."""
-    rows, cols = a.shape
+    *groups, rows, cols = a.shape
     filler = np.array(np.nan if a.dtype.kind not in "iu" else -1).astype(a.dtype)
-    wide = np.full((rows, 2 * cols), filler)
-    wide[:, ::2] = a
-    yield "every other column", wide[:, ::2]
+    wide = np.full((*groups, rows, 2 * cols), filler)
+    wide[..., ::2] = a
+    yield "every other column", wide[..., ::2]
     yield "columns first", np.asfortranarray(a)
-    yield "columns backwards", a[:, ::-1].copy()[:, ::-1]
-    yield "rows backwards", a[::-1].copy()[::-1]
-    apart = np.full((2 * rows, cols + 3), filler)
-    apart[::2, 1:-2] = a
-    yield "rows apart, one element off", apart[::2, 1:-2]
+    yield "columns backwards", a[..., ::-1].copy()[..., ::-1]
+    yield "rows backwards", a[..., ::-1, :].copy()[..., ::-1, :]
+    apart = np.full((*groups, 2 * rows, cols + 3), filler)
+    apart[..., ::2, 1:-2] = a
+    yield "rows apart, one element off", apart[..., ::2, 1:-2]
 
 
 @pytest.mark.slow
@@ -87,11 +88,12 @@ def test_rows_may_lie_beyond_32_bits(op: Operator) -> None:
     plain, want = singles(work), run(work, singles(work))
 
     def far(like: Array) -> Array:
-        rows, cols = like.shape
-        size = ((rows - 1) * apart + cols) * like.itemsize
+        *groups, rows, cols = like.shape
+        size = ((math.prod(groups) * rows - 1) * apart + cols) * like.itemsize
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
         memory = mmap.mmap(-1, size, flags=flags)
-        return np.ndarray((rows, cols), like.dtype, memory, strides=(apart * like.itemsize, like.itemsize))
+        strides = [like.itemsize * n for n in (*[rows * apart for _ in groups], apart, 1)]
+        return np.ndarray(like.shape, like.dtype, memory, strides=strides)
 
     given = dict(plain)
     for name in matrices(work):

@@ -37,6 +37,9 @@ def test_ops_lists_every_operator(tokitai: Command) -> None:
     product = found["matmul"]
     assert [i["shape"] for i in product["inputs"]] == ["rows x inner", "inner x cols", "rows x cols"]
     assert product["targets"] == ["cpu"], "there are no kernels of products for GPUs yet"
+    groups = found["grouped_linear_backward_weight"]
+    assert [i["shape"] for i in groups["inputs"]] == ["inner x rows", "inner x cols", "groups + 1"]
+    assert [r["shape"] for r in groups["results"]] == ["groups x rows x cols"] and groups["targets"] == ["cpu"]
 
 
 def test_ops_for_people(tokitai: Command) -> None:

@@ -59,7 +59,8 @@ def exact(op: Operator, graph: Any, case: cases.Case) -> dict[str, Any]:
     assert op.textbook is not None
     wide = {}
     for t in graph.inputs:
-        values = as_rows_cols(t, case.tensors[t.name], case.shape)
+        values = case.tensors[t.name]
+        values = values if graph.ragged else as_rows_cols(t, values, case.shape)
         wide[t.name] = values.astype(REAL if FORMATS[str(t.format)].is_float else np.int64)
     scalars: dict[str, Any] = {p: case.params[p] for p in graph.params}
     if "rounded" in inspect.signature(op.textbook).parameters:
@@ -79,7 +80,7 @@ def test_no_result_is_further_from_the_textbook_than_its_bound(op: Operator, dty
     for seed, shape in enumerate(shapes):
         case = cases.seeded(op, graph, "normal", shape, seed)
         want = exact(op, graph, case)
-        for name, (got, limit) in bounds.evaluate(graph, case.tensors, shape, case.params).items():
+        for name, (got, limit) in bounds.evaluate(graph, case.tensors, case.shape, case.params).items():
             value = np.broadcast_to(np.asarray(want[name], REAL), got.shape)
             away = np.abs(got.astype(np.float64).astype(REAL) - value)
             assert np.isfinite(limit).all() and (limit >= 0).all(), f"{name} at {shape}"

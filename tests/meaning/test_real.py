@@ -29,8 +29,8 @@ def test_bits_lie_near_the_real_numbers(op: Operator, dtype: str) -> None:
     shape = (6, 33)
     graph = op.trace(dtype)
     case = cases.seeded(op, graph, "normal", shape, seed=3)
-    got = bits.evaluate(graph, case.tensors, shape, case.params)
-    want = real.evaluate(graph, case.tensors, shape, case.params)
+    got = bits.evaluate(graph, case.tensors, case.shape, case.params)
+    want = real.evaluate(graph, case.tensors, case.shape, case.params)
     sizes = [np.abs(a.astype(float)).max() for a in (*case.tensors.values(), *want.values()) if a.dtype.kind != "i"]
     depth = len(graph.nodes) + math.ceil(math.log2(sum(shape))) + 40 * len(graph.functions)
     largest = max(1.0, *sizes) ** 2 * shape[1]

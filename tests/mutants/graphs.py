@@ -63,7 +63,8 @@ def _wrong(n: Node) -> Iterator[tuple[str, Node]]:
         narrow = Node("round_to", (a[0],), a[0].space, "f32", ("f16",))
         yield "terms in f16", dataclasses.replace(n, args=(narrow,))
     if n.op == "matmul":
-        yield "another accumulator", dataclasses.replace(n, data=(n.data[0], "f64" if n.data[1] == "f32" else "f32"))
+        other = "f64" if n.data[1] == "f32" else "f32"
+        yield "another accumulator", dataclasses.replace(n, data=(n.data[0], other, *n.data[2:]))
     if n.op == "row_sum":
         yield "a maximum instead", dataclasses.replace(n, op="row_max")
     if n.op in ("gather", "scatter_sum"):

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.mutants.graphs import mutants
-from tests.mutants.products import SHAPES, slipped, slips
+from tests.mutants.products import shapes, slipped, slips
 from tokitai import ops
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import DefinitionError
@@ -42,7 +42,7 @@ def text_mutants(operator: Operator, graph: Graph) -> list[tuple[str, Kernel]]:
     text = emit_cpu(plan)
     made = []
     if isinstance(plan, ProductPlan):
-        for what in slips(str(plan.products[0].data[0])):
+        for what in slips(str(plan.products[0].data[0]), graph.ragged):
             wrong = slipped(text, what)
             made.append((what, build_text(operator, graph, plan, wrong.text, wrong.headers, structure=True)))
         return made
@@ -96,7 +96,7 @@ def refuted(operator: object, kernel: Kernel) -> bool:
     """Whether a structure run at any of a few shapes shows that a kernel evaluates something else."""
     assert isinstance(operator, Operator)
     usual = ((3, 5), (2, 101), (35, 9), (1, 101), (1, 16401))
-    for shape in SHAPES if isinstance(kernel.plan, ProductPlan) else usual:
+    for shape in shapes(kernel.graph.ragged) if isinstance(kernel.plan, ProductPlan) else usual:
         if not suite.allowed(operator, shape):
             continue
         integers = {
@@ -112,7 +112,7 @@ def refuted(operator: object, kernel: Kernel) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "matmul"])
+@pytest.mark.parametrize("name", ["layer_norm", "matmul", "grouped_linear", "grouped_linear_backward_weight"])
 def test_the_right_kernel_survives(name: str) -> None:
     operator = ops.get(name)
     graph = operator.trace("f16")

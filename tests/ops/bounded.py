@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from running import run
 
+from tokitai.call_product import sizes_of
 from tokitai.formats import format_of
-from tokitai.lang import Operator
+from tokitai.kernel import is_product
+from tokitai.lang import MATRICES, Operator
 from tokitai.meaning import bounds
 
 Array = np.ndarray[Any, Any]
@@ -19,12 +21,16 @@ def limits(op: Operator, arguments: Mapping[str, Any]) -> dict[str, Array]:
     """The bound on each result's distance from the real one, as (rows, cols)."""
     tensors = {n: a for n, a in arguments.items() if isinstance(a, np.ndarray)}
     optional = {t.name for t in op.tensors if t.optional}
-    first = next(t for t in op.tensors if t.space == "rc")
+    first = next(t for t in op.tensors if t.space in MATRICES and t.name in tensors)
     scalars = {p.name: float(arguments.get(p.name, p.default)) for p in op.params}  # type: ignore[arg-type]
     options = {o.name: arguments.get(o.name, o.default) for o in op.options}
     options |= {name: bool(scalars[of]) for name, of in op.contract.switches.items()}
     graph = op.trace(tensors[first.name].dtype, set(tensors) & optional, options)
     shape = (int(np.prod(tensors[first.name].shape[:-1])), tensors[first.name].shape[-1])
+    if is_product(op):
+        shape = sizes_of(op, graph, tensors).sizes
+    elif first.space == "t":  # its rows are its own: those of the call are those of what chooses among them
+        shape = next(len(tensors[t.name]) for t in graph.inputs if t.space == "r"), shape[1]
     return {n: limit for n, (_, limit) in bounds.evaluate(graph, tensors, shape, scalars).items()}
 
 

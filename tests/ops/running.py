@@ -40,7 +40,7 @@ def textbook(op: Operator, graph: Graph, tensors: Mapping[str, Array], shape: tu
     assert op.textbook is not None
     wide = {}
     for t in graph.inputs:
-        values = as_rows_cols(t, tensors[t.name], shape)
+        values = tensors[t.name] if graph.ragged else as_rows_cols(t, tensors[t.name], shape)
         with np.errstate(invalid="ignore"):  # signalling NaN
             wide[t.name] = values.astype(real.REAL if FORMATS[str(t.format)].is_float else np.int64)
     scalars = {p: params[p] for p in graph.params}

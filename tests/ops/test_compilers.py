@@ -125,18 +125,17 @@ def packed(
     kernel: Kernel, case: cases.Case, threads: int
 ) -> tuple[bytes, list[tuple[str, np.dtype[Any], tuple[int, ...]]]]:
     """The driver's input file, and name, dtype and shape of each tensor that it writes back."""
-    rows, cols = case.shape
-    spaces = [t.space for t in kernel.graph.inputs] + [o.space for o in kernel.graph.outputs]
-    scalars = kernel.scalar_table(rows, cols, case.params)
-    sizes = [rows, cols, *(cols for space in spaces if space in ("rc", "t")), *scalars.whole]
-    if kernel.plan.flat:
-        sizes.insert(0, 1)  # a list of one tensor
+    scalars = kernel.scalar_table(*case.shape, case.params)
+    results = {
+        o.name: np.empty(cases.size_of(o.space, case.shape, None, o.slots), kernel.element(o.format))
+        for o in kernel.graph.outputs
+    }
+    sizes = kernel.sizes_of([case.tensors], [results], [case.shape], scalars)
     tensors = [case.tensors[t.name].tobytes() for t in kernel.graph.inputs]
     listed = [(t.name, case.tensors[t.name].dtype, case.tensors[t.name].shape) for t in kernel.graph.inputs]
     for o in kernel.graph.outputs:
-        dtype, shape = kernel.element(o.format), cases.size_of(o.space, case.shape, None, o.slots)
-        tensors.append(b"\xa5" * (int(np.prod(shape)) * dtype.itemsize))
-        listed.append((f"result {o.name}", dtype, shape))
+        tensors.append(b"\xa5" * results[o.name].nbytes)
+        listed.append((f"result {o.name}", results[o.name].dtype, results[o.name].shape))
     numbers = [struct.pack("<q", n) for n in (len(sizes), *sizes, len(tensors))]
     blocks = [struct.pack("<q", len(b)) + b for b in (*tensors, scalars.table.tobytes())]
     need = kernel.workspace_bytes([case.shape], threads, int(case.params.get("entries", 0)))

@@ -35,8 +35,8 @@ def test_the_definition_is_what_the_textbook_says(op: Operator, dtype: str, vari
     for seed, shape in enumerate([(5, 33), (1, 1), (2, 2), (40, 3)]):
         case = cases.seeded(op, graph, "normal", shape, seed)
         params = {name: float(np.float32(value)) for name, value in case.params.items()}
-        want = textbook(op, graph, case.tensors, shape, params)
-        got = real.evaluate(graph, case.tensors, shape, params)
+        want = textbook(op, graph, case.tensors, case.shape, params)
+        got = real.evaluate(graph, case.tensors, case.shape, params)
         roundings = (len(graph.nodes) + sum(shape)) * 2.0**-53
         for o in graph.outputs:
             expected = np.broadcast_to(np.asarray(want[o.name], real.REAL), got[o.name].shape)

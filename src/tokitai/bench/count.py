@@ -27,11 +27,11 @@ def operations_of(graph: Graph, shapes: Sequence[tuple[int, int]]) -> int:
     """Primitive operations of the definition: one for each element, functions such as exp by their own primitives, a
     sum by one addition for each element, a matrix product by its fused multiply-adds. Nothing is said about
     instructions: one may do eight of them."""
-    return sum(_cost(n) * _times(n, s) * _elements(_span(n), s) for n in graph.nodes for s in shapes)
+    return sum(_cost(n) * _times(n, s) for n in graph.nodes for s in shapes)
 
 
 def _times(node: Node, shape: tuple[int, int]) -> int:
-    return Sizes.of(shape).inner if node.op == "matmul" else 1
+    return Sizes.of(shape).steps if node.op == "matmul" else _elements(_span(node), shape)
 
 
 def _elements(space: Space, shape: tuple[int, int]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ArgumentError
 from ..formats import format_of
 from ..kernel import Kernel, compile, is_product
-from ..lang import Operator, TensorSpec
+from ..lang import GROUPS, Operator, TensorSpec
 from ..meaning.structure import drawn_entries
 from ..verification import cases
 from ..verification.suite import allowed
@@ -83,6 +83,7 @@ def workload(operator: Operator, dtype: str, shapes: tuple[tuple[int, int], ...]
     they are another operator's work."""
     present = [t.name for t in operator.tensors if t.optional and t.name not in ("master", "dtable")]
     kernel = compile(operator, "cpu", dtype, present)
+    shapes = tuple(cases.in_groups(kernel.graph, s) for s in shapes)
     scalars = _scalars(operator, shapes)
     tensors = {t.name: [_draw(operator, t, s, SEED + i) for i, s in enumerate(shapes)] for t in kernel.graph.inputs}
     if operator.backward_of is not None and not is_product(operator.backward_of):  # it saves nothing but inputs
@@ -115,7 +116,7 @@ def _saved(
 
 def _draw(operator: Operator, t: TensorSpec, shape: tuple[int, int], seed: int) -> Array:
     """Noise; second moments, positions and the like as the operator's contract wishes; no row is ignored."""
-    if t.name in operator.contract.draw:
+    if t.name in operator.contract.draw or t.space in GROUPS:
         return cases.draw(operator, t, "normal", shape, seed)
     fmt, size, rng = format_of(t.format), cases.size_of(t.space, shape, slots=t.slots), cases.rng_for(seed, t.name)
     if not fmt.is_float:

@@ -11,7 +11,8 @@ from ..emit.gpu_text import emit_flat, emit_rows, emit_scatter
 from ..errors import UnknownNameError
 from ..gpu_kernel import gpu_plan
 from ..kernel import TARGETS, is_product, targets_of
-from ..lang import Operator, TensorSpec
+from ..lang import MATRICES, Operator, TensorSpec
+from ..lang.graph import Space
 from ..lower import FlatPlan, ScatterPlan, gpu_scatter, make_plan
 from ..lower import gpu as layout
 from ..lower.rowwise import RowPlan, plan_rows
@@ -21,7 +22,7 @@ from ..verification.verdict import Variant
 
 SPACES = {
     "rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar", "t": "entries x cols", "rk": "rows x inner",
-    "kr": "inner x rows", "kc": "inner x cols", "ck": "cols x inner",
+    "kr": "inner x rows", "kc": "inner x cols", "ck": "cols x inner", "gr": "groups + 1", "gk": "groups + 1",
 }  # fmt: skip
 
 
@@ -32,13 +33,13 @@ def operator_json(o: Operator) -> dict[str, Any]:
         "operator": o.name,
         "definition": _first_line(o),
         "inputs": [
-            {"name": t.name, "shape": SPACES[t.space], "format": _format(o, t), "optional": t.optional}
+            {"name": t.name, "shape": sides(o, t.space), "format": _format(o, t), "optional": t.optional}
             for t in placed(o)
         ],
         "scalars": [{"name": p.name, "default": p.default, "whole": p.whole} for p in o.params],
         "options": [{"name": p.name, "default": p.default, "accepted": list(p.accepted)} for p in o.options],
         "results": [
-            {"name": r.name, "shape": SPACES[r.space], "format": r.format, "in_place": r.inplace}
+            {"name": r.name, "shape": sides(o, r.space), "format": r.format, "in_place": r.inplace}
             for r in o.trace(c.formats[0]).outputs
         ],
         "backward_of": o.backward_of.name if o.backward_of else None,
@@ -55,6 +56,13 @@ def placed(o: Operator) -> tuple[TensorSpec, ...]:
     return o.trace(o.contract.formats[0]).inputs if is_product(o) else o.tensors
 
 
+def sides(o: Operator, space: Space) -> str:
+    """The shape of a tensor in words. In a product in groups each has its own, but for what has the shared side."""
+    ragged = o.trace(o.contract.formats[0]).ragged
+    of_each = ragged != "" and space in MATRICES and ragged not in space
+    return "groups x " * of_each + SPACES[space]
+
+
 def _format(o: Operator, t: TensorSpec) -> str:
     return str(next(x.format for x in o.tensors if x.name == t.name))
 
@@ -62,7 +70,7 @@ def _format(o: Operator, t: TensorSpec) -> str:
 def operator_text(o: Operator) -> str:
     """An operator in a few lines."""
     c = o.contract
-    inputs = [f"{t.name}: {SPACES[t.space]} {_format(o, t)}{' (optional)' if t.optional else ''}" for t in placed(o)]
+    inputs = [f"{t.name}: {sides(o, t.space)} {_format(o, t)}{' (optional)' if t.optional else ''}" for t in placed(o)]
     scalars = [p.name if p.default is None else f"{p.name}={p.default:g}" for p in o.params]
     scalars += [f"{p.name}: {' | '.join(map(str, p.accepted))}" for p in o.options]
     rows = [

@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from ..lower import FlatPlan, Plan, ProductPlan, ScatterPlan
+from ..lower import FlatPlan, GroupedPlan, Plan, ProductPlan, ScatterPlan
 from .flat import FlatEmitter
+from .grouped import GroupedEmitter
 from .product import ProductEmitter
 from .rowwise import RowEmitter
 from .scatter import ScatterEmitter
@@ -43,6 +44,11 @@ def headers(of_products: bool = False) -> dict[str, str]:
     return {name: (folder / name).read_text() for name in HEADERS + OF_PRODUCTS * of_products}
 
 
+def groups() -> dict[str, str]:
+    """The header of products in groups, by its name."""
+    return {"groups.h": (resources.files(__package__) / "cpu" / "groups.h").read_text()}
+
+
 def segments() -> dict[str, str]:
     """The header of sums over entries, by its name: other kernels do without it."""
     return {"segments.h": (resources.files(__package__) / "cpu" / "segments.h").read_text()}
@@ -55,6 +61,8 @@ def first() -> dict[str, str]:
 
 def emit_cpu(plan: Plan) -> KernelText:
     """The text of the kernel for this plan."""
+    if isinstance(plan, GroupedPlan):
+        return KernelText(GroupedEmitter(plan).text(), headers(of_products=True) | groups())
     if isinstance(plan, ProductPlan):
         return KernelText(ProductEmitter(plan).text(), headers(of_products=True))
     if isinstance(plan, ScatterPlan):

@@ -2,6 +2,7 @@
 
 from .graph import (
     COL_SUM_BLOCK,
+    GROUPS,
     MATMUL_BLOCK,
     MATRICES,
     OPERANDS,
@@ -15,6 +16,7 @@ from .graph import (
     TensorSpec,
     topological,
 )
+from .groups import Groups, grouped_matmul
 from .operator import Contract, HardInput, Index, Operator, Outputs, operator, outputs, stored
 from .primitives import (
     bit_and,
@@ -70,12 +72,13 @@ from .values import (
 )
 
 __all__ = [
-    "COL_SUM_BLOCK", "MATMUL_BLOCK", "MATRICES", "OPERANDS", "PRIMITIVES", "ROW_REDUCTIONS", "TOTALS", "Cols",
-    "Contract", "Function", "Graph", "HardInput", "Index", "Matrix", "Node", "Number", "Operand", "Operator", "Output",
-    "Outputs", "Rows", "Shape", "Sizes", "Slots", "Table", "TensorSpec", "Value", "bf16", "bit_and", "bit_xor",
-    "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "extent", "extents", "f16", "f32",
-    "f64", "fma", "function", "gather", "i32", "i64", "matmul", "maximum", "minimum", "multiply_high", "operator",
-    "outputs", "power_of_two", "round_even", "round_stochastic", "round_to", "row_first", "row_index", "row_max",
-    "row_sum", "rows", "scatter_sum", "shape_from_text", "shape_text", "shift_right", "significand", "slots", "sqrt",
-    "storage", "stored", "take_column", "tensor_index", "topological", "total_max", "total_sum", "u32", "where",
+    "COL_SUM_BLOCK", "GROUPS", "MATMUL_BLOCK", "MATRICES", "OPERANDS", "PRIMITIVES", "ROW_REDUCTIONS", "TOTALS", "Cols",
+    "Contract", "Function", "Graph", "Groups", "HardInput", "Index", "Matrix", "Node", "Number", "Operand", "Operator",
+    "Output", "Outputs", "Rows", "Shape", "Sizes", "Slots", "Table", "TensorSpec", "Value", "bf16", "bit_and",
+    "bit_xor", "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "extent", "extents", "f16",
+    "f32", "f64", "fma", "function", "gather", "grouped_matmul", "i32", "i64", "matmul", "maximum", "minimum",
+    "multiply_high", "operator", "outputs", "power_of_two", "round_even", "round_stochastic", "round_to", "row_first",
+    "row_index", "row_max", "row_sum", "rows", "scatter_sum", "shape_from_text", "shape_text", "shift_right",
+    "significand", "slots", "sqrt", "storage", "stored", "take_column", "tensor_index", "topological", "total_max",
+    "total_sum", "u32", "where",
 ]  # fmt: skip

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Literal
 
 # rows x cols, one a row, one a column, one in all, entries x cols (a table); operands of products: rows x inner,
-# inner x cols, their transposes
-Space = Literal["rc", "r", "c", "s", "t", "rk", "kr", "kc", "ck"]
+# inner x cols, their transposes; where groups begin and end, and among what: rows or the inner side
+Space = Literal["rc", "r", "c", "s", "t", "rk", "kr", "kc", "ck", "g", "gr", "gk"]
 Type = Literal["f32", "f64", "i32", "i64", "u32", "bool", "host"]
 
 
@@ -101,7 +101,8 @@ PRIMITIVES: dict[str, Primitive] = {
         Primitive("take_column", 2, "index"),
         Primitive("gather", 2, "index"),
         Primitive("scatter_sum", 3, "reduce"),
-        Primitive("matmul", 2, "product"),  # data = (how operands are stored, format of the accumulator)
+        # data = (how operands are stored, format of the accumulator); in groups also (the side shared out, offsets)
+        Primitive("matmul", 2, "product"),
         # a function that is itself a definition (exp, tanh ...); data = (name,)
         Primitive("call", -1, "call"),
     )
@@ -118,6 +119,9 @@ MATMUL_BLOCK = 4096
 
 OPERANDS = frozenset({"rk", "kr", "kc", "ck"})
 """Spaces of what a matrix product takes."""
+
+GROUPS = frozenset({"g", "gr", "gk"})
+"""Spaces of where the groups of a product begin and end; g before a definition is traced."""
 
 MATRICES = frozenset({"rc", "t", *OPERANDS})
 """Spaces of tensors with two sides, which kernels take with a row stride."""
@@ -203,6 +207,16 @@ class Graph:
     def nodes(self) -> tuple[Node, ...]:
         """All nodes, each after its operands."""
         return tuple(topological(o.node for o in self.outputs))
+
+    @cached_property
+    def offsets(self) -> TensorSpec | None:
+        """The input that says where the groups of a product begin and end, if there is one."""
+        return next((t for t in self.inputs if t.space in GROUPS), None)
+
+    @cached_property
+    def ragged(self) -> str:
+        """The side that the groups of a product share out: r or k; empty where there are none."""
+        return "" if self.offsets is None else self.offsets.space[1]
 
     @cached_property
     def functions(self) -> tuple[Function, ...]:

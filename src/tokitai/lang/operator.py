@@ -21,12 +21,15 @@ import numpy as np
 
 from ..errors import ArgumentError, DefinitionError, UnknownNameError
 from ..formats import STORAGE, format_of
-from .graph import OPERANDS, Graph, Node, Output, Space, TensorSpec
+from .graph import GROUPS, OPERANDS, Graph, Node, Output, Space, TensorSpec
+from .groups import Groups
 from .values import INTEGERS, Cols, Matrix, Operand, Rows, Slots, Table, Value, format_name, make, refuse, tracing
 
 Array = np.ndarray[Any, Any]
 RESERVED = ("out", "threads", "copy", "cuda_stream", "check")  # arguments of every call
-_SPACES: dict[object, Space] = {Matrix: "rc", Rows: "r", Cols: "c", Table: "t", Slots: "r", Operand: "rk"}
+_SPACES: dict[object, Space] = {
+    Matrix: "rc", Rows: "r", Cols: "c", Table: "t", Slots: "r", Operand: "rk", Groups: "g",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,9 @@ class Operator:
             if t.space in OPERANDS:
                 arguments[t.name] = Operand(t.name, stored_as)
                 continue
+            if t.space in GROUPS:
+                arguments[t.name] = Groups(t.name)
+                continue
             exact = kind in INTEGERS
             data = (t.name, stored_as)
             arguments[t.name] = Value(make("input", space=t.space, type=kind, data=data, exact=exact))
@@ -211,10 +217,14 @@ class Operator:
         return replace(graph, inputs=tuple(self._placed(t, graph) for t in inputs))
 
     def _placed(self, t: TensorSpec, graph: Graph) -> TensorSpec:
-        """An operand of a product with the sides that its use there gives it."""
-        if t.space not in OPERANDS:
+        """An operand of a product with the sides that its use there gives it; groups with the side that they share."""
+        if t.space in GROUPS:
+            shared = {str(n.data[2]) for n in graph.nodes if n.op == "matmul" and n.data[3:] == (t.name,)}
+            found: list[Any] = [f"g{side}" for side in sorted(shared)]
+        elif t.space in OPERANDS:
+            found = [n.space for n in graph.nodes if n.op == "input" and n.data[0] == t.name]
+        else:
             return t
-        found = [n.space for n in graph.nodes if n.op == "input" and n.data[0] == t.name]
         if len(found) != 1:
             what = "is not used" if not found else f"is used as {' and as '.join(found)}"
             self._refuse(f"the operand {t.name} {what}", "an operand with one place in the products")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import DefinitionError
 from ..lang import TOTALS, Graph
 from .flat import FlatPlan, is_flat, plan_flat
+from .grouped import GroupedPlan, plan_grouped
 from .product import ProductPlan, is_product, plan_product
 from .rowwise import RowPlan, plan_rows
 from .scatter import ScatterPlan, plan_scatter
@@ -18,7 +19,7 @@ def make_plan(graph: Graph) -> Plan:
         if n.type == "f64":
             raise DefinitionError(f"{n.origin}: {n.op} in f64; accepted by the cpu target: f32 and integers")
     if is_product(graph):
-        return plan_product(graph)
+        return plan_grouped(graph) if graph.ragged else plan_product(graph)
     if any(n.op == "scatter_sum" for n in graph.nodes):
         return plan_scatter(graph)
     if is_flat(graph):
@@ -31,4 +32,4 @@ def make_plan(graph: Graph) -> Plan:
     return plan_rows(graph)
 
 
-__all__ = ["FlatPlan", "Plan", "ProductPlan", "RowPlan", "ScatterPlan", "make_plan"]
+__all__ = ["FlatPlan", "GroupedPlan", "Plan", "ProductPlan", "RowPlan", "ScatterPlan", "make_plan"]

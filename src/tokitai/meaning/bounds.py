@@ -22,7 +22,7 @@ from ..errors import TokitaiError
 from ..formats import FORMATS
 from ..lang import COL_SUM_BLOCK, MATMUL_BLOCK, TOTALS, Graph, Node, Sizes, TensorSpec
 from . import bits
-from .interpret import Array, full_size, items_of, load
+from .interpret import Array, full_size, items_of, joined, load
 from .product import operands
 
 U = 2.0**-24  # unit roundoff of f32
@@ -231,9 +231,11 @@ def evaluate(
     """
     if any(n.op in TOTALS and _matters(graph, n) for n in graph.nodes):
         raise TokitaiError(f"{graph.name}: bounds of totals over a list are not computed")
-    if isinstance(shape, Sizes) and shape.batch != 1:
-        items = [evaluate(graph, some, shape.one, params) for some in items_of(graph, tensors, shape)]
-        return {n: (np.stack([i[n][0] for i in items]), np.stack([i[n][1] for i in items])) for n in items[0]}
+    if isinstance(shape, Sizes) and shape.several:
+        items = [evaluate(graph, some, one, params) for some, one in items_of(graph, tensors, shape)]
+        spaces = {o.name: o.space for o in graph.outputs}
+        both = {n: [joined(s, [i[n][j] for i in items], shape) for j in (0, 1)] for n, s in spaces.items()}
+        return {n: (value, error) for n, (value, error) in both.items()}
     domain = Bounds(params)
     specs = {t.name: t for t in graph.inputs}
     values: dict[Node, Any] = {}

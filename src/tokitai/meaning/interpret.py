@@ -6,13 +6,26 @@ a scalar is (1, 1).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import ArgumentError
-from ..lang import ROW_REDUCTIONS, TOTALS, Function, Graph, Node, Sizes, TensorSpec, extents, topological
+from ..lang import (
+    GROUPS,
+    MATRICES,
+    ROW_REDUCTIONS,
+    TOTALS,
+    Function,
+    Graph,
+    Node,
+    Sizes,
+    TensorSpec,
+    extents,
+    topological,
+)  # fmt: skip
 from ..lang.graph import Space
 
 Array = np.ndarray[Any, Any]
@@ -58,18 +71,40 @@ def evaluate_graph(
     known: Mapping[Node, Array] | None = None,
 ) -> dict[str, Array]:
     """All results of a graph over a domain, two-dimensional, by name. ``known`` gives values that are not computed."""
-    if isinstance(shape, Sizes) and shape.batch != 1:
-        items = [evaluate_graph(graph, domain, some, shape.one, known) for some in items_of(graph, tensors, shape)]
-        return {o.name: np.stack([item[o.name] for item in items]) for o in graph.outputs}
+    if isinstance(shape, Sizes) and shape.several:
+        items = [evaluate_graph(graph, domain, some, one, known) for some, one in items_of(graph, tensors, shape)]
+        return {o.name: joined(o.space, [item[o.name] for item in items], shape) for o in graph.outputs}
     values = evaluate_nodes(graph.nodes, graph, domain, tensors, shape, known or {})
     stored = {o.name: (o.space, domain.store(values[o.node], o.format)) for o in graph.outputs}
     return {name: np.broadcast_to(made, full_size(space, made, shape)) for name, (space, made) in stored.items()}
 
 
-def items_of(graph: Graph, tensors: Mapping[str, Array], shape: Sizes) -> list[dict[str, Array]]:
-    """The tensors of each product of a batch. One that has no dimension for the batch is that of all of them."""
-    whole = {t.name for t in graph.inputs if tensors[t.name].ndim == 3}
-    return [{n: a[i] if n in whole else a for n, a in tensors.items()} for i in range(shape.batch)]
+def items_of(graph: Graph, tensors: Mapping[str, Array], shape: Sizes) -> list[tuple[dict[str, Array], Sizes]]:
+    """The tensors and sizes of each product of a batch. A tensor that has no dimension for the batch is that of all of
+    them; in groups, one that has the side that they share out is taken apart along it."""
+    if graph.offsets is None:
+        whole = {t.name for t in graph.inputs if tensors[t.name].ndim == 3}
+        return [({n: a[i] if n in whole else a for n, a in tensors.items()}, shape.one) for i in range(shape.batch)]
+    spaces = {t.name: t.space for t in graph.inputs} | {o.name: o.space for o in graph.outputs}
+    found = []
+    for i, (begin, end) in enumerate(itertools.pairwise(tensors[graph.offsets.name].reshape(-1).tolist())):
+        some = {n: _share(spaces[n], a, shape.ragged, i, slice(begin, end)) for n, a in tensors.items() if n in spaces}
+        count = end - begin
+        found.append((some, Sizes(count, shape[1], shape.inner) if shape.ragged == "r" else Sizes(*shape, count)))
+    return found
+
+
+def _share(space: Space, values: Array, ragged: str, group: int, part: slice) -> Array:
+    if ragged in space and space not in GROUPS:
+        return values[part] if space[0] == ragged else values[:, part]
+    return values[group] if space in MATRICES else values
+
+
+def joined(space: Space, made: Sequence[Array], shape: Sizes) -> Array:
+    """A tensor of this space from those of each product of a batch, two-dimensional, as `items_of` took it apart."""
+    if shape.ragged and shape.ragged in space:
+        return np.concatenate(made, axis=space.index(shape.ragged))
+    return np.stack(made)
 
 
 def evaluate_list(

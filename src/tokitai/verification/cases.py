@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import DefinitionError
 from ..formats import FORMATS, Format, format_of
-from ..lang import OPERANDS, TOTALS, Graph, HardInput, Operator, Sizes, TensorSpec, extent, shape_text
+from ..lang import GROUPS, OPERANDS, TOTALS, Graph, HardInput, Operator, Sizes, TensorSpec, extent, shape_text
 from ..lang.graph import Space
 from ..lower.flat import is_flat
 from ..meaning.bits import round_to
@@ -22,8 +22,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs. Its `id` is enough to build it again: ``kind/name@ROWSxCOLS#seed``, of a product
-    ``kind/name@ROWSxCOLSxINNER#seed``."""
+    """One set of inputs. Its `id` is enough to build it again: ``kind/name@ROWSxCOLS#seed``, of products with all of
+    their sizes, as `shape_text` writes them."""
 
     kind: str  # "seeded", "hard", "exhaustive" or "yours"
     name: str
@@ -99,6 +99,8 @@ DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal,
 def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:
     """A seeded tensor, as the contract wishes: "positive", "unit", "probabilities", "below COUNT", or indices; some of
     these are the value that is besides them."""
+    if t.space in GROUPS:
+        return drawn_groups(rng_for(seed, t.name, how), t.space, shape)
     contract = operator.contract
     wish, index = contract.draw.get(t.name), contract.indices.get(t.name)
     fmt = format_of(t.format)
@@ -122,6 +124,21 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
     if wish == "positive":
         return to_format(np.exp(rng.standard_normal(size) * 0.5), fmt)
     return to_format(DRAWS[how](rng, size, fmt), fmt)
+
+
+def drawn_groups(rng: np.random.Generator, space: Space, shape: tuple[int, int]) -> Array:
+    """Groups that share out a side unevenly: they end at few places, so that some of them are empty."""
+    sizes = Sizes.of(shape)
+    count, groups = sizes[0] if space == "gr" else sizes.inner, sizes.batch
+    places = rng.integers(0, count + 1, 1 + groups // 2)
+    return np.concatenate([[0], np.sort(rng.choice(places, groups - 1)), [count]])
+
+
+def in_groups(graph: Graph, shape: tuple[int, int]) -> tuple[int, int]:
+    """The sizes of a graph's call: three groups, where a product in groups is asked for without saying how many."""
+    if not graph.ragged or isinstance(shape, Sizes):
+        return shape
+    return Sizes(*shape, shape[1], 3, graph.ragged)
 
 
 def defaults(operator: Operator) -> dict[str, float]:
@@ -149,6 +166,7 @@ def drawn_scalars(operator: Operator, graph: Graph, shape: tuple[int, int]) -> d
 
 def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], seed: int) -> Case:
     """A case drawn from a seed. Only plain noise is held against the accuracy statements."""
+    shape = in_groups(graph, shape)
     tensors = {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs}
     params = drawn_scalars(operator, graph, shape)
     return Case("seeded", how, shape, seed, tensors, params, in_domain=how == "normal")
@@ -165,7 +183,7 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
             if t.name in h.tensors:
                 values = to_format(h.tensors[t.name], format_of(t.format))
                 if t.space in ("kr", "ck"):  # operands are named as rows x inner and inner x cols
-                    values = values.T
+                    values = values.swapaxes(-1, -2)
                 size = values.shape if t.space == "t" else size_of(t.space, shape, slots=t.slots)
                 tensors[t.name] = np.broadcast_to(
                     values.reshape(-1) if t.space in ("r", "c") and not t.slots else values, size
@@ -205,8 +223,9 @@ def _sizes_of(h: HardInput, graph: Graph) -> Sizes:
     for t in graph.inputs:
         if t.name in h.tensors and t.space in (*OPERANDS, "rc"):
             sides = {"kr": "rk", "ck": "kc"}.get(t.space, t.space)
-            found |= dict(zip(sides, np.asarray(h.tensors[t.name]).shape, strict=True))
-    return Sizes(found["r"], found["c"], found["k"])
+            found |= dict(zip(sides, np.asarray(h.tensors[t.name]).shape[-2:], strict=True))
+    groups = 1 if graph.offsets is None else len(h.tensors[graph.offsets.name]) - 1
+    return Sizes(found["r"], found["c"], found["k"], groups, graph.ragged)
 
 
 def exhaustive(operator: Operator, graph: Graph) -> Case | None:

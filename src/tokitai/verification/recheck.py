@@ -61,14 +61,15 @@ def sampled(given: Sequence[Mapping[str, Any]], count: int, seed: int) -> list[M
     return first + rest[: count - len(first)]
 
 
-def _shape(case: Mapping[str, Any]) -> tuple[int, int]:
+def _shape(case: Mapping[str, Any], ragged: str = "") -> tuple[int, int]:
     rows, cols = case["rows"], case["cols"]
-    return (rows, cols) if case.get("inner") is None else Sizes(rows, cols, case["inner"], case["batch"])
+    return (rows, cols) if case.get("inner") is None else Sizes(rows, cols, case["inner"], case["batch"], ragged)
 
 
 def _case(operator: Operator, dtype: str, case: Mapping[str, Any]) -> list[str]:
     """Nothing, where some graph of the operator has the inputs and the oracle that the case states."""
-    name = f"{case['kind']}/{case['name']}@{shape_text(_shape(case))}#{case['seed']}"
+    ragged = operator.trace(dtype).ragged
+    name = f"{case['kind']}/{case['name']}@{shape_text(_shape(case, ragged))}#{case['seed']}"
     problems = [f"case {name}: no graph of {operator.name} has it"]
     for v in variants(operator):
         graph = operator.trace(dtype, v.present, dict(v.options))
@@ -89,7 +90,7 @@ def _case(operator: Operator, dtype: str, case: Mapping[str, Any]) -> list[str]:
 
 def recomputed(operator: Operator, graph: Graph, case: Mapping[str, Any]) -> tuple[Digests, Digests] | None:
     """The digests of a case's inputs and of its oracle, computed here; None where the graph has no such case."""
-    kind, name, shape, seed = case["kind"], case["name"], _shape(case), case["seed"]
+    kind, name, shape, seed = case["kind"], case["name"], _shape(case, graph.ragged), case["seed"]
     if kind == "list" or name.startswith("list, "):
         return _list(operator, graph, kind, name.removeprefix("list, "), seed)
     if kind == "structure":

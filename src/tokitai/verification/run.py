@@ -151,7 +151,7 @@ def layouts(case_size: int, threads: int) -> tuple[Layout, ...]:
 def work_of(shape: tuple[int, int]) -> int:
     """Elements of a result; of a product, sixteen multiplications count as one."""
     elements = shape[0] * shape[1]
-    return max(elements, elements * shape.inner * shape.batch // 16) if isinstance(shape, Sizes) else elements
+    return max(elements, shape.steps // 16) if isinstance(shape, Sizes) else elements
 
 
 def run_numbers(kernel: KernelBase, case: Case, measure: Measure | None, threads: int) -> CaseResult:
@@ -245,7 +245,7 @@ def _split(
     local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
     early = isinstance(kernel.plan, RowPlan) and kernel.plan.early
     meets = bool(early) or any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in kernel.graph.nodes)
-    batch = isinstance(case.shape, Sizes) and case.shape.batch != 1
+    batch = isinstance(case.shape, Sizes) and case.shape.several
     if rows < 2 or meets or batch or not local or rows * cols > 1 << 20:
         return None
     cut = rows // 3 + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..lang import Operator, Sizes
-from ..lower import FlatPlan, Plan, ProductPlan
+from ..lower import FlatPlan, GroupedPlan, Plan, ProductPlan
 from . import cases
 from .cases import Case
 
@@ -35,11 +35,21 @@ PRODUCTS: tuple[tuple[int, int], ...] = (
     Sizes(3, 1031, 5), Sizes(2053, 3, 4), Sizes(2, 3, 0), Sizes(0, 3, 4), Sizes(3, 0, 4), Sizes(0, 0, 0),
 )  # fmt: skip
 BATCHES: tuple[tuple[int, int], ...] = (Sizes(3, 5, 7, 2), Sizes(7, 17, 33, 3), Sizes(2, 3, 5, 40), Sizes(2, 3, 0, 2))
+# Of products in groups, by rows, columns, inner side and groups; where these share out the inner side, rows are that.
+GROUPED = (
+    Sizes(1, 1, 1, 1), Sizes(3, 5, 7, 2), Sizes(25, 33, 12, 3), Sizes(40, 18, 257, 7), Sizes(70, 9, 31, 64),
+    Sizes(2, 65, 130, 5), Sizes(150, 2, 19, 2), Sizes(2500, 3, 4, 3), Sizes(5, 1031, 5, 2), Sizes(300, 260, 3, 200),
+    Sizes(3, 2, 4097, 2), Sizes(9000, 1, 2, 2), Sizes(13000, 2, 1, 1), Sizes(2, 3, 0, 3), Sizes(0, 3, 4, 2),
+    Sizes(3, 0, 4, 2),
+)  # fmt: skip
+GROUPED_OF_USE = Sizes(192, 64, 96, 12)
 PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
 
 
 def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) -> list[tuple[int, int]]:
     """Shapes at which it is shown that a kernel evaluates its definition for all inputs."""
+    if isinstance(plan, GroupedPlan):
+        return [_shared(s, plan) for s in GROUPED]
     if isinstance(plan, ProductPlan):
         return [*PRODUCTS, *BATCHES] if operator.contract.batched else [*PRODUCTS]
     most = operator.contract.max_rows
@@ -78,10 +88,11 @@ def number_cases(
     graph = plan.graph
     yield from cases.hard(operator, graph)
     if isinstance(plan, ProductPlan):
-        of_use = [shape] if shape is not None else PRODUCTS_OF_USE
-        tried = [(how, PRODUCTS[i + 3]) for i, how in enumerate(cases.DRAWS)]
+        of_use = [shape] if shape is not None else default_shapes(operator, plan, device)
+        shapes = structure_shapes(operator, plan, lanes, device)
+        tried = [(how, shapes[i + 3]) for i, how in enumerate(cases.DRAWS)]
         # Structure runs take every shape for all inputs; numbers take every other one again.
-        tried += [("normal", s) for s in (*structure_shapes(operator, plan, lanes, device)[::2], *of_use)]
+        tried += [("normal", s) for s in (*shapes[::2], *of_use)]
         yield from (cases.seeded(operator, graph, how, s, seed) for how, s in dict.fromkeys(tried))
         return
     every = cases.exhaustive(operator, graph)
@@ -102,11 +113,21 @@ def number_cases(
 
 def default_shapes(operator: Operator, plan: Plan, device: str = "cpu") -> Sequence[tuple[int, int]]:
     """Shapes of ordinary use, where none is asked for."""
+    if isinstance(plan, GroupedPlan):
+        return [_shared(GROUPED_OF_USE, plan)]
     if isinstance(plan, ProductPlan):
         return PRODUCTS_OF_USE
     if device == "sim":
         return []
     return [(96, 1024), (17, 4096)] if operator.contract.max_rows > 1 else [(1, 98304), (1, 69632)]
+
+
+def _shared(sizes: Sizes, plan: GroupedPlan) -> Sizes:
+    """Sizes of groups that share out rows, as those of groups that share out what the plan has."""
+    rows, cols = sizes
+    if plan.share == "k":
+        return Sizes(sizes.inner, cols, rows, sizes.batch, "k")
+    return Sizes(rows, cols, sizes.inner, sizes.batch, "r")
 
 
 def allowed(operator: Operator, shape: tuple[int, int]) -> bool:

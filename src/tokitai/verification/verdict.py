@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import gpu_hip
 from ..errors import ArgumentError, UnavailableError, UsageError
 from ..formats import format_of
-from ..kernel import Kernel, KernelBase, build_text, compile, is_product, target_of
+from ..kernel import Kernel, KernelBase, build_text, compile, is_grouped, is_product, target_of
 from ..lang import Graph, Operator, Sizes, shape_from_text, shape_text
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
@@ -221,10 +221,12 @@ def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[in
     if shape is None:
         return None
     product = is_product(operator)
-    batched = product and operator.contract.batched
+    grouped = is_grouped(operator)
+    batched = (product and operator.contract.batched) or grouped
     wanted = ["rows", "cols", *(["inner"] if product else [])]
     if not set(wanted) <= set(shape) or set(shape) - {*wanted, *(["batch"] if batched else [])}:
-        accepted = f"{', '.join(wanted[:-1])} and {wanted[-1]}{', and for several products batch' * batched}"
+        several = f", and for several {'groups' if grouped else 'products'} batch" * batched
+        accepted = f"{', '.join(wanted[:-1])} and {wanted[-1]}{several}"
         raise ArgumentError(f"{operator.name}: shape has {', '.join(shape) or 'nothing'}; accepted: {accepted}")
     for name, size in shape.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
@@ -233,7 +235,8 @@ def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[in
         raise ArgumentError("batch=0; accepted: at least 1")
     asked: tuple[int, int] = (shape["rows"], shape["cols"])
     if product:
-        asked = Sizes(*asked, shape["inner"], shape.get("batch", 1))
+        ragged = operator.trace(operator.contract.formats[0]).ragged
+        asked = Sizes(*asked, shape["inner"], shape.get("batch", 1), ragged)
     if not suite.allowed(operator, asked):
         c = operator.contract
         raise ArgumentError(

@@ -1,0 +1,122 @@
+"""A layer of experts, forward and backward, built from the operators: each token goes through the k experts that a
+router chooses for it, and what they make of it is added up with the router's weights.
+
+    layer = Experts(router, gate_up, down)
+    y, saved = expert_layer(x, layer, k=2)
+    dx, gradients = expert_layer_backward(dy, layer, saved)
+
+An expert is a gated layer: down (silu(gate x) * up x). All arrays are NumPy's, of one storage format (f16, bf16 or
+f32), and rounded to it once after each operator. No step depends on which tokens come together: a token has the same
+bits in any batch, unless a capacity makes tokens compete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import ops
+from .errors import ArgumentError
+from .routing import Permutation, permutation
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The weights of a layer, or their gradients."""
+
+    router: Array  # (experts, features)
+    gate_up: Array  # (experts, 2 * hidden, features): the weights of the gate, below them those of its partner
+    down: Array  # (experts, features, hidden)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward pass needs of the forward pass."""
+
+    x: Array  # (tokens, features)
+    logits: Array  # (tokens, experts), also for `ops.load_balance_loss` and `ops.router_z_loss`
+    weights: Array  # (tokens, k), f32
+    experts: Array  # (tokens, k), i32
+    there: Permutation
+    sorted: Array  # (places, features): tokens in the order of their experts
+    hidden: Array  # (places, hidden)
+    made: Array  # (places, features): what experts made of them
+    k: int
+    renormalise: bool
+
+
+def expert_layer(
+    x: Array, layer: Experts, *, k: int = 2, renormalise: bool = False, capacity: int | None = None,
+    padding: Array | None = None, threads: int | None = None,
+) -> tuple[Array, Saved]:  # fmt: skip
+    """y = sum over the chosen experts e of weight[e] * down_e (silu(gate_e x) * up_e x), for tokens (..., features).
+
+    The weights are those of the softmax over all experts; with ``renormalise`` they are divided by their sum. Without a
+    ``capacity`` no choice is dropped; with it, and for ``padding``, (tokens,) of bool, see `permutation`. A token of
+    which all choices are dropped gets 0. Raises ArgumentError for shapes that do not match, and for NaN logits.
+    """
+    _check(x, layer)
+    tokens, more = x.reshape(-1, x.shape[-1]), dict(threads=threads)
+    logits = ops.linear(tokens, layer.router, **more)
+    weights, chosen = ops.router(logits, k=k, renormalise=renormalise, **more)
+    there = permutation(chosen, len(layer.router), capacity=capacity, weights=weights, padding=padding)
+    brought = ops.dispatch(tokens, there.order, **more)
+    gate, up = _halves(layer.gate_up, axis=1)
+    hidden = ops.grouped_linear_swiglu(brought, gate, up, there.offsets, **more)
+    made = ops.grouped_linear(hidden, layer.down, there.offsets, **more)
+    y = ops.combine(made, weights, there.place, k=k, **more)
+    return y.reshape(x.shape), Saved(tokens, logits, weights, chosen, there, brought, hidden, made, k, renormalise)
+
+
+def expert_layer_backward(
+    dy: Array, layer: Experts, saved: Saved, *, threads: int | None = None
+) -> tuple[Array, Experts]:
+    """The gradients of the tokens, in the shape of ``dy``, and of all weights.
+
+    The gate's operands are computed again from the sorted tokens. An expert without tokens has gradients of exactly 0.
+    """
+    there, flat, more = saved.there, dy.reshape(-1, dy.shape[-1]), dict(threads=threads)
+    dmade = ops.dispatch(flat, there.order, saved.weights.reshape(-1)[there.choice], **more)
+    dweights = ops.combine_backward(flat, saved.made, there.place, k=saved.k, **more)
+    dhidden = ops.grouped_linear_backward_input(dmade, layer.down, there.offsets, **more)
+    gated = ops.grouped_linear(saved.sorted, layer.gate_up, there.offsets, **more)
+    dgated = np.empty_like(gated)
+    ops.swiglu_backward(dhidden, *_halves(gated, axis=1), out=_halves(dgated, axis=1), **more)
+    brought = ops.grouped_linear_backward_input(dgated, layer.gate_up, there.offsets, **more)
+    moved = ops.dispatch_backward(brought, there.order, entries=len(flat), **more)
+    routing = dict(k=saved.k, renormalise=saved.renormalise)
+    dlogits = ops.router_backward(dweights, saved.logits, saved.experts, **routing, **more)
+    dx = ops.matmul(dlogits, layer.router, moved, **more)  # through the router, beside what came back from experts
+    gradients = Experts(
+        router=ops.linear_backward_weight(dlogits, saved.x, **more),
+        gate_up=ops.grouped_linear_backward_weight(dgated, saved.sorted, there.offsets, **more),
+        down=ops.grouped_linear_backward_weight(dmade, saved.hidden, there.offsets, **more),
+    )
+    return dx.reshape(dy.shape), gradients
+
+
+def _halves(a: Array, axis: int) -> tuple[Array, Array]:
+    """Views of the first and the second half."""
+    first, second = np.split(a, 2, axis=axis)
+    return first, second
+
+
+def _check(x: Array, layer: Experts) -> None:
+    """Raises ArgumentError where sizes do not match; formats are the operators' to check."""
+    if x.ndim == 0:
+        raise ArgumentError("x: a scalar; accepted: (..., features)")
+    features = int(x.shape[-1])
+    (count,) = layer.router.shape[:1] or (0,)
+    (hidden,) = layer.down.shape[-1:] or (0,)
+    wanted = dict(router=(count, features), gate_up=(count, 2 * hidden, features), down=(count, features, hidden))
+    for name, shape in wanted.items():
+        if getattr(layer, name).shape != shape:
+            found = f"{name}: shape {getattr(layer, name).shape}"
+            raise ArgumentError(f"{found}; accepted beside x of {x.shape}, {count} experts, {hidden} hidden: {shape}")
+
+
+__all__ = ["Experts", "Saved", "expert_layer", "expert_layer_backward"]
