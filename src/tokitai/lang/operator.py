@@ -55,7 +55,6 @@ class Contract:
     no_nan: tuple[str, ...] = ()  # inputs in which a NaN is an error
     places: tuple[str, ...] = ()  # results that are columns: whole numbers, which calls return as i32
     draw: Mapping[str, str] = field(default_factory=dict)  # inputs whose seeded values are not plain noise
-    heads: tuple[str, ...] = ()  # operands that groups of heads share, of an operator on queries, keys and values
     batched: bool = False  # leading dimensions of a product's operands are a batch; else they flatten into one side
 
 

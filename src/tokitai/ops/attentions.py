@@ -37,10 +37,10 @@ DOMAIN = (
     "-inf, or +inf or NaN, NaN"
 )
 CONTRACT = Contract(
-    domain=DOMAIN, batched=True, heads=("k", "v"), defaults={"scale": 0.125}, indices={"limit": Index(upto=True)}
+    domain=DOMAIN, batched=True, defaults={"scale": 0.125}, indices={"limit": Index(upto=True)}
 )
 SAVED = Contract(
-    domain=DOMAIN, batched=True, heads=("k", "v"), defaults={"scale": 0.125}, indices={"limit": Index(upto=True)},
+    domain=DOMAIN, batched=True, defaults={"scale": 0.125}, indices={"limit": Index(upto=True)},
     draw={"top": "saved", "total": "saved"},
 )  # fmt: skip
 
