@@ -34,4 +34,4 @@ def make_plan(graph: Graph) -> Plan:
     return plan_rows(graph)
 
 
-__all__ = ["AttentionPlan", "FlatPlan", "Plan", "ProductPlan", "RowPlan", "ScatterPlan", "make_plan"]
+__all__ = ["AttentionPlan", "FlatPlan", "Plan", "ProductPlan", "RowPlan", "ScatterPlan", "is_attention", "make_plan"]
