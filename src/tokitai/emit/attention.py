@@ -160,8 +160,8 @@ class AttentionEmitter(Printer):
         reductions = [*p.maxima, *p.sums]
         for n in reductions:
             self.line(f"{'RowMax' if n.op == 'row_max' else 'RowSum'} over_{self.name[n]};")
-        self.open("each_key(cols, seen, [&](int64_t c, int64_t lines) INLINE_LAMBDA")
-        self.line("(void)lines;")
+        self.open("each_key(cols, seen, [&](int64_t c, int64_t place, int64_t lines) INLINE_LAMBDA")
+        self.line("(void)place, (void)lines;")
         self.beside(p.compute, there)
         for n in p.compute:
             if n in there:
@@ -173,16 +173,21 @@ class AttentionEmitter(Printer):
         for n in p.keep:
             self.line(f"store({self.stored(n)} + c * NR, {self.name[n]}, Four{{}});")
         for n in reductions:
-            self.line(f"over_{self.name[n]}.take({self.vector(n.args[0])}, lines);")
-        self.close("}, [&](int64_t lines) INLINE_LAMBDA {")
+            self.line(f"over_{self.name[n]}.take({self.vector(n.args[0])}, place, lines);")
+        self.close("}, [&](int64_t place, int64_t lines) INLINE_LAMBDA {")
         self.depth += 1
-        self.line("(void)lines;")
+        self.line("(void)place, (void)lines;")
         for n in reductions:
             if n in self.plan.hidden:
-                self.line(f"over_{self.name[n]}.take(splat({self.name[self.plan.hidden[n]]}), lines);")
+                self.line(f"over_{self.name[n]}.take(splat({self.name[self.plan.hidden[n]]}), place, lines);")
+        self.close("}, [&](int64_t n, int64_t count) INLINE_LAMBDA {")
+        self.depth += 1
+        self.line("(void)n, (void)count;")
+        for n in reductions:
+            self.line(f"over_{self.name[n]}.close(n, count);")
         self.close("});")
         for n in reductions:
-            self.line(f"over_{self.name[n]}.result(row_{self.name[n]});")
+            self.line(f"over_{self.name[n]}.result(cols, row_{self.name[n]});")
 
     def beside(self, nodes: Iterable[Node], there: set[Node]) -> None:
         """Values with one element a row that these need, beside the keys that are worked on together."""

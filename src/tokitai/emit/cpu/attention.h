@@ -112,11 +112,14 @@ INLINE Seen seen_of(const PerQuery<int32_t>& limit, int64_t count) {
 // The maximum of each query.
 struct RowMax {
   Max lanes[NV];
-  template <class T> INLINE_LAMBDA void take(const T& x, int64_t lines) {
-    for (int i = 0; i < TOGETHER; ++i)
-      if (i / NV < lines) tokitai::take(lanes[i % NV], leaf_max(at(x, i)));
+  // Of the keys beside each other the first `lines`.
+  template <class T> INLINE_LAMBDA void take(const T& x, int64_t, int64_t lines) {
+    for (int i = 0; i < NV; ++i) tokitai::take(lanes[i], leaf_max(at(x, i)));
+    if (lines == LINES)
+      for (int i = NV; i < TOGETHER; ++i) tokitai::take(lanes[i % NV], leaf_max(at(x, i)));
   }
-  void result(PerQuery<Stored>& to) const {
+  void close(int64_t, int64_t) {}
+  void result(int64_t, PerQuery<Stored>& to) const {
     for (int j = 0; j < NV; ++j) {
       Stored row[LANES];
       store(row, lanes_of(lanes[j]));
@@ -126,42 +129,33 @@ struct RowMax {
   }
 };
 
-// The balanced tree over the keys, for each query: groups of keys are added first; then a sum waits at each level whose
+// The balanced tree over the keys, for each query: keys of a group are added first; then a sum waits at each level whose
 // bit is set in the number of groups so far.
 struct RowSum {
   Stored terms[GROUP * NR];
   Stored waiting[32][NR];
-  int64_t count = 0;
-  template <class T> INLINE_LAMBDA void take(const T& x, int64_t lines) {
-    for (int i = 0; i < TOGETHER; ++i)
-      if (i / NV < lines) store(terms + count % GROUP * NR + i * LANES, at(x, i));
-    count += lines;
-    if (count % GROUP == 0) group();
+  template <class T> INLINE_LAMBDA void take(const T& x, int64_t place, int64_t) {
+    for (int i = 0; i < TOGETHER; ++i) store(terms + place * NR + i * LANES, at(x, i));
   }
-  void group() {
-    int64_t rest = (count - 1) / GROUP;
+  // The n-th group is over, in which there were `count` keys.
+  INLINE_LAMBDA void close(int64_t n, int64_t count) {
+    for (int64_t i = count * NR; i < GROUP * NR; i += LANES) store(terms + i, splat(NEUTRAL_SUM));
     for (int j = 0; j < NV; ++j) {
       const auto term = [&](int i) INLINE_LAMBDA { return load(terms + i * NR + j * LANES); };
       const V low = add(add(term(0), term(1)), add(term(2), term(3)));
       const V high = add(add(term(4), term(5)), add(term(6), term(7)));
       V sum = add(low, high);
       int level = 0;
-      for (int64_t k = rest; k & 1; k /= 2, ++level) sum = add(load(waiting[level] + j * LANES), sum);
+      for (int64_t k = n; k & 1; k /= 2, ++level) sum = add(load(waiting[level] + j * LANES), sum);
       store(waiting[level] + j * LANES, sum);
     }
   }
-  void result(PerQuery<Stored>& to) {
-    const int64_t left = count % GROUP;
-    if (left) {  // what is behind the last key is neutral
-      for (int64_t i = left * NR; i < GROUP * NR; i += LANES) store(terms + i, splat(NEUTRAL_SUM));
-      count += GROUP - left;
-      group();
-    }
+  void result(int64_t keys, PerQuery<Stored>& to) const {
     for (int64_t j = 0; j < NR; j += LANES) {
       V sum = splat(S{});
       bool any = false;
       int level = 0;
-      for (int64_t k = count / GROUP; k; k /= 2, ++level)
+      for (int64_t k = over(keys, GROUP); k; k /= 2, ++level)
         if (k & 1) {
           sum = any ? add(load(waiting[level] + j), sum) : load(waiting[level] + j);
           any = true;
@@ -171,12 +165,18 @@ struct RowSum {
   }
 };
 
-// at(c) makes the values of the keys from c on, for all keys that a query of the panel sees; of those behind them only
-// the number is left: take(value, lines) is given what `hidden` says.
-template <class F, class G> INLINE void each_key(int64_t keys, const Seen& seen, const F& at, const G& hidden) {
-  const int64_t end = least(keys, padded(seen.most, LINES));
-  for (int64_t c = 0; c < end; c += LINES) at(c, least(LINES, keys - c));
-  for (int64_t c = end; c < keys; c += LINES) hidden(least(LINES, keys - c));
+// at(c, place, lines) makes the values of `lines` keys from c on, at a place in their group, as long as a query of the
+// panel sees any of them; hidden(place, lines) stands for those behind. close(n, count) ends the n-th group.
+template <class F, class G, class H>
+INLINE void each_key(int64_t keys, const Seen& seen, const F& at, const G& hidden, const H& close) {
+  for (int64_t c = 0; c < keys; c += GROUP) {
+    const int64_t count = least(GROUP, keys - c);
+    for (int64_t place = 0; place < count; place += LINES) {
+      const int64_t lines = least(LINES, count - place);
+      c + place < seen.most ? at(c + place, place, lines) : hidden(place, lines);
+    }
+    close(c / GROUP, count);
+  }
 }
 
 // ------------------------------------------------------------------ sums over keys, weighted by a panel
