@@ -114,9 +114,10 @@ struct RowMax {
   Max lanes[NV];
   // Of the keys beside each other the first `lines`.
   template <class T> INLINE_LAMBDA void take(const T& x, int64_t, int64_t lines) {
-    for (int i = 0; i < NV; ++i) tokitai::take(lanes[i], leaf_max(at(x, i)));
     if (lines == LINES)
-      for (int i = NV; i < TOGETHER; ++i) tokitai::take(lanes[i % NV], leaf_max(at(x, i)));
+      for (int i = 0; i < TOGETHER; ++i) tokitai::take(lanes[i % NV], leaf_max(at(x, i)));
+    else
+      for (int i = 0; i < lines * NV; ++i) tokitai::take(lanes[i % NV], leaf_max(at(x, i)));
   }
   void close(int64_t, int64_t) {}
   void result(int64_t, PerQuery<Stored>& to) const {
