@@ -370,7 +370,7 @@ def test_definitions_are_refused_where_they_cannot_be_laid_out() -> None:
     def over(q: Operand[storage], k: Operand[storage]) -> Any:
         return outputs(y=weighted_sum(matmul(q, k, "NT"), k, over="keys"))
 
-    with pytest.raises(DefinitionError, match="over='keys'.*accepted: 'columns' or 'rows'"):
+    with pytest.raises(DefinitionError, match=r"over='keys'.*accepted: 'columns' or 'rows'"):
         over.trace("f32")
 
 
