@@ -53,10 +53,10 @@ def main() -> None:
         for limit in (None, causal):
             mask = limit is not None
             _, top, total = ops.attention(q, k, v, limit, **given)
-            made = theirs(*leaves, is_causal=mask)
+            made = theirs(leaves[0], leaves[1], leaves[2], is_causal=mask)
             forward: dict[str, Callable[[], object]] = {
                 "tokitai": lambda x=(q, k, v, limit): ops.attention(*x, **given),  # type: ignore[misc]
-                "torch": lambda x=(tq, tk, tv), m=mask: theirs(*x, is_causal=m),  # type: ignore[misc]
+                "torch": lambda x=(tq, tk, tv), m=mask: theirs(x[0], x[1], x[2], is_causal=m),  # type: ignore[misc]
             }
             backward: dict[str, Callable[[], object]] = {
                 "tokitai": lambda x=(dy, q, k, v, top, total, limit): ops.attention_backward(  # type: ignore[misc]
