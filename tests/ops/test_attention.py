@@ -16,6 +16,7 @@ from running import BF16, F16, F32, array, same_bits
 from tokitai import ops, verify
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import ArgumentError, DefinitionError
+from tokitai.evidence.check import check
 from tokitai.kernel import Kernel, build_text, compile, targets_of
 from tokitai.lang import (
     Operand,
@@ -37,8 +38,10 @@ from tokitai.meaning import bits, bounds
 from tokitai.toolchain.build import isas_here
 from tokitai.verification import cases
 from tokitai.verification.files import case_from_file
+from tokitai.verification.recheck import recheck
 from tokitai.verification.run import Layout, run_numbers, run_structure
 from tokitai.verification.verdict import Variant
+from tokitai.worker import Pool
 
 FORMATS = pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 SCALE = 0.375
@@ -329,6 +332,23 @@ def test_the_users_own_tensors(tmp_path: Path) -> None:
     assert case.shape == Sizes(12, 7, 3, 2) and case.tensors["q"].shape == (2, 12, 3)
     verdict = verify(ops.attention, dtype="f16", inputs=path, variant=Variant(frozenset()), case=case.id)
     assert (verdict.verdict, verdict.cases) == ("verified", 1), verdict.failure
+
+
+def test_a_certificate_can_be_checked_again(tmp_path: Path) -> None:
+    """What the backward pass takes from the forward pass is computed again from the seeds."""
+    shape = dict(rows=10, cols=12, inner=8, batch=2)
+    verdict = verify(ops.attention_backward, dtype="f16", shape=shape, out=tmp_path)
+    assert verdict.verdict == "verified" and verdict.certificate is not None, verdict.failure
+    assert check(verdict.certificate) == []
+    assert recheck(verdict.certificate, ops.attention_backward, sample=12) == []
+
+
+def test_in_a_worker_process() -> None:
+    with Pool(1, deadline=60) as pool:
+        for case in ("structure/all inputs@3x5x7x2#0", "seeded/normal@3x5x7x2#0"):
+            variant = Variant(frozenset({"limit"}))
+            verdict = verify(ops.attention, dtype="f16", variant=variant, case=case, pool=pool)
+            assert (verdict.verdict, [r.id for r in verdict.results]) == ("verified", [case]), verdict.failure
 
 
 def test_other_devices_are_undecided() -> None:

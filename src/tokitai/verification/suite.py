@@ -51,7 +51,8 @@ PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
 def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) -> list[tuple[int, int]]:
     """Shapes at which it is shown that a kernel evaluates its definition for all inputs."""
     if isinstance(plan, AttentionPlan):
-        return [*ATTENTION]
+        kept = any(o.space == "r" for o in plan.graph.outputs)  # without an inner side there is nothing else to compare
+        return [s for s in ATTENTION if kept or Sizes.of(s).inner]
     if isinstance(plan, ProductPlan):
         return [*PRODUCTS, *BATCHES] if operator.contract.batched else [*PRODUCTS]
     most = operator.contract.max_rows
