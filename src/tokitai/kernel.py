@@ -15,7 +15,8 @@ from .emit.cpp import emit_cpu
 from .errors import TokitaiError, UnknownNameError
 from .formats import FORMATS
 from .lang import GROUPS, MATRICES, OPERANDS, Graph, Node, Operator, Sizes
-from .lower import FlatPlan, Plan, ProductPlan, ScatterPlan, make_plan
+from .lower import AttentionPlan, FlatPlan, Plan, ProductPlan, ScatterPlan, make_plan
+from .lower.attention import is_attention as has_weighted_sums
 from .lower.scalars import host_values, rounded_scalars, whole_scalars
 from .toolchain.build import Artifact, Isa, Source, build, native_isa
 from .toolchain.compilers import find_compiler
@@ -45,9 +46,14 @@ def is_grouped(operator: Operator) -> bool:
     return any(t.space in GROUPS for t in operator.tensors)
 
 
+def is_attention(operator: Operator) -> bool:
+    """Whether an operator has weighted sums."""
+    return is_product(operator) and has_weighted_sums(operator.trace(operator.contract.formats[0]))
+
+
 def targets_of(operator: Operator) -> tuple[str, ...]:
     """The targets that have kernels for an operator."""
-    if is_grouped(operator):
+    if is_grouped(operator) or is_attention(operator):
         return ("cpu",)
     return ("cpu",) if is_product(operator) else TARGETS
 
@@ -199,7 +205,7 @@ class KernelBase:
     ) -> list[int]:  # fmt: skip
         """The sizes of a launch as the kernel takes them: those of each tensor of a list with the row strides of its
         matrices, then whole scalars. Of a product each row stride has the batch's beside it: 0 where all share one."""
-        product = isinstance(self.plan, ProductPlan)
+        product = isinstance(self.plan, (ProductPlan, AttentionPlan))
         made = [len(shapes)] if self.plan.flat else []
         for some, results_here, shape in zip(tensors, results, shapes, strict=True):
             sizes = Sizes.of(shape)

@@ -153,6 +153,8 @@ def test_products_are_refused_and_the_gradient_of_a_bias_is_not() -> None:
         for given in (X, X[None]):
             with pytest.raises(TargetMissingError, match="matmul: there are no kernels of products for cuda yet"):
                 ops.matmul(on_gpu(given), on_gpu(given), beta=0.0, layout="NT")
+        with pytest.raises(TargetMissingError, match="attention: there are no kernels of attention for cuda yet"):
+            ops.attention(on_gpu(X), on_gpu(X), on_gpu(X), scale=1.0)
         with pytest.raises(TargetMissingError, match=r"^linear: .*; accepted: cpu$"):
             ops.linear(on_gpu(X), on_gpu(X))
     assert equal(ops.linear_backward_bias(on_gpu(X)), ops.linear_backward_bias(X))

@@ -126,16 +126,17 @@ def packed(
 ) -> tuple[bytes, list[tuple[str, np.dtype[Any], tuple[int, ...]]]]:
     """The driver's input file, and name, dtype and shape of each tensor that it writes back."""
     scalars = kernel.scalar_table(*case.shape, case.params)
-    results = {
+    given = {t.name: case.tensors[t.name] for t in kernel.graph.inputs}
+    made = {
         o.name: np.empty(cases.size_of(o.space, case.shape, None, o.slots), kernel.element(o.format))
         for o in kernel.graph.outputs
     }
-    sizes = kernel.sizes_of([case.tensors], [results], [case.shape], scalars)
+    sizes = kernel.sizes_of([given], [made], [case.shape], scalars)
     tensors = [case.tensors[t.name].tobytes() for t in kernel.graph.inputs]
     listed = [(t.name, case.tensors[t.name].dtype, case.tensors[t.name].shape) for t in kernel.graph.inputs]
     for o in kernel.graph.outputs:
-        tensors.append(b"\xa5" * results[o.name].nbytes)
-        listed.append((f"result {o.name}", results[o.name].dtype, results[o.name].shape))
+        tensors.append(b"\xa5" * made[o.name].nbytes)
+        listed.append((f"result {o.name}", made[o.name].dtype, made[o.name].shape))
     numbers = [struct.pack("<q", n) for n in (len(sizes), *sizes, len(tensors))]
     blocks = [struct.pack("<q", len(b)) + b for b in (*tensors, scalars.table.tobytes())]
     need = kernel.workspace_bytes([case.shape], threads, int(case.params.get("entries", 0)))

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from ..lower import FlatPlan, GroupedPlan, Plan, ProductPlan, ScatterPlan
+from ..lower import AttentionPlan, FlatPlan, GroupedPlan, Plan, ProductPlan, ScatterPlan
+from .attention import AttentionEmitter
 from .flat import FlatEmitter
 from .grouped import GroupedEmitter
 from .product import ProductEmitter
@@ -44,9 +45,9 @@ def headers(of_products: bool = False) -> dict[str, str]:
     return {name: (folder / name).read_text() for name in HEADERS + OF_PRODUCTS * of_products}
 
 
-def groups() -> dict[str, str]:
-    """The header of products in groups, by its name."""
-    return {"groups.h": (resources.files(__package__) / "cpu" / "groups.h").read_text()}
+def own(name: str) -> dict[str, str]:
+    """A header of one kind of kernels, by its name."""
+    return {name: (resources.files(__package__) / "cpu" / name).read_text()}
 
 
 def segments() -> dict[str, str]:
@@ -61,8 +62,10 @@ def first() -> dict[str, str]:
 
 def emit_cpu(plan: Plan) -> KernelText:
     """The text of the kernel for this plan."""
+    if isinstance(plan, AttentionPlan):
+        return KernelText(AttentionEmitter(plan).text(), headers(of_products=True) | own("attention.h"))
     if isinstance(plan, GroupedPlan):
-        return KernelText(GroupedEmitter(plan).text(), headers(of_products=True) | groups())
+        return KernelText(GroupedEmitter(plan).text(), headers(of_products=True) | own("groups.h"))
     if isinstance(plan, ProductPlan):
         return KernelText(ProductEmitter(plan).text(), headers(of_products=True))
     if isinstance(plan, ScatterPlan):

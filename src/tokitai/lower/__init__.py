@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ..errors import DefinitionError
 from ..lang import TOTALS, Graph
+from .attention import AttentionPlan, is_attention, plan_attention
 from .flat import FlatPlan, is_flat, plan_flat
 from .grouped import GroupedPlan, plan_grouped
 from .product import ProductPlan, is_product, plan_product
 from .rowwise import RowPlan, plan_rows
 from .scatter import ScatterPlan, plan_scatter
 
-Plan = RowPlan | FlatPlan | ScatterPlan | ProductPlan
+Plan = RowPlan | FlatPlan | ScatterPlan | ProductPlan | AttentionPlan
 
 
 def make_plan(graph: Graph) -> Plan:
@@ -18,6 +19,8 @@ def make_plan(graph: Graph) -> Plan:
     for n in graph.nodes:
         if n.type == "f64":
             raise DefinitionError(f"{n.origin}: {n.op} in f64; accepted by the cpu target: f32 and integers")
+    if is_attention(graph):
+        return plan_attention(graph)
     if is_product(graph):
         return plan_grouped(graph) if graph.ragged else plan_product(graph)
     if any(n.op == "scatter_sum" for n in graph.nodes):
@@ -32,4 +35,7 @@ def make_plan(graph: Graph) -> Plan:
     return plan_rows(graph)
 
 
-__all__ = ["FlatPlan", "GroupedPlan", "Plan", "ProductPlan", "RowPlan", "ScatterPlan", "make_plan"]
+__all__ = [
+    "AttentionPlan", "FlatPlan", "GroupedPlan", "Plan", "ProductPlan", "RowPlan", "ScatterPlan", "is_attention",
+    "make_plan",
+]  # fmt: skip

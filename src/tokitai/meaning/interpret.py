@@ -83,7 +83,7 @@ def items_of(graph: Graph, tensors: Mapping[str, Array], shape: Sizes) -> list[t
     """The tensors and sizes of each product of a batch. A tensor that has no dimension for the batch is that of all of
     them; in groups, one that has the side that they share out is taken apart along it."""
     if graph.offsets is None:
-        whole = {t.name for t in graph.inputs if tensors[t.name].ndim == 3}
+        whole = {t.name for t in graph.inputs if tensors[t.name].ndim == (2 if t.space == "r" else 3)}
         return [({n: a[i] if n in whole else a for n, a in tensors.items()}, shape.one) for i in range(shape.batch)]
     spaces = {t.name: t.space for t in graph.inputs} | {o.name: o.space for o in graph.outputs}
     found = []
@@ -182,6 +182,8 @@ def apply(domain: Domain, node: Node, args: Sequence[Array], shape: tuple[int, i
     if node.op == "col_sum":
         args = [np.broadcast_to(args[0], (shape[0], shape[1] if node.space == "c" else 1))]
     if node.op == "scatter_sum":
+        args = [np.broadcast_to(args[0], shape), *args[1:]]
+    if node.op == "weighted_sum":
         args = [np.broadcast_to(args[0], shape), *args[1:]]
     if node.op == "slots":
         args = [np.broadcast_to(a, (shape[0], 1)) for a in args]

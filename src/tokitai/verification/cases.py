@@ -14,7 +14,7 @@ from ..formats import FORMATS, Format, format_of
 from ..lang import GROUPS, OPERANDS, TOTALS, Graph, HardInput, Operator, Sizes, TensorSpec, extent, shape_text
 from ..lang.graph import Space
 from ..lower.flat import is_flat
-from ..meaning.bits import round_to
+from ..meaning.bits import evaluate, round_to
 from ..meaning.structure import drawn_entries
 
 Array = np.ndarray[Any, Any]
@@ -93,12 +93,22 @@ def _zeros(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Arra
     return mixed
 
 
+def _lengths(rng: np.random.Generator, size: tuple[int, ...], most: int, turn: int) -> Array:
+    """How much each row sees: in blocks of 32 rows some see as much as any there, which in turn is all, and is less."""
+    ahead, rows = size[:-1], size[-1]
+    block = np.arange(rows) // 32
+    less = rng.integers(0, max(most, 1), (*ahead, -(-rows // 32) or 1))[..., block]
+    in_turn = np.arange(int(np.prod(ahead, dtype=np.int64))).reshape(*ahead, 1) + block + turn
+    top = np.where(in_turn % 2 == 0, most, less)
+    return np.where(rng.random(size) < 0.5, top, rng.integers(0, top + 1))
+
+
 DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal, "zeros": _zeros, "tiny": _tiny}
 
 
 def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:
-    """A seeded tensor, as the contract wishes: "positive", "unit", "probabilities", "below COUNT", or indices; some of
-    these are the value that is besides them."""
+    """A seeded tensor, as the contract wishes: "positive", "unit", "probabilities", "below COUNT", "lengths", or
+    indices; some of these are the value that is besides them. What is "saved" is noise until `saved` is called."""
     if t.space in GROUPS:
         return drawn_groups(rng_for(seed, t.name, how), t.space, shape)
     contract = operator.contract
@@ -107,12 +117,14 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
     size = size_of(t.space, shape, slots=t.slots)
     rng = rng_for(seed, t.name, how)
     if not fmt.is_float:
-        top = int(wish.split()[-1]) if wish else shape[1] + bool(index and index.upto)
+        top = int(wish.split()[-1]) if wish and wish != "lengths" else shape[1] + bool(index and index.upto)
         if index and index.entries:  # half of the rows choose one entry
             top = drawn_entries(shape[0])
             values = np.where(rng.random(size) < 0.5, top // 2, rng.integers(0, top, size))
         else:
             values = rng.integers(0, max(top, 1), size)
+        if wish == "lengths":
+            values = _lengths(rng, size, top - 1, sum(shape))
         if index and index.besides:
             values = np.where(rng.random(size) < 0.1, int(defaults(operator)[index.besides]), values)
         return values.astype(fmt.dtype)
@@ -169,7 +181,22 @@ def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], s
     shape = in_groups(graph, shape)
     tensors = {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs}
     params = drawn_scalars(operator, graph, shape)
+    tensors |= saved(operator, graph, tensors, shape, params)
     return Case("seeded", how, shape, seed, tensors, params, in_domain=how == "normal")
+
+
+def saved(
+    operator: Operator, graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float]
+) -> dict[str, Array]:
+    """What a backward pass takes from its forward pass where the contract wishes so: the results that the oracle gives
+    for the same inputs."""
+    wanted = [n for n, wish in operator.contract.draw.items() if wish == "saved"]
+    if not wanted or operator.backward_of is None:
+        return {}
+    given = {t.name for t in graph.inputs}
+    forward = operator.backward_of.trace(graph.dtype, {t.name for t in operator.tensors if t.optional} & given)
+    made = evaluate(forward, tensors, shape, params)
+    return {t.name: made[t.name].reshape(tensors[t.name].shape) for t in graph.inputs if t.name in wanted}
 
 
 def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
@@ -193,6 +220,8 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
         entries = next((len(tensors[t.name]) for t in graph.inputs if t.space == "t"), drawn_entries(shape[0]))
         entries = int(h.scalars.get("entries", entries))
         params = settled(operator, graph, {**defaults(operator), **h.scalars}, entries)
+        found = saved(operator, graph, tensors, shape, params)
+        tensors |= {n: a for n, a in found.items() if n not in h.tensors}
         finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in tensors.items() if _is_float(graph, n))
         yield Case("hard", h.name, shape, 0, tensors, params, in_domain=h.in_domain and finite)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..lang import Operator, Sizes
-from ..lower import FlatPlan, GroupedPlan, Plan, ProductPlan
+from ..lower import AttentionPlan, FlatPlan, GroupedPlan, Plan, ProductPlan
 from . import cases
 from .cases import Case
 
@@ -43,6 +43,16 @@ GROUPED = (
     Sizes(3, 0, 4, 2),
 )  # fmt: skip
 GROUPED_OF_USE = Sizes(192, 64, 96, 12)
+# Of attention: panels of 2, 16 and 32 queries, whole and not; groups of eight keys and what is left, tiles of keys and
+# of the inner side; pieces of 256, chains of 4096 along keys, queries and the inner side; nothing along each; batches.
+ATTENTION: tuple[tuple[int, int], ...] = (
+    Sizes(1, 1, 1), Sizes(2, 2, 2), Sizes(3, 5, 7), Sizes(16, 8, 6), Sizes(17, 9, 13), Sizes(31, 33, 16),
+    Sizes(33, 16, 33), Sizes(65, 25, 64), Sizes(5, 130, 9), Sizes(70, 257, 3), Sizes(9, 300, 12), Sizes(4, 6, 257),
+    Sizes(3, 4099, 3), Sizes(2, 3, 4098), Sizes(4101, 3, 2), Sizes(8195, 2, 1), Sizes(1, 8200, 1), Sizes(1, 12291, 2),
+    Sizes(3, 5, 0), Sizes(3, 0, 4), Sizes(0, 3, 4), Sizes(0, 0, 0),
+    Sizes(3, 5, 7, 2), Sizes(18, 17, 5, 3), Sizes(2, 3, 4, 40), Sizes(3, 0, 2, 2), Sizes(0, 3, 2, 2),
+)  # fmt: skip
+ATTENTION_OF_USE: tuple[tuple[int, int], ...] = (Sizes(96, 128, 64),)
 PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
 
 
@@ -50,6 +60,9 @@ def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) ->
     """Shapes at which it is shown that a kernel evaluates its definition for all inputs."""
     if isinstance(plan, GroupedPlan):
         return [_shared(s, plan) for s in GROUPED]
+    if isinstance(plan, AttentionPlan):
+        kept = any(o.space == "r" for o in plan.graph.outputs)  # without an inner side there is nothing else to compare
+        return [s for s in ATTENTION if kept or Sizes.of(s).inner]
     if isinstance(plan, ProductPlan):
         return [*PRODUCTS, *BATCHES] if operator.contract.batched else [*PRODUCTS]
     most = operator.contract.max_rows
@@ -87,7 +100,7 @@ def number_cases(
     """The cases of a verification, cheapest first: hard inputs, all values, seeded noise, the shape asked for."""
     graph = plan.graph
     yield from cases.hard(operator, graph)
-    if isinstance(plan, ProductPlan):
+    if isinstance(plan, (ProductPlan, AttentionPlan)):
         of_use = [shape] if shape is not None else default_shapes(operator, plan, device)
         shapes = structure_shapes(operator, plan, lanes, device)
         tried = [(how, shapes[i + 3]) for i, how in enumerate(cases.DRAWS)]
@@ -115,6 +128,8 @@ def default_shapes(operator: Operator, plan: Plan, device: str = "cpu") -> Seque
     """Shapes of ordinary use, where none is asked for."""
     if isinstance(plan, GroupedPlan):
         return [_shared(GROUPED_OF_USE, plan)]
+    if isinstance(plan, AttentionPlan):
+        return ATTENTION_OF_USE
     if isinstance(plan, ProductPlan):
         return PRODUCTS_OF_USE
     if device == "sim":
