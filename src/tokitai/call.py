@@ -43,8 +43,11 @@ def call(
     host memory, ``cuda_stream`` and ``check`` for those of a GPU (`gpu_call.call_gpu`).
     Raises ArgumentError for a missing, superfluous or ill-formed argument.
     """
-    if not args or type(args[0]) is not np.ndarray:
-        there = next((t for t in map(on_gpu, (*args, *kwargs.values())) if t is not None), False)
+    first = args[0] if args else None
+    if type(first) is not np.ndarray:
+        there = on_gpu(first) if args else None
+        if there is None:
+            there = next((t for t in map(on_gpu, (*args, *kwargs.values())) if t is not None), False)
         if there:
             if threads is not None:
                 raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")
