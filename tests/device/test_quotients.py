@@ -17,7 +17,8 @@ from tokitai.toolchain.compilers import find_compiler
 # Hard cases: a / b = (m + j / (2 Y)) ulp near a middle m between two floats, Y the significand of b, |j| at most 8. For
 # the others the last step is right whatever the roundings before it: its value before rounding is off by less than
 # |j| / (2 Y) ulp, since the quotient before is off by 1.5 ulp, and the reciprocal by (1/2 + 2^-22) ulp. With Y odd
-# times 2^s, m is determined modulo 2^(level - s) by m Y = -j modulo 2^level, with 24 levels where a >= b, 25 where a < b.
+# times 2^s, m is determined modulo 2^(level - s) by m Y = -j modulo 2^level, with 24 levels where a >= b, 25 where
+# a < b.
 TEXT = r"""
 #include "rows.h"
 #include "quotients.h"
