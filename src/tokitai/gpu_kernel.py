@@ -100,7 +100,7 @@ class GpuKernel(KernelBase):
     flat: dict[int, FlatSchedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _offered(self.graph, self.plan, self.target.name)
+        self.plan = _offered(self.graph, self.plan, self.target.name)
 
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
@@ -204,7 +204,7 @@ class GpuKernel(KernelBase):
         """The schedule, or one for fewer registers a thread where more than a few are spilled."""
         long = schedule.threads * schedule.chunks * CHUNK > LONGEST_JOINED
         few = FEW_SPILLS_OF_LONG if long else FEW_SPILLS
-        chosen = plan if schedule.kept else plan_rows(plan.graph, keep=False)
+        chosen = plan if schedule.kept else plan_rows(plan.graph, "nothing")
         while True:
             program = self.program(schedule, lambda s=schedule: emit_rows(chosen, s))  # type: ignore[misc]
             room = layout.stage_bytes(plan, replace(schedule, staged=True)) <= self.target.shared_bytes
@@ -302,7 +302,7 @@ def gpu_plan(graph: Graph, target: str) -> RowPlan | FlatPlan | ScatterPlan:
 def _offered(graph: Graph, plan: Plan, target: str) -> RowPlan | FlatPlan | ScatterPlan:
     if isinstance(plan, ProductPlan):
         raise TargetMissingError(f"{graph.name}: there are no kernels of products for {target} yet; accepted: cpu")
-    return plan
+    return plan_rows(graph, "in registers") if isinstance(plan, RowPlan) else plan
 
 
 def source_digest(text: KernelText) -> str:
