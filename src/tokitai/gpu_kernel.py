@@ -28,8 +28,8 @@ from .lower.rowwise import RowPlan, plan_rows
 Edit = Callable[[str], str]
 WIDTHS = (CHUNK, 4, 2)  # elements to an access
 # Bytes that a thread may spill and load again: 4 or 12 bytes would cost a quarter or half of the warps otherwise. More
-# in rows of more columns than LONGEST_JOINED, of which a multiprocessor has one or two at a time: layer norm over 32,768
-# columns ran a fifth slower on an H200 with none, and one row.
+# in rows of more columns than LONGEST_JOINED, of which a multiprocessor has one or two at a time: layer norm over
+# 32,768 columns ran a fifth slower on an H200 with none, and one row.
 FEW_SPILLS, FEW_SPILLS_OF_LONG = 32, 256
 
 

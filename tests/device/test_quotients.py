@@ -17,7 +17,8 @@ from tokitai.toolchain.compilers import find_compiler
 # Hard cases: a / b = (m + j / (2 Y)) ulp near a middle m between two floats, Y the significand of b, |j| at most 8. For
 # the others the last step is right whatever the roundings before it: its value before rounding is off by less than
 # |j| / (2 Y) ulp, since the quotient before is off by 1.5 ulp, and the reciprocal by (1/2 + 2^-22) ulp. With Y odd
-# times 2^s, m is determined modulo 2^(level - s) by m Y = -j modulo 2^level, with 24 levels where a >= b, 25 where a < b.
+# times 2^s, m is determined modulo 2^(level - s) by m Y = -j modulo 2^level, with 24 levels where a >= b, 25 where
+# a < b.
 TEXT = r"""
 #include "rows.h"
 #include "quotients.h"
@@ -58,6 +59,27 @@ KERNEL(hard, 256, 1) {
     wrong += differs(1.0f, scaled(y)) + differs(scaled(y), 1.0f) + differs(1.9999999f, scaled(y)), tried += 3;
   }
   call.wrong[2 * place] = wrong, call.wrong[2 * place + 1] = tried;
+}
+// Of operands with any exponents, how many quotients are wrong and not missed, how many missed, how many neither.
+KERNEL(any_exponents, 256, 1) {
+  int64_t counts[3] = {0, 0, 0};
+  uint32_t state = uint32_t(thread_index()) * 2654435761u + 1u;
+  for (int64_t i = 0; i < call.step; ++i) {
+    uint32_t w[2];
+    for (int k = 0; k < 2; ++k) {
+      state = state * 1664525u + 1013904223u;
+      w[k] = (state >> 9 & 0x7FFFFFu) | (state & 0x80000000u);
+      state = state * 1664525u + 1013904223u;
+      w[k] |= (state >> 24) << 23;
+    }
+    const float a = float_of(i % 64 ? w[0] : w[0] & 0x80000000u), b = float_of(i % 8 ? w[1] & 0x7FFFFFFFu : w[1]);
+    bool missed = false;
+    const Quick quick{&missed};
+    const float q = quick.of(a, b, Look<true, true, true>{}), want = __fdiv_rn(a, b);
+    const bool same = bits(q) == bits(want) || (q != q && want != want);
+    ++counts[missed ? 1 : same ? 2 : 0];
+  }
+  for (int k = 0; k < 3; ++k) call.wrong[3 * thread_index() + k] = counts[k];
 }
 """
 
@@ -105,6 +127,23 @@ def test_some_hard_quotients_from_each_start() -> None:
 def test_a_step_less_is_found(old: str, new: str) -> None:
     wrong, tried = on_fibers(source(1, (old, new)), 64)
     assert wrong > tried // 100_000
+
+
+LOOKS = [
+    "if (DIVISOR) *missed |= !(b >= LEAST && b <= MOST);",
+    "if (SMALL) *missed |= 2 * bits(a) - 2 < 2 * bits(LEAST) - 2;",
+    "if (LARGE) *missed |= quotient != quotient;",
+]
+
+
+@pytest.mark.parametrize("without", ["", *LOOKS])
+def test_what_is_not_missed_is_right(without: str) -> None:
+    found = np.zeros((256, 3), np.int64)
+    kernels = sim.load(sim.build_sim(source(0, (without, "")), find_compiler()))
+    kernels.launch("any_exponents", 1, 256, struct.pack("<3q", found.ctypes.data, 0, 4096), 0)
+    wrong, missed, right = found.sum(0).tolist()
+    assert min(missed, right) > 1e5
+    assert wrong > 100 if without else wrong == 0
 
 
 @pytest.mark.gpu

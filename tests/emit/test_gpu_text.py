@@ -20,7 +20,7 @@ from tokitai.ops import registry
 from tokitai.toolchain import nvrtc
 from tokitai.toolchain.build import Source
 from tokitai.toolchain.nvrtc import CudaArtifact
-from tokitai.toolchain.ptx import Finding, opcodes, scan
+from tokitai.toolchain.ptx import START, Finding, opcodes, scan
 from tokitai.verification.verdict import Variant, variants
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
@@ -177,8 +177,11 @@ TWO_ROUNDINGS = "INLINE S fma(S a, S b, S c) { return __fadd_rn(__fmul_rn(a, b),
 ONE_ROUNDING = "INLINE S fma(S a, S b, S c) { return __fmaf_rn(a, b, c); }"
 
 
+QUOTIENT = "const S start = reciprocal_start(b);"
+
+
 def in_two_roundings(text: str) -> str:
-    return text.replace(ONE_ROUNDING, TWO_ROUNDINGS)
+    return text.replace(ONE_ROUNDING, TWO_ROUNDINGS).replace(QUOTIENT, f"if (true) return div(a, b);\n{QUOTIENT}")
 
 
 @pytest.mark.slow
@@ -189,11 +192,39 @@ def test_every_fused_multiply_add_is_one_of_the_text(op: Operator, dtype: str) -
     assert findings(built(op, dtype, "sm_90", edit=in_two_roundings), fma_allowed=False) == []
 
 
-# ------------------------------------------------------------------ the checks above can fail
 def replacing(old: str, new: str) -> Callable[[str], str]:
     return lambda text: text.replace(old, new)
 
 
+# ------------------------------------------------------------------ where approximate reciprocals come from
+@pytest.mark.parametrize("name", ["silu", "adamw"])
+def test_an_approximate_reciprocal_is_the_start_of_a_quotient(name: str) -> None:
+    op = registry()[name]
+    (made,) = built(op, "f16", "sm_90")
+    assert opcodes(made.read_ptx())[START] >= 8
+    assert findings([made], fma_allowed=True) == []
+    found = scan(made.read_ptx(), fma_allowed=True)
+    assert len(found) == opcodes(made.read_ptx())[START] and {f.reason for f in found} == {"is an approximation"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("const S r = fma(start, fma(-b, start, 1.0f), start);", "const S r = start;"),
+        ("const S quotient = fma(-fma(q, b, -a), r, q);", "const S quotient = q;"),
+        ("const S q = mul(a, r);", "const S q = mul(a, start);"),
+        ("fma(-b, start, 1.0f)", "fma(-b, start, 2.0f)"),
+        ("fma(-fma(q, b, -a), r, q)", "fma(-fma(q, a, -a), r, q)"),
+        ("fma(-fma(q, b, -a), r, q)", "fma(-fma(q, b, -b), r, q)"),
+        ("return quotient;", "return quotient + start;"),
+    ],
+)
+def test_another_sequence_of_a_quotient_is_found(old: str, new: str) -> None:
+    made = built(registry()["silu"], "f16", "sm_90", edit=replacing(old, new))
+    assert {f.reason for f in findings(made, fma_allowed=True)} & {"is an approximation"}
+
+
+# ------------------------------------------------------------------ the checks above can fail
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [

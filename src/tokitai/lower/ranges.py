@@ -87,7 +87,7 @@ def _of(n: Node, found: Mapping[Node, Interval]) -> Interval:
             return math.sqrt(max(low, 0.0)), math.sqrt(max(high, 0.0))
         case "round_even", [(low, high)]:
             return low - 0.5, high + 0.5
-        case "power_of_two", [(low, high)] if low > -1000 and high < 1000:
+        case "power_of_two", [(low, high)] if low >= -126 and high <= 127:
             return 2.0 ** math.floor(low), 2.0 ** math.ceil(high)
         case _:
             return ALL
@@ -124,8 +124,10 @@ def _product(a: Interval, b: Interval, square: bool = False) -> Interval:
 
 def _widened(i: Interval) -> Interval:
     low, high = i
-    low = low - abs(low) * _WIDER - (_TINY if low < 0 else 0.0)
-    high = high + abs(high) * _WIDER + (_TINY if high > 0 else 0.0)
+    if math.isfinite(low):
+        low = low - abs(low) * _WIDER - (_TINY if low < 0 else 0.0)
+    if math.isfinite(high):
+        high = high + abs(high) * _WIDER + (_TINY if high > 0 else 0.0)
     if 0 < low < _NORMAL:
         low = 0.0
     if -_NORMAL < high < 0:

@@ -116,7 +116,8 @@ def quotient_starts(listed: Sequence[tuple[int, str, str, str]]) -> frozenset[in
             if opcode != "mul.rn.f32" or rest != [s]:
                 continue
             rests = [d for d, (x, y, z) in fma(kernel, q) if (x, y) == (q, b) and negated(kernel, z, a)]
-            last = [d for d, (x, y, z) in fma(kernel, s) if (y, z) == (s, q) and any(negated(kernel, x, m) for m in rests)]
+            ends = [x for _, (x, y, z) in fma(kernel, s) if (y, z) == (s, q)]
+            last = [x for x in ends if any(negated(kernel, x, m) for m in rests)]
             if last and len(uses[kernel, s]) == 2:
                 good.append(line)
     return frozenset(good)
