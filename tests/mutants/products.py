@@ -31,9 +31,9 @@ OF_GROUPS = {
     "a group ends with the last one": ("groups.h", r"offsets\[group \+ 1\] - from", "offsets[groups] - from"),
     "a group begins where all do": ("groups.h", r"from = offsets\[group\],", "from = offsets[0],"),
     "an empty group is passed over": ("groups.h", r"    f\(task\);", "    if (count) f(task);"),
-    "rows behind the first part are left out": ("groups.h", r"/ wide \* high", "/ wide * 0"),
-    "columns behind the first part are left out": ("groups.h", r"% wide \* broad", "% wide * 0"),
-    "a part is a row short": ("groups.h", r"least\(high, \(", "least(high - 1, ("),
+    "rows behind the first part are left out": ("groups.h", r"/ wide \* most_rows", "/ wide * 0"),
+    "columns behind the first part are left out": ("groups.h", r"% wide \* most_cols", "% wide * 0"),
+    "a part is a row short": ("groups.h", r"least\(most_rows, h", "least(most_rows - 1, h"),
     "each part begins where the first does": ("groups.h", r"p \+ row \* stride \+ begin", "p + begin"),
     "each group begins at the first place": ("groups.h", r"ALONG_ROWS \? 0 : from", "0"),
 }

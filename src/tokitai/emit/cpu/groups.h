@@ -33,7 +33,9 @@ INLINE void each_task(
     if (broad > FEW_COLS && (broad > high || high <= BLOCK_ROWS)) broad = over(broad / 2, NR) * NR;
     else high = over(high / 2, MR) * MR;
   }
-  const int64_t wide = over(cols, broad);
+  // A side in parts as even as panels allow.
+  auto even = [](int64_t side, int64_t parts, int64_t panel) { return over(over(side, parts), panel) * panel; };
+  const int64_t wide = over(cols, broad), most_cols = even(cols, wide, NR);
   auto tall = [&](int64_t g) { return over(ALONG_ROWS ? offsets[g + 1] - offsets[g] : rows, high); };
   int64_t tasks = 0;
   for (int64_t g = 0; g < groups; ++g) tasks += high ? tall(g) * wide : 0;
@@ -43,10 +45,11 @@ INLINE void each_task(
     if (t < first) group = first = 0;
     while (t >= first + tall(group) * wide) first += tall(group++) * wide;
     const int64_t from = offsets[group], count = offsets[group + 1] - from;
-    const int64_t r = (t - first) / wide * high, c = (t - first) % wide * broad;
+    const int64_t height = ALONG_ROWS ? count : rows, most_rows = even(height, tall(group), MR);
+    const int64_t r = (t - first) / wide * most_rows, c = (t - first) % wide * most_cols;
     Task task;
-    task.group = group, task.col = c, task.cols = least(broad, cols - c);
-    task.row = ALONG_ROWS ? from + r : r, task.rows = least(high, (ALONG_ROWS ? count : rows) - r);
+    task.group = group, task.col = c, task.cols = least(most_cols, cols - c);
+    task.row = ALONG_ROWS ? from + r : r, task.rows = least(most_rows, height - r);
     task.begin = ALONG_ROWS ? 0 : from, task.inner = ALONG_ROWS ? inner : count;
     f(task);
   }

@@ -184,6 +184,7 @@ INLINE void products(
       // One thread with one block of rows takes columns as soon as they are packed: they are still near.
       constexpr int64_t STRIP = PACKED_AT_ONCE / NR;
       const int64_t at_once = team.size == 1 && blocks == 1 ? STRIP : wide;
+      const bool alone = N == 1 && team.size == 1 && inner <= DEPTH;  // a tile is done before the next is begun
       // What will be packed in place of a panel comes from memory while that is computed with.
       auto coming = [&](int64_t n, int64_t q, int64_t k, int64_t part, int64_t parts) INLINE_LAMBDA {
         if (q >= wide) q -= over(wide, at_once) * at_once, k += DEPTH;
@@ -217,7 +218,7 @@ INLINE void products(
             for (int64_t q = q0 + panels * cut / cuts; q < q0 + panels * (cut + 1) / cuts; ++q)
               for (int n = 0; n < N; ++n)
                 for (int64_t i = begin; i < stop; ++i) {
-                  E* const tiles = room.sums(team) + (q * tall + i) * N * TILE_SIZE;
+                  E* const tiles = room.sums(team) + (alone ? 0 : q * tall + i) * N * TILE_SIZE;
                   E* const tile = tiles + n * TILE_SIZE;
                   const E* const a = packed + (i - begin) * MR * depth;
                   const E* const b = room.right(team) + (n * panels + q - q0) * NR * depth;
