@@ -51,14 +51,19 @@ def embed(model: Model, sentences: list[list[int]], record: Record = ignore) -> 
     return np.stack([pool(x[span]) for span in spans])
 
 
-def look_up(model: Model, ids: list[int]) -> Array:
-    """Of one sentence: the sum of what each token is and where it stands, normed."""
+def check_ids(model: Model, ids: list[int]) -> None:
+    """Whether the model takes this sentence. Raises ArgumentError."""
     longest, vocabulary = len(model.positions), len(model.tokens)
     if not 1 <= len(ids) <= longest:
         raise ArgumentError(f"a sentence of {len(ids)} tokens: this model takes 1 to {longest}")
     for position, number in enumerate(ids):
         if not 0 <= number < vocabulary:
             raise ArgumentError(f"ids[{position}]={number}: a token id must be in 0..{vocabulary - 1}")
+
+
+def look_up(model: Model, ids: list[int]) -> Array:
+    """Of one sentence: the sum of what each token is and where it stands, normed."""
+    check_ids(model, ids)
     return layer_norm(model.tokens[ids] + model.positions[: len(ids)] + model.segment, model.norm)
 
 
