@@ -223,18 +223,20 @@ def _rounded(a: Bounded, precision: int, emin: int) -> Bounded:
 
 
 def evaluate(
-    graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float]
-) -> dict[str, tuple[Array, Array]]:
+    graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float],
+    domain_of: Callable[[Mapping[str, float]], Bounds] = Bounds,
+) -> dict[str, tuple[Array, Array]]:  # fmt: skip
     """For every result its stored bits, and per element a bound on their distance from the real result.
 
+    ``domain_of`` makes the domain, where it is another one.
     Raises TokitaiError for a graph with a function whose error is not proved, or with totals over lists.
     """
     if any(n.op in TOTALS and _matters(graph, n) for n in graph.nodes):
         raise TokitaiError(f"{graph.name}: bounds of totals over a list are not computed")
     if isinstance(shape, Sizes) and shape.batch != 1:
-        items = [evaluate(graph, some, shape.one, params) for some in items_of(graph, tensors, shape)]
+        items = [evaluate(graph, some, shape.one, params, domain_of) for some in items_of(graph, tensors, shape)]
         return {n: (np.stack([i[n][0] for i in items]), np.stack([i[n][1] for i in items])) for n in items[0]}
-    domain = Bounds(params)
+    domain = domain_of(params)
     specs = {t.name: t for t in graph.inputs}
     values: dict[Node, Any] = {}
     for node in graph.nodes:
