@@ -151,7 +151,9 @@ def step_of(call: Call, weights: Mapping[int, Array]) -> Step:
     else:
         shape = common_shape(call.operator, tensors, graph.options)[1]
     entries = {t.name: len(tensors[t.name]) if t.space == "t" else 0 for t in graph.inputs}
-    sizes = {t.name: extent(t.space, shape, entries[t.name], t.slots) for t in graph.inputs}
+    sizes = {  # a matrix without dimensions ahead is that of all products of a batch
+        t.name: extent(t.space, shape, entries[t.name], t.slots, tensors[t.name].ndim > 2) for t in graph.inputs
+    }
     flat = {name: tensors[name].reshape(size) for name, size in sizes.items()}
     name = graph.outputs[0].name
     bound = bounds.evaluate(graph, flat, shape, params, _QuickBounds)[name][1]

@@ -2,7 +2,8 @@
 
 A batch of sentences is padded to its longest: `batch x tokens x hidden`. Between the operators arrays are reshaped,
 transposed and handed on, and nothing else. What is padded is masked wherever tokens meet: as keys of the attention,
-and in the mean. There it enters as 0 x, which changes no sum; so a sentence's vector has the same bits in every batch.
+and in the mean. There it enters sums as 0 x, which changes none but one that is -0 and may become +0; as +0 is added to
+every sum, each is +0 then, and a sentence's vector has the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -144,6 +145,7 @@ class _Run:
         self.limit = place(np.repeat(np.array(lengths, np.int32), heads * longest).reshape(-1, heads, longest))
         shares = [[1 / n] * n + [0.0] * (longest - n) for n in lengths]
         self.shares = place(np.array(shares).astype(number)[:, None, :])
+        self.zeros = place(np.zeros((longest, self.model.tokens.shape[1]), number))
 
     def call(self, site: str, called: Operator, tensors: Mapping[str, Any], **settings: Any) -> Any:
         return run(self.observe, site, called, tensors, **settings)
@@ -156,7 +158,7 @@ class _Run:
         x = self.call("embeddings.norm", embedding_norm, {**parts, **norm}, eps=m.norm.eps)
         for number, layer in enumerate(m.layers):
             x = self.transform(layer, x, f"layer{number}")
-        mean = self.call("mean", ops.matmul, dict(a=self.shares, b=x))
+        mean = self.call("mean", ops.matmul, dict(a=self.shares, b=x, c=self.zeros[:1]))
         return self.call("unit", l2_normalize, dict(x=mean), eps=0.0).reshape(self.shape[0], -1)
 
     def transform(self, layer: Layer, x: Any, at: str) -> Any:
@@ -179,7 +181,7 @@ class _Run:
         """All are batch x heads x tokens x hidden/heads."""
         scores = self.call(f"{at}.scores", ops.matmul, dict(a=q, b=k), layout="NT", alpha=1 / math.sqrt(q.shape[-1]))
         weights = self.call(f"{at}.softmax", ops.masked_softmax, dict(x=scores, limit=self.limit))
-        return self.call(f"{at}.context", ops.matmul, dict(a=weights, b=v))
+        return self.call(f"{at}.context", ops.matmul, dict(a=weights, b=v, c=self.zeros[:, : v.shape[-1]]))
 
     def linear(self, site: str, x: Any, part: Linear, residual: Any = None, activation: str = "none") -> Any:
         tensors = dict(x=x, weight=part.weight, bias=part.bias)

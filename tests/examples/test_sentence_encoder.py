@@ -14,7 +14,6 @@ import pytest
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from examples.sentence_encoder import __main__ as command
 from examples.sentence_encoder import capture as capturing
 from examples.sentence_encoder import encoder, files, gradient
 from examples.sentence_encoder import model as parameters
@@ -42,24 +41,6 @@ TENSORS = {
     "softmax": {"x"}, "softmax_backward": {"dy", "y"},
     "embedding": {"table", "ids"}, "embedding_backward": {"dy", "ids", "dtable"},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def found() -> files.ModelFiles:
-    try:
-        return files.locate()
-    except InputFileError as missing:
-        pytest.skip(str(missing))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(found: files.ModelFiles) -> Tokenizer:
-    return Tokenizer.load(found.vocabulary)
-
-
-@pytest.fixture(scope="module")
-def model(found: files.ModelFiles) -> Model:
-    return parameters.load(found)
 
 
 @pytest.fixture(scope="module")
@@ -150,17 +131,6 @@ def test_similar_sentences_have_similar_unit_vectors(model: Model, tokenizer: To
         # The length of 384 terms errs, relatively, by 384/2 + 2 roundings; it is taken twice, with a division between.
         assert abs(np.linalg.norm(vector) - 1) <= 400 * U64
     assert cat @ kitten > max(cat @ bank, kitten @ bank)
-
-
-def test_the_command_prints_the_cosine(
-    found: files.ModelFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["sentence_encoder", "The tide is rising.", "the tide is rising ."])
-    assert command.main() == 0
-    assert capsys.readouterr().out == "1.000000\n"
-    monkeypatch.setattr(sys, "argv", ["sentence_encoder", "tide " * 511, "tide"])
-    assert command.main() == 2
-    assert "a sentence of 513 tokens: this model takes 1 to 512" in capsys.readouterr().err
 
 
 def test_wrong_ids_are_named(model: Model) -> None:
