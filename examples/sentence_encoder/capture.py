@@ -29,11 +29,12 @@ from . import model as parameters
 from .encoder import embed, moments, spans_of
 from .files import locate
 from .gradient import Tape, dissimilarity_backward, embed_backward, layer_norm_backward
-from .model import Array, LayerNorm, Model
+from .model import Array, LayerNorm, Linear, Model
 from .tokenizer import Tokenizer
 
 PAGE = Path(__file__).with_name("page.txt")
 LARGEST_FILE = 4_000_000  # bytes of tensors; a longer capture keeps its leading rows, and its metadata say so
+PRODUCT_ROWS = 48  # of a product with a matrix of weights: each takes the oracle as many steps as the weights have rows
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,13 @@ class Inputs:
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)  # tensors that all rows share
     eps: float | None = None
     entries: int | None = None  # of the table
+    most: int | None = None  # rows to keep, if not all that fit
 
     def write(self, folder: Path) -> Path:
         """Writes `<operator>.<place>.safetensors`, float32 and ids as int64, and returns its path."""
         total = len(next(iter(self.rows.values())))
         bytes_a_row = 4 * sum(tensor[0].size for tensor in self.rows.values())
-        kept = min(total, LARGEST_FILE // bytes_a_row)
+        kept = min(total, LARGEST_FILE // bytes_a_row, self.most or total)
         tensors = {name: tensor[:kept] for name, tensor in self.rows.items()} | self.columns
         metadata = {"operator": self.operator, "site": self.site, "rows": f"{kept} of {total}"}
         if self.eps is not None:
@@ -118,7 +120,7 @@ def sentences() -> list[str]:
 
 
 def all_inputs(model: Model, run: Run) -> Iterator[Inputs]:
-    """The embeddings, norms and softmax of the first and the last layer, GELU of the last."""
+    """The embeddings; norms, softmax and products of the first and the last layer; GELU of the last."""
     last = len(model.layers) - 1
     yield from embedding_inputs("positions", model.positions, run.positions, run.d_looked_up)
     used, ids = np.unique(run.ids, return_inverse=True)  # the page's words alone: the whole vocabulary takes 47 MB
@@ -128,6 +130,10 @@ def all_inputs(model: Model, run: Run) -> Iterator[Inputs]:
     yield from gelu_inputs(run, f"layer{last}")
     yield from softmax_inputs(run, "layer0.attention")
     yield from softmax_inputs(run, f"layer{last}.attention")
+    yield from linear_inputs(run, "layer0.mix", model.layers[0].mix)
+    yield from linear_inputs(run, f"layer{last}.contract", model.layers[last].contract)
+    yield from matmul_inputs(run, "layer0.attention")
+    yield from matmul_inputs(run, f"layer{last}.attention")
 
 
 def embedding_inputs(site: str, table: Array, ids: NDArray[np.int64], dy: Array) -> Iterator[Inputs]:
@@ -168,6 +174,29 @@ def softmax_inputs(run: Run, site: str) -> Iterator[Inputs]:
     words = f"{site}: the sentences of {length} tokens"
     yield Inputs("softmax", site, words, {"x": x})
     yield Inputs("softmax_backward", site, words, {"dy": dy, "y": y})
+
+
+def linear_inputs(run: Run, site: str, part: Linear) -> Iterator[Inputs]:
+    """A layer with its bias and its residual; its gradients, that of the weight also added to what the rest of the page
+    gives."""
+    x, residual, dy = (run.tape[f"{site}.{name}"] for name in ("x", "residual", "dy"))
+    weight, most = {"weight": part.weight}, PRODUCT_ROWS
+    yield Inputs("linear", site, site, {"x": x, "residual": residual}, {**weight, "bias": part.bias}, most=most)
+    yield Inputs("linear_backward_input", site, site, {"dy": dy}, weight, most=most)
+    yield Inputs("linear_backward_weight", site, site, {"dy": dy, "x": x}, most=most)
+    yield Inputs("linear_backward_bias", site, site, {"dy": dy})
+    rest = {"total": dy[most:].T @ x[most:]}
+    yield Inputs("linear_accumulate_weight", site, site, {"dy": dy, "x": x}, rest, most=most)
+
+
+def matmul_inputs(run: Run, site: str) -> Iterator[Inputs]:
+    """Attention's weights times its values, of all heads of the page's first sentence; the model adds nothing to that:
+    the query stands in."""
+    here = f"{site}.sentence0"
+    a, b, c, dy = (run.tape[f"{here}.{name}"] for name in ("softmax.y", "value", "query", "context.dy"))
+    yield Inputs("matmul", site, f"{site}: the first sentence; c is its query", {"a": a, "b": b, "c": c})
+    yield Inputs("matmul_backward_left", site, f"{site}: the first sentence", {"dy": dy, "b": b})
+    yield Inputs("matmul_backward_right", site, f"{site}: the first sentence", {"dy": dy, "a": a})
 
 
 def main() -> int:

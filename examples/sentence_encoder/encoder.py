@@ -69,13 +69,19 @@ def look_up(model: Model, ids: list[int]) -> Array:
 
 def transform(layer: Layer, x: Array, spans: Spans, record: Record = ignore) -> Array:
     """One transformer layer: tokens x hidden -> tokens x hidden."""
-    attended = x + linear(attention(layer, x, spans, within("attention", record)), layer.mix)
+    context = attention(layer, x, spans, within("attention", record))
+    record("mix.x", context)
+    record("mix.residual", x)
+    attended = x + linear(context, layer.mix)
     record("attention.norm.x", attended)
     attended = layer_norm(attended, layer.attention_norm)
 
     inner = linear(attended, layer.expand)
     record("gelu.x", inner)
-    output = attended + linear(gelu(inner), layer.contract)
+    active = gelu(inner)
+    record("contract.x", active)
+    record("contract.residual", attended)
+    output = attended + linear(active, layer.contract)
     record("output.norm.x", output)
     return layer_norm(output, layer.output_norm)
 
