@@ -34,6 +34,7 @@ from .tokenizer import Tokenizer
 
 PAGE = Path(__file__).with_name("page.txt")
 LARGEST_FILE = 4_000_000  # bytes of tensors; a longer capture keeps its leading rows, and its metadata say so
+BATCH = 4  # sentences that are padded to one length
 PRODUCT_ROWS = 48  # of a product with a matrix of weights: each takes the oracle as many steps as the weights have rows
 
 
@@ -95,6 +96,17 @@ class Run:
         chosen = [number for number, tokens in enumerate(self.lengths) if tokens == length]
         found = (self.tape[f"{site}.sentence{number}.softmax.{name}"] for number in chosen)
         return np.concatenate([tensor.reshape(-1, length) for tensor in found])
+
+    def padded(self, site: str, name: str) -> Array:
+        """A tensor of the softmax of the first sentences, as rows that zeros fill up."""
+        wide = max(self.lengths[:BATCH])
+        found = (self.tape[f"{site}.sentence{number}.softmax.{name}"] for number in range(BATCH))
+        return np.concatenate([np.pad(t, ((0, 0), (0, 0), (0, wide - t.shape[2]))).reshape(-1, wide) for t in found])
+
+    def limits(self, site: str) -> NDArray[np.int64]:
+        """The length of each of these rows."""
+        found = (self.tape[f"{site}.sentence{number}.softmax.x"].shape for number in range(BATCH))
+        return np.concatenate([np.full(heads * tokens, tokens) for heads, tokens, _ in found])
 
     def fullest_length(self) -> int:
         """The number of tokens whose sentences have, together, the most attention scores; the longer one of equals."""
@@ -174,6 +186,11 @@ def softmax_inputs(run: Run, site: str) -> Iterator[Inputs]:
     words = f"{site}: the sentences of {length} tokens"
     yield Inputs("softmax", site, words, {"x": x})
     yield Inputs("softmax_backward", site, words, {"dy": dy, "y": y})
+    x, y, dy = (run.padded(site, name) for name in ("x", "y", "dy"))
+    limit = {"limit": run.limits(site)}
+    words = f"{site}: the first {BATCH} sentences, padded to the longest"
+    yield Inputs("masked_softmax", site, words, {"x": x, **limit})
+    yield Inputs("masked_softmax_backward", site, words, {"dy": dy, "y": y, **limit})
 
 
 def linear_inputs(run: Run, site: str, part: Linear) -> Iterator[Inputs]:

@@ -23,7 +23,8 @@ U32 = 2.0**-24  # unit roundoff
 SITES = ("layer0.attention", "layer5.output")
 NAMES = {f"{kind}_norm{way}.{site}" for kind in ("layer", "rms") for way in ("", "_backward") for site in SITES}
 NAMES |= {f"gelu_{form}{way}.layer5" for form in ("erf", "tanh") for way in ("", "_backward")}
-NAMES |= {f"softmax{way}.{layer}.attention" for layer in ("layer0", "layer5") for way in ("", "_backward")}
+NAMES |= {f"{kind}softmax{way}.{layer}.attention" for layer in ("layer0", "layer5") for way in ("", "_backward")
+          for kind in ("", "masked_")}  # fmt: skip
 NAMES |= {f"embedding{way}.{table}" for table in ("tokens", "positions") for way in ("", "_backward")}
 LINEARS = {f"linear{kind}" for kind in ("", "_backward_input", "_backward_weight", "_backward_bias")}
 LINEARS |= {"linear_accumulate_weight"}
@@ -35,8 +36,10 @@ TENSORS = {
     "rms_norm": {"x", "gamma"}, "rms_norm_backward": {"dy", "x", "gamma", "rstd"},
     "gelu_erf": {"x"}, "gelu_erf_backward": {"dy", "x"}, "gelu_tanh": {"x"}, "gelu_tanh_backward": {"dy", "x"},
     "softmax": {"x"}, "softmax_backward": {"dy", "y"},
+    "masked_softmax": {"x", "limit"}, "masked_softmax_backward": {"dy", "y", "limit"},
     "embedding": {"table", "ids"}, "embedding_backward": {"dy", "ids", "dtable"},
 }  # fmt: skip
+MAIN = {"softmax_backward": "y", "masked_softmax_backward": "y", "embedding": "table", "embedding_backward": "dtable"}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,9 @@ def test_each_file_holds_what_its_operator_takes(captured: list[Path]) -> None:
         assert metadata.get("eps") == ("1e-12" if operator in ("layer_norm", "rms_norm") else None)
         assert tensors.keys() == TENSORS[operator]
         assert path.stat().st_size < 4 * 2**20
-        main = {"softmax_backward": "y", "embedding": "table", "embedding_backward": "dtable"}.get(operator, "x")
+        main = MAIN.get(operator, "x")
+        limit = tensors.pop("limit", np.full(len(tensors[main]), tensors[main].shape[1]))
+        assert limit.dtype == np.int64 and ((limit > 0) & (limit <= tensors[main].shape[1])).all()
         ids = tensors.pop("ids", np.arange(len(tensors[main])))
         rows, cols = len(ids), tensors[main].shape[1]
         assert ids.dtype == np.int64 and ids.min() == 0 and ids.max() < len(tensors[main])
@@ -169,3 +174,7 @@ def test_the_softmax_files_belong_together(captured: list[Path], layer: str) -> 
     x, y = at(captured, f"softmax.{layer}.attention")["x"], at(captured, f"softmax_backward.{layer}.attention")["y"]
     weights = encoder.softmax(x)
     assert (np.abs(y - weights) <= 2 * U32 * (1 + 2 * np.abs(x).max(axis=1, keepdims=True)) * weights).all()
+    padded = at(captured, f"masked_softmax_backward.{layer}.attention")["y"]
+    limit = at(captured, f"masked_softmax.{layer}.attention")["limit"]
+    assert len(np.unique(limit)) > 1 and limit.max() == padded.shape[1]
+    assert np.array_equal((padded > 0).sum(axis=1), limit)
