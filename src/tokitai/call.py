@@ -21,7 +21,7 @@ from .formats import FORMATS, format_of
 from .kernel import Kernel, KernelBase, compile
 from .lang import Operator, Output, TensorSpec, extent
 from .lang.operator import RESERVED
-from .lower import ProductPlan
+from .lower import AttentionPlan, ProductPlan
 
 Array = np.ndarray[Any, Any]
 
@@ -91,6 +91,10 @@ def call_with(
         from .call_product import call_product
 
         return call_product(operator, kernel, given, arrays, params, out, threads or cpu.default_threads(), copy)
+    if isinstance(kernel.plan, AttentionPlan):
+        from .call_attention import call_attention
+
+        return call_attention(operator, kernel, given, arrays, params, out, threads or cpu.default_threads(), copy)
     lead, shape = common_shape(operator, arrays, kernel.graph.options)
     check_slots(operator, kernel.graph.options, arrays, shape)
     entries = table_entries(operator, arrays, params)

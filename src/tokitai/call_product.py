@@ -104,7 +104,7 @@ def call_product(
         if target.shape != found.result or target.dtype != FORMATS[o.format].dtype:
             shape = f"shape {target.shape} of {target.dtype}"
             raise ArgumentError(f"{name}: {shape}; accepted: {found.result} of {o.format}")
-        results[o.name] = _own(name, target, want, {n: a for n, a in apart.items() if n != o.name or not o.inplace})
+        results[o.name] = own(name, target, want, {n: a for n, a in apart.items() if n != o.name or not o.inplace})
         apart[name] = target
     kernel.launch(tensors, results, sizes, kernel.scalar_table(*sizes, params), threads)
     example = next(iter(given.values()))
@@ -130,7 +130,7 @@ def _flat(t: TensorSpec, array: Array, sizes: Sizes, copy: bool) -> Array:
     return np.ascontiguousarray(array).reshape(want)
 
 
-def _own(name: str, target: Array, want: tuple[int, ...], apart: Mapping[str, Array]) -> Array:
+def own(name: str, target: Array, want: tuple[int, ...], apart: Mapping[str, Array]) -> Array:
     """The caller's array as the kernel writes it. Raises ArgumentError where a result cannot lie there."""
     view = _writable(name, target, want, apart)
     if view.ndim == 3 and any(np.shares_memory(a, b) for a, b in itertools.pairwise(view)):

@@ -20,7 +20,7 @@ from .emit.gpu_text import emit_flat, emit_rows, emit_scatter
 from .errors import TargetMissingError
 from .kernel import Array, Identity, KernelBase, Scalars
 from .lang import Graph, Operator
-from .lower import FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_scatter, make_plan
+from .lower import AttentionPlan, FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_scatter, make_plan
 from .lower import gpu as layout
 from .lower.gpu import CHUNK, Schedule, Step
 from .lower.rowwise import RowPlan, plan_rows
@@ -284,6 +284,8 @@ def gpu_plan(graph: Graph, target: str) -> RowPlan | FlatPlan | ScatterPlan:
 
 
 def _offered(graph: Graph, plan: Plan, target: str) -> RowPlan | FlatPlan | ScatterPlan:
+    if isinstance(plan, AttentionPlan):
+        raise TargetMissingError(f"{graph.name}: there are no kernels of attention for {target} yet; accepted: cpu")
     if isinstance(plan, ProductPlan):
         raise TargetMissingError(f"{graph.name}: there are no kernels of products for {target} yet; accepted: cpu")
     return plan

@@ -15,7 +15,7 @@ from .emit.cpp import emit_cpu
 from .errors import TokitaiError, UnknownNameError
 from .formats import FORMATS
 from .lang import MATRICES, OPERANDS, Graph, Node, Operator, Sizes
-from .lower import FlatPlan, Plan, ProductPlan, ScatterPlan, make_plan
+from .lower import AttentionPlan, FlatPlan, Plan, ProductPlan, ScatterPlan, make_plan
 from .lower.scalars import host_values, rounded_scalars, whole_scalars
 from .toolchain.build import Artifact, Isa, Source, build, native_isa
 from .toolchain.compilers import find_compiler
@@ -183,7 +183,7 @@ class KernelBase:
     ) -> list[int]:  # fmt: skip
         """The sizes of a launch as the kernel takes them: those of each tensor of a list with the row strides of its
         matrices, then whole scalars. Of a product each row stride has the batch's beside it: 0 where all share one."""
-        product = isinstance(self.plan, ProductPlan)
+        product = isinstance(self.plan, (ProductPlan, AttentionPlan))
         made = [len(shapes)] if self.plan.flat else []
         for some, results_here, shape in zip(tensors, results, shapes, strict=True):
             sizes = Sizes.of(shape)

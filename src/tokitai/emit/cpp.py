@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from ..lower import FlatPlan, Plan, ProductPlan, ScatterPlan
+from ..lower import AttentionPlan, FlatPlan, Plan, ProductPlan, ScatterPlan
+from .attention import AttentionEmitter
 from .flat import FlatEmitter
 from .product import ProductEmitter
 from .rowwise import RowEmitter
@@ -43,6 +44,11 @@ def headers(of_products: bool = False) -> dict[str, str]:
     return {name: (folder / name).read_text() for name in HEADERS + OF_PRODUCTS * of_products}
 
 
+def own(name: str) -> dict[str, str]:
+    """A header of one kind of kernels, by its name."""
+    return {name: (resources.files(__package__) / "cpu" / name).read_text()}
+
+
 def segments() -> dict[str, str]:
     """The header of sums over entries, by its name: other kernels do without it."""
     return {"segments.h": (resources.files(__package__) / "cpu" / "segments.h").read_text()}
@@ -55,6 +61,8 @@ def first() -> dict[str, str]:
 
 def emit_cpu(plan: Plan) -> KernelText:
     """The text of the kernel for this plan."""
+    if isinstance(plan, AttentionPlan):
+        return KernelText(AttentionEmitter(plan).text(), headers(of_products=True) | own("attention.h"))
     if isinstance(plan, ProductPlan):
         return KernelText(ProductEmitter(plan).text(), headers(of_products=True))
     if isinstance(plan, ScatterPlan):

@@ -11,6 +11,12 @@ from ..lower.product import BLOCK_ROWS, DEPTH, SHARE, TALL, WIDE, ProductPlan
 from .text import POINTER, Printer
 
 
+def plan_defines(f64: bool) -> tuple[str, ...]:
+    """What the headers of products read: the accumulators, and how much is packed at a time."""
+    sizes = {"TALL": TALL, "WIDE": WIDE, "DEPTH": DEPTH, "BLOCK_ROWS": BLOCK_ROWS, "SHARE": SHARE}
+    return (f"#define ACCUMULATORS_F64 {int(f64)}", *(f"#define PLAN_{n} {value}" for n, value in sizes.items()))
+
+
 class ProductEmitter(Printer):
     """Prints one kernel."""
 
@@ -21,11 +27,7 @@ class ProductEmitter(Printer):
         self.plan = plan
         self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in plan.graph.inputs]
         self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in plan.graph.outputs]
-        sizes = {"TALL": TALL, "WIDE": WIDE, "DEPTH": DEPTH, "BLOCK_ROWS": BLOCK_ROWS, "SHARE": SHARE}
-        self.defines = (
-            f"#define ACCUMULATORS_F64 {int(plan.accumulator == 'f64')}",
-            *(f"#define PLAN_{name} {value}" for name, value in sizes.items()),
-        )
+        self.defines = plan_defines(plan.accumulator == "f64")
 
     def body(self) -> None:
         """What stands between the braces of the kernel."""

@@ -24,6 +24,7 @@ class Printer:
 
     defines: tuple[str, ...] = ()  # lines before the headers
     includes: tuple[str, ...] = ("rows.h",)
+    vectors: tuple[str, ...] = ("rc", "c", "t")  # spaces whose values are vectors
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -96,7 +97,7 @@ class Printer:
         value = "V{}" if vector else "S{}"
 
         def arg(a: Node) -> str:
-            inside = own_names or a.space in ("rc", "c", "t")
+            inside = own_names or a.space in self.vectors
             return name[a] if inside or not vector else f"splat({name[a]})"
 
         args = [arg(a) for a in node.args]

@@ -46,6 +46,7 @@ from .primitives import (
     tensor_index,
     total_max,
     total_sum,
+    weighted_sum,
     where,
 )
 from .sizes import Shape, Sizes, extent, extents, shape_from_text, shape_text
@@ -77,5 +78,6 @@ __all__ = [
     "f64", "fma", "function", "gather", "i32", "i64", "matmul", "maximum", "minimum", "multiply_high", "operator",
     "outputs", "power_of_two", "round_even", "round_stochastic", "round_to", "row_first", "row_index", "row_max",
     "row_sum", "rows", "scatter_sum", "shape_from_text", "shape_text", "shift_right", "significand", "slots", "sqrt",
-    "storage", "stored", "take_column", "tensor_index", "topological", "total_max", "total_sum", "u32", "where",
+    "storage", "stored", "take_column", "tensor_index", "topological", "total_max", "total_sum", "u32",
+    "weighted_sum", "where",
 ]  # fmt: skip

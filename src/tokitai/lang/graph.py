@@ -102,6 +102,7 @@ PRIMITIVES: dict[str, Primitive] = {
         Primitive("gather", 2, "index"),
         Primitive("scatter_sum", 3, "reduce"),
         Primitive("matmul", 2, "product"),  # data = (how operands are stored, format of the accumulator)
+        Primitive("weighted_sum", -1, "product"),  # of an operand's lines, with a limit or without; data = (over what,)
         # a function that is itself a definition (exp, tanh ...); data = (name,)
         Primitive("call", -1, "call"),
     )

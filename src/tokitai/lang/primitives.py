@@ -165,6 +165,30 @@ def matmul(a: Operand[Any], b: Operand[Any], layout: str = "NN", accumulator: st
     return Value(make("matmul", a.placed(left), b.placed(right), space="rc", data=(layout, accumulator)))
 
 
+def weighted_sum(weights: Value, x: Operand[Any], limit: Value | None = None, over: str = "columns") -> Value:
+    """A matrix product whose left side is computed. Over columns: for each row r the sum of weights[r, c] x[c], rows x
+    inner, of an operand of cols x inner. Over rows: for each column c the sum of weights[r, c] x[r], cols x inner, of
+    an operand of rows x inner.
+
+    With a ``limit``, an i32 value one a row, row r meets the columns below limit[r] only: what else there is in weights
+    and operand is not looked at, NaN or not. The sum is that of `matmul` in f32: a chain of fused multiply-adds in
+    order, begun with -0.0, inside aligned blocks of 4096 columns or rows, then the balanced tree over the blocks. A sum
+    over nothing is +0. Weights are f32 values: they are not rounded to a storage format on their way.
+    """
+    node = _across("weighted_sum", weights, "rc")
+    if node.type != "f32":
+        refuse(f"weighted_sum with weights {weights}", "f32 values")
+    if not isinstance(x, Operand) or x.format not in ("f16", "bf16", "f32"):
+        refuse(f"weighted_sum of {x!r}", "an input that is annotated as Operand[...], of storage, f16, bf16 or f32")
+    if over not in ("columns", "rows"):
+        refuse(f"weighted_sum(..., over={over!r})", "'columns' or 'rows'")
+    if limit is not None and (not isinstance(limit, Value) or limit.node.type != "i32" or limit.node.space != "r"):
+        refuse(f"weighted_sum with the limit {limit}", "an i32 value, one a row")
+    given, space = x.placed("ck" if over == "columns" else "rk"), "rk" if over == "columns" else "ck"
+    below = () if limit is None else (limit.node,)
+    return Value(make("weighted_sum", node, given, *below, space=space, data=(over,), exact=False))
+
+
 def rows(x: Value) -> Value:
     """The number of rows, as a host scalar."""
     return Value(make("rows", space="s", type="host", exact=True))
@@ -308,5 +332,5 @@ __all__ = [
     "binary", "bit_and", "bit_xor", "col_sum", "column_index", "columns", "convert", "element_word", "exponent",
     "fma", "function", "matmul", "maximum", "minimum", "multiply_high", "power_of_two", "round_even",
     "round_stochastic", "round_to", "row_index", "row_max", "row_sum", "rows", "shift_right", "significand", "sqrt",
-    "take_column", "tensor_index", "total_max", "total_sum", "where",
+    "take_column", "tensor_index", "total_max", "total_sum", "weighted_sum", "where",
 ]  # fmt: skip

@@ -70,11 +70,13 @@ def shape_from_text(text: str) -> Shape:
 
 def extent(space: Space, shape: Shape, entries: int = 0, slots: int = 0, batched: bool = True) -> tuple[int, ...]:
     """The shape of a tensor as kernels take it. ``entries`` are those of a table, ``slots`` those of each row where
-    there are any; ``batched`` is False for a matrix that all products of a batch share."""
+    there are any; ``batched`` is False for a matrix that all products of a batch share. Of a batch, values with one
+    element a row are those of all its rows."""
     sides = extents(space, shape, entries, slots or 1)
+    ahead = (shape.batch,) if batched and isinstance(shape, Sizes) and shape.batch != 1 else ()
     if space not in MATRICES:
-        return sides if slots else (sides[0] * sides[1],)
-    return (shape.batch, *sides) if batched and isinstance(shape, Sizes) and shape.batch != 1 else sides
+        return sides if slots else (*(ahead if space == "r" else ()), sides[0] * sides[1])
+    return (*ahead, *sides)
 
 
 def extents(space: Space, shape: Shape, entries: int = 0, slots: int = 1) -> tuple[int, int]:

@@ -127,6 +127,10 @@ def join(*spaces: Space) -> Space:
         if "r" in has:
             refuse("a value of a table beside one with rows", "gather(table, index) brings a table's entries to rows")
         return "t"
+    if "k" in has:
+        if {"r", "c"} <= has:
+            refuse("a value with an inner side beside one with rows and columns", "values of rows or of columns beside it")
+        return "rk" if "r" in has else "ck"
     return "rc" if has == {"r", "c"} else "r" if has == {"r"} else "c" if has == {"c"} else "s"
 
 
@@ -248,7 +252,7 @@ class Value:
 
     def __repr__(self) -> str:
         spaces = {"rc": "a rows x cols", "r": "a one-per-row", "c": "a one-per-column", "s": "a scalar"}
-        spaces["t"] = "an entries x cols"
+        spaces |= {"t": "an entries x cols", "rk": "a rows x inner", "ck": "a cols x inner"}
         return f"{spaces[self.node.space]} {self.node.type} value ({self.node.op})"
 
 

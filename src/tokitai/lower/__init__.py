@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ..errors import DefinitionError
 from ..lang import TOTALS, Graph
+from .attention import AttentionPlan, is_attention, plan_attention
 from .flat import FlatPlan, is_flat, plan_flat
 from .product import ProductPlan, is_product, plan_product
 from .rowwise import RowPlan, plan_rows
 from .scatter import ScatterPlan, plan_scatter
 
-Plan = RowPlan | FlatPlan | ScatterPlan | ProductPlan
+Plan = RowPlan | FlatPlan | ScatterPlan | ProductPlan | AttentionPlan
 
 
 def make_plan(graph: Graph) -> Plan:
@@ -17,6 +18,8 @@ def make_plan(graph: Graph) -> Plan:
     for n in graph.nodes:
         if n.type == "f64":
             raise DefinitionError(f"{n.origin}: {n.op} in f64; accepted by the cpu target: f32 and integers")
+    if is_attention(graph):
+        return plan_attention(graph)
     if is_product(graph):
         return plan_product(graph)
     if any(n.op == "scatter_sum" for n in graph.nodes):
@@ -31,4 +34,4 @@ def make_plan(graph: Graph) -> Plan:
     return plan_rows(graph)
 
 
-__all__ = ["FlatPlan", "Plan", "ProductPlan", "RowPlan", "ScatterPlan", "make_plan"]
+__all__ = ["AttentionPlan", "FlatPlan", "Plan", "ProductPlan", "RowPlan", "ScatterPlan", "is_attention", "make_plan"]

@@ -16,7 +16,7 @@ from ..errors import FloatModeError
 from ..formats import FORMATS, canonical
 from ..lang import TOTALS, Function, Graph, Node, TensorSpec
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
-from .product import chains
+from .product import chains, weighted
 from .sums import column_sum, scattered_sum, tree
 
 F32 = np.float32
@@ -243,6 +243,8 @@ class Bits:
                 return column_sum(args[0], np.add)
             case "matmul":
                 return self.product(node, *args)
+            case "weighted_sum":
+                return weighted(node, args, fma, np.add, F32(-0.0), F32(0.0))
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
             case "row_first":
@@ -340,7 +342,7 @@ def evaluate(
     check_float_mode()
     domain = Bits(params)
     rows, cols = shape
-    across = (*TOTALS, "col_sum", "scatter_sum", "row_index", "rows", "element_word", "matmul")
+    across = (*TOTALS, "col_sum", "scatter_sum", "row_index", "rows", "element_word", "matmul", "weighted_sum")
     meets = any(n.op in across for n in graph.nodes)
     step = max(1, CHUNK // max(cols, 1))
     if meets or rows <= step:

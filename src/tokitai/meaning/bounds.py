@@ -23,7 +23,7 @@ from ..formats import FORMATS
 from ..lang import COL_SUM_BLOCK, MATMUL_BLOCK, TOTALS, Graph, Node, Sizes, TensorSpec
 from . import bits
 from .interpret import Array, full_size, items_of, load
-from .product import operands
+from .product import operands, turned
 
 U = 2.0**-24  # unit roundoff of f32
 TINY = 2.0**-150  # half the smallest subnormal
@@ -92,6 +92,8 @@ class Bounds:
             plain = [a.value if isinstance(a, Bounded) else a for a in args]
             if node.op == "matmul":
                 return self._product(node, plain, shape)
+            if node.op == "weighted_sum":
+                return self._weighted(node, args, plain, shape)
             if node.op in ("row_sum", "col_sum", "row_max", "take_column", "gather", "scatter_sum"):
                 return self._across(node, args, plain, shape)
             if node.op == "slots":
@@ -168,11 +170,23 @@ class Bounds:
         value = self.bits.apply(node, plain, shape)
         left, right = operands(node, *(np.abs(x.astype(np.float64)) for x in plain))
         inner, f64 = left.shape[1], node.data[1] == "f64"
-        depth = min(inner, MATMUL_BLOCK) + int(np.ceil(np.log2(max(-(-inner // MATMUL_BLOCK), 1))))
-        grown = np.expm1(depth * np.log1p(U * U * 2**-5 if f64 else U))
+        grown = _grown(inner, U * U * 2**-5 if f64 else U)
         total = (left @ right) * (1 + inner * 2.0**-52)
         error = grown * total + (0 if f64 else inner * TINY * (1 + grown))
         return Bounded(value, WIDEN * (error + (U * np.abs(np.asarray(value, np.float64)) + TINY if f64 else 0)))
+
+    def _weighted(self, node: Node, args: Sequence[Any], plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
+        """As for a product in f32, of weights that have errors themselves; what is not met has none."""
+        value = self.bits.apply(node, plain, shape)
+        wrong = [np.broadcast_to(args[0].error, plain[0].shape), *plain[1:]]
+        weights, met, x = turned(node, plain)
+        size, error = (np.where(met, np.abs(np.asarray(w, np.float64)), 0) for w in (weights, turned(node, wrong)[0]))
+        reach, count = np.abs(x.astype(np.float64)), len(x)
+        reach = np.where(met.any(axis=0)[:, None], reach, 0)
+        grown = _grown(count, U)
+        passed = (error @ reach) * (1 + count * 2.0**-52)
+        total = (size @ reach) * (1 + count * 2.0**-52) + passed
+        return Bounded(value, WIDEN * (passed + grown * total + count * TINY * (1 + grown)))
 
     def _across(self, node: Node, args: Sequence[Any], plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
         value = self.bits.apply(node, plain, shape)
@@ -212,6 +226,12 @@ class Bounds:
             np.log2(np.maximum(-(-count // COL_SUM_BLOCK), 1))
         )
         return Bounded(value, WIDEN * (error + np.expm1(height * np.log1p(U)) * (size + error)))
+
+
+def _grown(count: int, roundoff: float) -> float:
+    """What the roundings of a chain and of the tree above it make of a sum of ``count`` terms, relative to their size."""
+    depth = min(count, MATMUL_BLOCK) + int(np.ceil(np.log2(max(-(-count // MATMUL_BLOCK), 1))))
+    return float(np.expm1(depth * np.log1p(roundoff)))
 
 
 def _rounded(a: Bounded, precision: int, emin: int) -> Bounded:

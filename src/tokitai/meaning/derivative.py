@@ -14,7 +14,7 @@ from ..errors import DefinitionError
 from ..formats import FORMATS
 from ..lang import OPERANDS, Graph, Node, Operator, TensorSpec, extents
 from .interpret import Array, apply, full_size, load
-from .product import operands, stored
+from .product import operands, stored, turned
 from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, sigmoid, silu_slope
 from .structure import drawn_entries
 
@@ -41,7 +41,7 @@ SLOPES: dict[str, Callable[[Array, Array], Array]] = {
     "softplus": lambda x, y: sigmoid(x),
 }
 
-_MOVES = ("gather", "scatter_sum", "slots", "matmul")  # an operand's gradient has other sides than the result's
+_MOVES = ("gather", "scatter_sum", "slots", "matmul", "weighted_sum")  # an operand's gradient has other sides than the result's
 
 
 def gradient(
@@ -144,6 +144,11 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
             left, right = operands(node, *x)
             give(a[0], stored(node, 0, g @ right.T))
             give(a[1], stored(node, 1, left.T @ g))
+        case "weighted_sum":
+            weights, met, terms = turned(node, x)
+            of_weights = np.where(met, g @ terms.T, 0)
+            give(a[0], of_weights if node.data[0] == "columns" else of_weights.T)
+            give(a[1], np.where(met, weights, 0).T @ g)
         case "row_sum" | "col_sum" | "total_sum":
             give(a[0], g)
         case "row_max" | "total_max":

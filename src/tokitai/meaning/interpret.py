@@ -68,7 +68,7 @@ def evaluate_graph(
 
 def items_of(graph: Graph, tensors: Mapping[str, Array], shape: Sizes) -> list[dict[str, Array]]:
     """The tensors of each product of a batch. One that has no dimension for the batch is that of all of them."""
-    whole = {t.name for t in graph.inputs if tensors[t.name].ndim == 3}
+    whole = {t.name for t in graph.inputs if tensors[t.name].ndim == (2 if t.space == "r" else 3)}
     return [{n: a[i] if n in whole else a for n, a in tensors.items()} for i in range(shape.batch)]
 
 
@@ -147,6 +147,8 @@ def apply(domain: Domain, node: Node, args: Sequence[Array], shape: tuple[int, i
     if node.op == "col_sum":
         args = [np.broadcast_to(args[0], (shape[0], shape[1] if node.space == "c" else 1))]
     if node.op == "scatter_sum":
+        args = [np.broadcast_to(args[0], shape), *args[1:]]
+    if node.op == "weighted_sum":
         args = [np.broadcast_to(args[0], shape), *args[1:]]
     if node.op == "slots":
         args = [np.broadcast_to(a, (shape[0], 1)) for a in args]

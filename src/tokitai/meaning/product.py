@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..lang import MATMUL_BLOCK, Node
 from .interpret import Array
+from .sums import tree
 
 
 def operands(node: Node, a: Array, b: Array) -> tuple[Array, Array]:
@@ -34,3 +36,28 @@ def chains(
             total = go_on(left[:, k : k + 1], right[k : k + 1], total)
         blocks.append(total)
     return np.stack(blocks) if blocks else np.zeros((0, left.shape[0], right.shape[1]), left.dtype)
+
+
+def turned(node: Node, args: Sequence[Array]) -> tuple[Array, Array, Array]:
+    """Of a weighted sum: the weights with those of one result in a row, where they are met, and the operand."""
+    weights, x = args[:2]
+    met = np.arange(weights.shape[1])[None, :] < args[2] if len(args) > 2 else np.ones(weights.shape, bool)
+    return (weights, met, x) if node.data[0] == "columns" else (weights.T, met.T, x)
+
+
+def weighted(
+    node: Node, args: Sequence[Array], go_on: Callable[[Array, Array, Array], Array],
+    add: Callable[[Array, Array], Array], neutral: Any, nothing: Any,
+) -> Array:  # fmt: skip
+    """A weighted sum: of each block of 4096 the chain of what is met, begun with ``neutral``; the tree over the blocks;
+    ``nothing`` where nothing is met."""
+    weights, met, x = turned(node, args)
+    size = (len(weights), x.shape[1])
+    blocks = []
+    for start in range(0, len(x), MATMUL_BLOCK):
+        total = np.full(size, neutral, x.dtype)
+        for k in range(start, min(start + MATMUL_BLOCK, len(x))):
+            total = np.where(met[:, k : k + 1], go_on(weights[:, k : k + 1], x[k : k + 1], total), total)
+        blocks.append(total)
+    made = tree(np.stack(blocks), add, axis=0)[0] if blocks else np.full(size, nothing, x.dtype)
+    return np.where(met.any(axis=1, keepdims=True), made, np.asarray(nothing, x.dtype))

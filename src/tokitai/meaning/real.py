@@ -17,7 +17,7 @@ from ..formats import FORMATS
 from ..lang import Graph, Node, TensorSpec
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph
-from .product import operands
+from .product import operands, turned
 
 REAL = np.longdouble
 PRECISION = np.finfo(REAL).nmant + 1
@@ -103,6 +103,14 @@ _DIRECT: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 
 
+def product_of_met(weights: Array, met: Array, x: Array) -> Array:
+    """weights x where they meet: what is not met is not looked at, so NaN and infinity in it do no harm."""
+    if np.isfinite(x).all():
+        return np.where(met, weights, 0) @ x
+    zeros = np.zeros((), x.dtype)
+    return np.stack([np.where(m[:, None], w[:, None] * x, zeros).sum(axis=0) for w, m in zip(weights, met, strict=True)])
+
+
 class Real:
     """The domain of real numbers, in `dtype` precision. Rounding to a storage format inside a definition still happens:
     it is part of what is defined."""
@@ -161,6 +169,9 @@ class Real:
                 return np.asarray(args[0].sum(axis=0, keepdims=True))
             case "matmul":
                 return operands(node, *args)[0] @ operands(node, *args)[1]
+            case "weighted_sum":
+                weights, met, x = turned(node, args)
+                return product_of_met(weights, met, x)
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
             case "row_first":

@@ -22,7 +22,7 @@ from ..formats import FORMATS
 from ..lang import Graph, Node, TensorSpec, extent
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
-from .product import chains
+from .product import chains, weighted
 from .sums import column_sum, scattered_sum, tree
 
 U64 = np.uint64
@@ -84,6 +84,14 @@ def add(a: Array, b: Array) -> Array:
     return symmetric("add", a, b)
 
 
+def _go_on(a: Array, b: Array, c: Array) -> Array:
+    return np.where(c == 0, symmetric("mul", a, b), fma(a, b, c))
+
+
+def _join(a: Array, b: Array) -> Array:
+    return np.where(a == 0, b, np.where(b == 0, a, add(a, b)))
+
+
 class Structure:
     """The domain of hashes. `scalars` gives each host scalar that is rounded to a float its hash; those that become
     integers are computed from `params`."""
@@ -136,6 +144,8 @@ class Structure:
                 nothing = unary("const", np.zeros((1, *made.shape[1:]), U64))  # +0: a hash of 0 would be neutral
                 total = tree(made if len(made) else nothing, add, axis=0)[0]
                 return unary("round_f32", total) if node.data[1] == "f64" else total
+            case "weighted_sum":  # a chain begins with its first product; 0 stands for nothing so far
+                return weighted(node, args, _go_on, _join, U64(0), unary("const", np.zeros((), U64)))
             case "row_sum":
                 return tree(args[0], add)
             case "col_sum":

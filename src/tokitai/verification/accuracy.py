@@ -74,6 +74,8 @@ def _exact(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Map
 
 def _size(t: TensorSpec, values: Array, shape: tuple[int, int]) -> tuple[int, ...]:
     """The size of an input as a textbook takes it: of a batch of products with its dimension."""
+    if t.space == "r" and isinstance(shape, Sizes):
+        return (*size_of("r", shape), 1)
     return size_of(t.space, shape) if t.space in OPERANDS or t.space == "rc" else full_size(t.space, values, shape)
 
 

@@ -14,7 +14,7 @@ from ..formats import FORMATS, Format, format_of
 from ..lang import OPERANDS, TOTALS, Graph, HardInput, Operator, Sizes, TensorSpec, extent, shape_text
 from ..lang.graph import Space
 from ..lower.flat import is_flat
-from ..meaning.bits import round_to
+from ..meaning.bits import evaluate, round_to
 from ..meaning.structure import drawn_entries
 
 Array = np.ndarray[Any, Any]
@@ -151,7 +151,22 @@ def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], s
     """A case drawn from a seed. Only plain noise is held against the accuracy statements."""
     tensors = {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs}
     params = drawn_scalars(operator, graph, shape)
+    tensors |= saved(operator, graph, tensors, shape, params)
     return Case("seeded", how, shape, seed, tensors, params, in_domain=how == "normal")
+
+
+def saved(
+    operator: Operator, graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float]
+) -> dict[str, Array]:
+    """What a backward pass takes from its forward pass where the contract wishes so: the results that the oracle gives
+    for the same inputs."""
+    wanted = [n for n, wish in operator.contract.draw.items() if wish == "saved"]
+    if not wanted or operator.backward_of is None:
+        return {}
+    given = {t.name for t in graph.inputs}
+    forward = operator.backward_of.trace(graph.dtype, {t.name for t in operator.tensors if t.optional} & given)
+    made = evaluate(forward, tensors, shape, params)
+    return {t.name: made[t.name].reshape(tensors[t.name].shape) for t in graph.inputs if t.name in wanted}
 
 
 def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
@@ -175,6 +190,8 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
         entries = next((len(tensors[t.name]) for t in graph.inputs if t.space == "t"), drawn_entries(shape[0]))
         entries = int(h.scalars.get("entries", entries))
         params = settled(operator, graph, {**defaults(operator), **h.scalars}, entries)
+        found = saved(operator, graph, tensors, shape, params)
+        tensors |= {n: a for n, a in found.items() if n not in h.tensors}
         finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in tensors.items() if _is_float(graph, n))
         yield Case("hard", h.name, shape, 0, tensors, params, in_domain=h.in_domain and finite)
 

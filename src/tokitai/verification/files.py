@@ -13,10 +13,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..call_attention import heads_of
 from ..call_product import sizes_of
 from ..errors import ArgumentError, InputFileError
 from ..formats import FORMATS, format_of
 from ..lang import OPERANDS, Graph, Operator
+from ..lower import is_attention
 from .cases import Case, defaults, size_of, to_format
 
 Array = np.ndarray[Any, Any]
@@ -65,6 +67,8 @@ def _shape(
     """The sizes of a case, and the tensor that tells them."""
     if any(t.space in OPERANDS for t in graph.inputs):
         try:
+            if is_attention(graph):
+                return heads_of(operator, graph, tensors).sizes, "the operands"
             return sizes_of(operator, graph, tensors).sizes, "the operands"
         except ArgumentError as error:
             raise InputFileError(f"{path}: {error}") from error

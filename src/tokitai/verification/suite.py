@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..lang import Operator, Sizes
-from ..lower import FlatPlan, Plan, ProductPlan
+from ..lower import AttentionPlan, FlatPlan, Plan, ProductPlan
 from . import cases
 from .cases import Case
 
@@ -35,11 +35,23 @@ PRODUCTS: tuple[tuple[int, int], ...] = (
     Sizes(3, 1031, 5), Sizes(2053, 3, 4), Sizes(2, 3, 0), Sizes(0, 3, 4), Sizes(3, 0, 4), Sizes(0, 0, 0),
 )  # fmt: skip
 BATCHES: tuple[tuple[int, int], ...] = (Sizes(3, 5, 7, 2), Sizes(7, 17, 33, 3), Sizes(2, 3, 5, 40), Sizes(2, 3, 0, 2))
+# Of attention: panels of 2, 16 and 32 queries, whole and not; groups of eight keys and what is left, tiles of keys and of
+# the inner side; pieces of 256 and chains of 4096 along keys, queries and the inner side; nothing along each; batches.
+ATTENTION: tuple[tuple[int, int], ...] = (
+    Sizes(1, 1, 1), Sizes(2, 2, 2), Sizes(3, 5, 7), Sizes(16, 8, 6), Sizes(17, 9, 13), Sizes(31, 33, 16),
+    Sizes(33, 16, 33), Sizes(65, 25, 64), Sizes(5, 130, 9), Sizes(70, 257, 3), Sizes(4, 6, 257), Sizes(9, 300, 12),
+    Sizes(2, 4099, 3), Sizes(4101, 3, 2), Sizes(2, 3, 4098), Sizes(1, 8200, 1), Sizes(8195, 2, 1), Sizes(1, 12291, 2),
+    Sizes(3, 5, 0), Sizes(3, 0, 4), Sizes(0, 3, 4), Sizes(0, 0, 0),
+    Sizes(3, 5, 7, 2), Sizes(18, 17, 5, 3), Sizes(2, 3, 4, 40), Sizes(3, 0, 2, 2), Sizes(0, 3, 2, 2),
+)  # fmt: skip
+ATTENTION_OF_USE: tuple[tuple[int, int], ...] = (Sizes(96, 128, 64),)
 PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
 
 
 def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) -> list[tuple[int, int]]:
     """Shapes at which it is shown that a kernel evaluates its definition for all inputs."""
+    if isinstance(plan, AttentionPlan):
+        return [*ATTENTION]
     if isinstance(plan, ProductPlan):
         return [*PRODUCTS, *BATCHES] if operator.contract.batched else [*PRODUCTS]
     most = operator.contract.max_rows
@@ -77,9 +89,10 @@ def number_cases(
     """The cases of a verification, cheapest first: hard inputs, all values, seeded noise, the shape asked for."""
     graph = plan.graph
     yield from cases.hard(operator, graph)
-    if isinstance(plan, ProductPlan):
-        of_use = [shape] if shape is not None else PRODUCTS_OF_USE
-        tried = [(how, PRODUCTS[i + 3]) for i, how in enumerate(cases.DRAWS)]
+    if isinstance(plan, (ProductPlan, AttentionPlan)):
+        of_use = [shape] if shape is not None else default_shapes(operator, plan, device)
+        listed = PRODUCTS if isinstance(plan, ProductPlan) else ATTENTION
+        tried = [(how, listed[i + 3]) for i, how in enumerate(cases.DRAWS)]
         # Structure runs take every shape for all inputs; numbers take every other one again.
         tried += [("normal", s) for s in (*structure_shapes(operator, plan, lanes, device)[::2], *of_use)]
         yield from (cases.seeded(operator, graph, how, s, seed) for how, s in dict.fromkeys(tried))
@@ -102,6 +115,8 @@ def number_cases(
 
 def default_shapes(operator: Operator, plan: Plan, device: str = "cpu") -> Sequence[tuple[int, int]]:
     """Shapes of ordinary use, where none is asked for."""
+    if isinstance(plan, AttentionPlan):
+        return ATTENTION_OF_USE
     if isinstance(plan, ProductPlan):
         return PRODUCTS_OF_USE
     if device == "sim":
