@@ -30,9 +30,11 @@ from typing import Any
 import numpy as np
 
 from tokitai.call import bind, common_shape
+from tokitai.call_attention import heads_of
 from tokitai.call_product import sizes_of
 from tokitai.kernel import is_product
-from tokitai.lang import MATRICES, Node, Operator, TensorSpec, extent
+from tokitai.lang import MATRICES, Node, Operator, Sizes, TensorSpec, extent
+from tokitai.lower import is_attention
 from tokitai.meaning import bits, bounds
 from tokitai.meaning.interpret import full_size
 from tokitai.meaning.product import operands
@@ -118,8 +120,7 @@ def similarity(one: Analysis, other: Analysis, narrow: Encoder) -> tuple[float, 
 def place(site: str) -> str:
     """The name under which `gradient` records the derivative with respect to the result of a call, of one sentence."""
     ahead, _, name = site.rpartition(".")
-    inside = name in ("scores", "softmax", "context")
-    return f"{ahead}.sentence0.{name}.dy" if inside else f"{site}.dy"
+    return f"{ahead}.sentence0.{name}.dy" if name == "context" else f"{site}.dy"
 
 
 def exact_weights(model: Model, narrow: Model) -> dict[int, Array]:
@@ -146,8 +147,13 @@ def step_of(call: Call, weights: Mapping[int, Array]) -> Step:
     tensors, exact = _used(call.operator, tensors), _used(call.operator, exact)
     stored = next(a.dtype for a in tensors.values() if a.dtype.kind not in "iu")
     graph = call.operator.trace(stored, tensors, options)
-    if is_product(call.operator):
-        shape: tuple[int, int] = sizes_of(call.operator, graph, tensors).sizes
+    shape: tuple[int, int]
+    if is_attention(graph):
+        found = heads_of(call.operator, graph, tensors)
+        shape = found.sizes
+        tensors["limit"] = exact["limit"] = np.broadcast_to(tensors["limit"], found.shapes["r"])
+    elif is_product(call.operator):
+        shape = sizes_of(call.operator, graph, tensors).sizes
     else:
         shape = common_shape(call.operator, tensors, graph.options)[1]
     entries = {t.name: len(tensors[t.name]) if t.space == "t" else 0 for t in graph.inputs}
@@ -183,6 +189,8 @@ def _used(called: Operator, tensors: Mapping[str, Any]) -> dict[str, Any]:
 def _widened(t: TensorSpec, array: Any, shape: tuple[int, int]) -> Any:
     """A tensor as a textbook takes it: in float64, with two dimensions at least."""
     wide = array if array.dtype.kind in "iu" else array.astype(np.float64)
+    if t.space == "r" and isinstance(shape, Sizes):
+        return wide[..., None]
     return wide if t.space in MATRICES else wide.reshape(full_size(t.space, wide, shape))
 
 

@@ -4,13 +4,14 @@
 
 A file `<operator>.<site>.safetensors` holds the tensors that the operator takes, under the operator's own names:
 true activations and gradients, computed in float64 and rounded once to float32. Its metadata say `operator`, `site`,
-`rows` and, where the operator takes one, `eps`.
+`rows` and the scalars that the operator takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -47,8 +48,7 @@ class Inputs:
     site: str  # the site in words
     rows: dict[str, NDArray[Any]]  # tensors with a leading dimension of rows
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)  # tensors that all rows share
-    eps: float | None = None
-    entries: int | None = None  # of the table
+    scalars: dict[str, float] = field(default_factory=dict)
     most: int | None = None  # rows to keep, if not all that fit
 
     def write(self, folder: Path) -> Path:
@@ -58,10 +58,7 @@ class Inputs:
         kept = min(total, LARGEST_FILE // bytes_a_row, self.most or total)
         tensors = {name: tensor[:kept] for name, tensor in self.rows.items()} | self.columns
         metadata = {"operator": self.operator, "site": self.site, "rows": f"{kept} of {total}"}
-        if self.eps is not None:
-            metadata["eps"] = repr(self.eps)
-        if self.entries is not None:
-            metadata["entries"] = str(self.entries)
+        metadata |= {name: repr(value) for name, value in self.scalars.items()}
         path = folder / f"{self.operator}.{self.place}.safetensors"
         formats = {"f": np.float32, "i": np.int64}
         narrow = {name: np.ascontiguousarray(t, formats[t.dtype.kind]) for name, t in tensors.items()}
@@ -102,6 +99,13 @@ class Run:
         wide = max(self.lengths[:BATCH])
         found = (self.tape[f"{site}.sentence{number}.softmax.{name}"] for number in range(BATCH))
         return np.concatenate([np.pad(t, ((0, 0), (0, 0), (0, wide - t.shape[2]))).reshape(-1, wide) for t in found])
+
+    def batch(self, site: str, name: str) -> Array:
+        """A tensor of the attention of the first sentences as sentences x heads x tokens x hidden/heads; zeros fill up
+        the tokens."""
+        longest = max(self.lengths[:BATCH])
+        found = (self.tape[f"{site}.sentence{number}.{name}"] for number in range(BATCH))
+        return np.stack([np.pad(t, ((0, 0), (0, longest - t.shape[1]), (0, 0))) for t in found])
 
     def limits(self, site: str) -> NDArray[np.int64]:
         """The length of each of these rows."""
@@ -146,6 +150,8 @@ def all_inputs(model: Model, run: Run) -> Iterator[Inputs]:
     yield from linear_inputs(run, f"layer{last}.contract", model.layers[last].contract)
     yield from matmul_inputs(run, "layer0.attention")
     yield from matmul_inputs(run, f"layer{last}.attention")
+    yield from attention_inputs(run, "layer0.attention")
+    yield from attention_inputs(run, f"layer{last}.attention")
 
 
 def embedding_inputs(site: str, table: Array, ids: NDArray[np.int64], dy: Array) -> Iterator[Inputs]:
@@ -155,20 +161,20 @@ def embedding_inputs(site: str, table: Array, ids: NDArray[np.int64], dy: Array)
     np.add.at(before, ids, dy)
     words = f"{site}: the gradient that arrives there"
     rows = {"dy": dy, "ids": ids}
-    yield Inputs("embedding_backward", site, words, rows, {"dtable": before}, entries=len(table))
+    yield Inputs("embedding_backward", site, words, rows, {"dtable": before}, {"entries": len(table)})
 
 
 def norm_inputs(run: Run, site: str, norm: LayerNorm) -> Iterator[Inputs]:
     x, dy = run.tape[f"{site}.norm.x"], run.tape[f"{site}.norm.dy"]
-    gamma, beta = {"gamma": norm.gamma}, {"beta": norm.beta}
+    gamma, beta, eps = {"gamma": norm.gamma}, {"beta": norm.beta}, {"eps": norm.eps}
     mean, rstd = moments(x, norm.eps)
-    yield Inputs("layer_norm", site, site, {"x": x}, gamma | beta, norm.eps)
+    yield Inputs("layer_norm", site, site, {"x": x}, gamma | beta, eps)
     yield Inputs("layer_norm_backward", site, site, {"dy": dy, "x": x, "mean": mean, "rstd": rstd}, gamma)
 
     # The model has no RMS norm: one is put where its layer norm stands.
     stand_in = f"{site}: layer norm's input and weight"
     root = 1 / np.sqrt(np.square(x).mean(axis=1) + norm.eps)
-    yield Inputs("rms_norm", site, stand_in, {"x": x}, gamma, norm.eps)
+    yield Inputs("rms_norm", site, stand_in, {"x": x}, gamma, eps)
     yield Inputs("rms_norm_backward", site, f"{stand_in}, and the gradient of its output",
                  {"dy": dy, "x": x, "rstd": root}, gamma)  # fmt: skip
 
@@ -214,6 +220,20 @@ def matmul_inputs(run: Run, site: str) -> Iterator[Inputs]:
     yield Inputs("matmul", site, f"{site}: the first sentence; c is its query", {"a": a, "b": b, "c": c})
     yield Inputs("matmul_backward_left", site, f"{site}: the first sentence", {"dy": dy, "b": b})
     yield Inputs("matmul_backward_right", site, f"{site}: the first sentence", {"dy": dy, "a": a})
+
+
+def attention_inputs(run: Run, site: str) -> Iterator[Inputs]:
+    """The first sentences, padded to the longest, and what the backward pass takes from the forward pass."""
+    q, k, v, dy = (run.batch(site, name) for name in ("query", "key", "value", "context.dy"))
+    lengths = np.array(run.lengths[:BATCH])[:, None, None]
+    limit, scale = np.broadcast_to(lengths, q.shape[:-1]), 1 / math.sqrt(q.shape[-1])
+    scores = np.where(np.arange(k.shape[2]) < lengths[..., None], scale * (q @ k.swapaxes(2, 3)), -np.inf)
+    top = scores.max(axis=-1)
+    saved = {"top": top, "total": np.exp(scores - top[..., None]).sum(axis=-1)}
+    words = f"{site}: the first {BATCH} sentences, padded to the longest"
+    given = {"q": q, "k": k, "v": v, "limit": limit}
+    yield Inputs("attention", site, words, given, scalars={"scale": scale})
+    yield Inputs("attention_backward", site, words, {"dy": dy, **given, **saved}, scalars={"scale": scale})
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
 """From token ids to embeddings on tokitai's operators alone, in f16, bf16 or f32.
 
 A batch of sentences is padded to its longest: `batch x tokens x hidden`. Between the operators arrays are reshaped,
-transposed and handed on, and nothing else. What is padded is masked wherever tokens meet: as keys of the attention,
-and in the mean. There it enters sums as 0 x, which changes none but one that is -0 and may become +0; as +0 is added to
-every sum, each is +0 then, and a sentence's vector has the same bits in every batch.
+transposed and handed on, and nothing else. What is padded is masked wherever tokens meet: the attention does not look
+at it, and in the mean it enters the sum as 0 x. That changes no sum but one that is -0 and may become +0; as +0 is
+added in the end, it is +0 then, and a sentence's vector has the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -141,11 +141,10 @@ class _Run:
         self.shape = len(sentences), longest
         self.ids = place(np.array([ids + [0] * (longest - len(ids)) for ids in sentences], np.int64))
         self.positions = place(np.tile(np.arange(longest), (len(sentences), 1)))
-        heads = self.model.layers[0].heads
-        self.limit = place(np.repeat(np.array(lengths, np.int32), heads * longest).reshape(-1, heads, longest))
+        self.limit = place(np.array(lengths, np.int32)[:, None, None])  # for all heads, and all queries of a sentence
         shares = [[1 / n] * n + [0.0] * (longest - n) for n in lengths]
         self.shares = place(np.array(shares).astype(number)[:, None, :])
-        self.zeros = place(np.zeros((longest, self.model.tokens.shape[1]), number))
+        self.zero = place(np.zeros((1, self.model.tokens.shape[1]), number))
 
     def call(self, site: str, called: Operator, tensors: Mapping[str, Any], **settings: Any) -> Any:
         return run(self.observe, site, called, tensors, **settings)
@@ -158,7 +157,7 @@ class _Run:
         x = self.call("embeddings.norm", embedding_norm, {**parts, **norm}, eps=m.norm.eps)
         for number, layer in enumerate(m.layers):
             x = self.transform(layer, x, f"layer{number}")
-        mean = self.call("mean", ops.matmul, dict(a=self.shares, b=x, c=self.zeros[:1]))
+        mean = self.call("mean", ops.matmul, dict(a=self.shares, b=x, c=self.zero))
         return self.call("unit", l2_normalize, dict(x=mean), eps=0.0).reshape(self.shape[0], -1)
 
     def transform(self, layer: Layer, x: Any, at: str) -> Any:
@@ -175,13 +174,9 @@ class _Run:
         parts = dict(query=layer.query, key=layer.key, value=layer.value)
         made = (self.linear(f"{at}.{name}", x, part) for name, part in parts.items())
         q, k, v = (part.reshape(*self.shape, layer.heads, -1).swapaxes(1, 2) for part in made)
-        return self.attend(at, q, k, v).swapaxes(1, 2).reshape(*self.shape, -1)
-
-    def attend(self, at: str, q: Any, k: Any, v: Any) -> Any:
-        """All are batch x heads x tokens x hidden/heads."""
-        scores = self.call(f"{at}.scores", ops.matmul, dict(a=q, b=k), layout="NT", alpha=1 / math.sqrt(q.shape[-1]))
-        weights = self.call(f"{at}.softmax", ops.masked_softmax, dict(x=scores, limit=self.limit))
-        return self.call(f"{at}.context", ops.matmul, dict(a=weights, b=v, c=self.zeros[:, : v.shape[-1]]))
+        tensors, scale = dict(q=q, k=k, v=v, limit=self.limit), 1 / math.sqrt(q.shape[-1])
+        context = self.call(f"{at}.context", ops.attention, tensors, scale=scale)
+        return context.swapaxes(1, 2).reshape(*self.shape, -1)
 
     def linear(self, site: str, x: Any, part: Linear, residual: Any = None, activation: str = "none") -> Any:
         tensors = dict(x=x, weight=part.weight, bias=part.bias)
