@@ -16,6 +16,7 @@ from .errors import TokitaiError, UnknownNameError
 from .formats import FORMATS
 from .lang import MATRICES, OPERANDS, Graph, Node, Operator, Sizes
 from .lower import AttentionPlan, FlatPlan, Plan, ProductPlan, ScatterPlan, make_plan
+from .lower.attention import is_attention as has_weighted_sums
 from .lower.scalars import host_values, rounded_scalars, whole_scalars
 from .toolchain.build import Artifact, Isa, Source, build, native_isa
 from .toolchain.compilers import find_compiler
@@ -31,8 +32,15 @@ def is_product(operator: Operator) -> bool:
     return any(t.space in OPERANDS for t in operator.tensors)
 
 
+def is_attention(operator: Operator) -> bool:
+    """Whether an operator has weighted sums."""
+    return is_product(operator) and has_weighted_sums(operator.trace(operator.contract.formats[0]))
+
+
 def targets_of(operator: Operator) -> tuple[str, ...]:
     """The targets that have kernels for an operator."""
+    if is_attention(operator):
+        return ("cpu",)
     return ("cpu",) if is_product(operator) else TARGETS
 
 
@@ -244,7 +252,14 @@ class Kernel(KernelBase):
         whatever it holds; a new one where none is given."""
         if workspace is None:
             workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads, self.entries_in(sizes)), np.uint8)
-        status = self._run(addresses, sizes, table, workspace.ctypes.data, threads)
+        self.succeeded(self._run(addresses, sizes, table, workspace.ctypes.data, threads))
+
+    def launch_prepared(self, tensors: Any, sizes: Any, scalars: int, workspace: int, threads: int) -> None:
+        """The same on arrays of ctypes and addresses."""
+        self.succeeded(self._run.prepared(tensors, sizes, scalars, workspace, threads))
+
+    def succeeded(self, status: int) -> None:
+        """Raise TokitaiError for a status other than 0."""
         if status != 0:
             raise TokitaiError(f"{self}: status {status}; a kernel returns 0")
 

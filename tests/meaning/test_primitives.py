@@ -59,6 +59,7 @@ from tokitai.lang import (
     total_max,
     total_sum,
     u32,
+    weighted_sum,
     where,
 )
 from tokitai.lower import make_plan
@@ -151,6 +152,12 @@ def scattered(
 def multiplied(x: Operand[storage], y: Operand[storage], z: Matrix[storage]) -> Any:
     product = matmul(x, y, "NT")
     return outputs(made=product * z + product)
+
+
+@uses("weighted_sum")
+def weighed(x: Operand[storage], y: Operand[storage]) -> Any:
+    scores = matmul(x, y, "NT")
+    return outputs(a=weighted_sum(scores, y) + row_sum(scores), b=weighted_sum(scores * 0.5, x, over="rows"))
 
 
 @uses("row_first", "slots")

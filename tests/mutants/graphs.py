@@ -64,6 +64,11 @@ def _wrong(n: Node) -> Iterator[tuple[str, Node]]:
         yield "terms in f16", dataclasses.replace(n, args=(narrow,))
     if n.op == "matmul":
         yield "another accumulator", dataclasses.replace(n, data=(n.data[0], "f64" if n.data[1] == "f32" else "f32"))
+    if n.op == "weighted_sum":
+        narrow = Node("round_to", (a[0],), a[0].space, "f32", ("bf16",))
+        yield "weights in bf16", dataclasses.replace(n, args=(narrow, *a[1:]))
+        if len(a) > 2:
+            yield "all columns are met", dataclasses.replace(n, args=a[:2])
     if n.op == "row_sum":
         yield "a maximum instead", dataclasses.replace(n, op="row_max")
     if n.op in ("gather", "scatter_sum"):

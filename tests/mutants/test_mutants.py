@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.mutants import attention
 from tests.mutants.graphs import mutants
 from tests.mutants.products import SHAPES, slipped, slips
 from tokitai import ops
@@ -14,7 +15,7 @@ from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import DefinitionError
 from tokitai.kernel import Kernel, build_text
 from tokitai.lang import Graph, Operator
-from tokitai.lower import ProductPlan, make_plan
+from tokitai.lower import AttentionPlan, ProductPlan, make_plan
 from tokitai.toolchain.build import native_isa
 from tokitai.verification import cases, run, suite
 
@@ -41,6 +42,11 @@ def text_mutants(operator: Operator, graph: Graph) -> list[tuple[str, Kernel]]:
     plan = make_plan(graph)
     text = emit_cpu(plan)
     made = []
+    if isinstance(plan, AttentionPlan):
+        for what in attention.slips(operator.backward_of is not None):
+            wrong = attention.slipped(text, what)
+            made.append((what, build_text(operator, graph, plan, wrong.text, wrong.headers, structure=True)))
+        return made
     if isinstance(plan, ProductPlan):
         for what in slips(str(plan.products[0].data[0])):
             wrong = slipped(text, what)
@@ -96,7 +102,8 @@ def refuted(operator: object, kernel: Kernel) -> bool:
     """Whether a structure run at any of a few shapes shows that a kernel evaluates something else."""
     assert isinstance(operator, Operator)
     usual = ((3, 5), (2, 101), (35, 9), (1, 101), (1, 16401))
-    for shape in SHAPES if isinstance(kernel.plan, ProductPlan) else usual:
+    of_products = {ProductPlan: SHAPES, AttentionPlan: attention.SHAPES}
+    for shape in of_products.get(type(kernel.plan), usual):
         if not suite.allowed(operator, shape):
             continue
         integers = {
@@ -112,7 +119,7 @@ def refuted(operator: object, kernel: Kernel) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "matmul"])
+@pytest.mark.parametrize("name", ["layer_norm", "matmul", "attention", "attention_backward"])
 def test_the_right_kernel_survives(name: str) -> None:
     operator = ops.get(name)
     graph = operator.trace("f16")

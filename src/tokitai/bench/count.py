@@ -31,6 +31,8 @@ def operations_of(graph: Graph, shapes: Sequence[tuple[int, int]]) -> int:
 
 
 def _times(node: Node, shape: tuple[int, int]) -> int:
+    if node.op == "weighted_sum":
+        return shape[1] if node.data[0] == "columns" else shape[0]
     return Sizes.of(shape).inner if node.op == "matmul" else 1
 
 

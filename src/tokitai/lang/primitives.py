@@ -165,6 +165,9 @@ def matmul(a: Operand[Any], b: Operand[Any], layout: str = "NN", accumulator: st
     return Value(make("matmul", a.placed(left), b.placed(right), space="rc", data=(layout, accumulator)))
 
 
+_SIDES: dict[str, tuple[Space, Space]] = {"columns": ("rk", "ck"), "rows": ("ck", "rk")}  # of result and operand
+
+
 def weighted_sum(weights: Value, x: Operand[Any], limit: Value | None = None, over: str = "columns") -> Value:
     """A matrix product whose left side is computed. Over columns: for each row r the sum of weights[r, c] x[c], rows x
     inner, of an operand of cols x inner. Over rows: for each column c the sum of weights[r, c] x[r], cols x inner, of
@@ -180,13 +183,13 @@ def weighted_sum(weights: Value, x: Operand[Any], limit: Value | None = None, ov
         refuse(f"weighted_sum with weights {weights}", "f32 values")
     if not isinstance(x, Operand) or x.format not in ("f16", "bf16", "f32"):
         refuse(f"weighted_sum of {x!r}", "an input that is annotated as Operand[...], of storage, f16, bf16 or f32")
-    if over not in ("columns", "rows"):
+    if over not in _SIDES:
         refuse(f"weighted_sum(..., over={over!r})", "'columns' or 'rows'")
     if limit is not None and (not isinstance(limit, Value) or limit.node.type != "i32" or limit.node.space != "r"):
         refuse(f"weighted_sum with the limit {limit}", "an i32 value, one a row")
-    given, space = x.placed("ck" if over == "columns" else "rk"), "rk" if over == "columns" else "ck"
+    space, given = _SIDES[over]
     below = () if limit is None else (limit.node,)
-    return Value(make("weighted_sum", node, given, *below, space=space, data=(over,), exact=False))
+    return Value(make("weighted_sum", node, x.placed(given), *below, space=space, data=(over,), exact=False))
 
 
 def rows(x: Value) -> Value:

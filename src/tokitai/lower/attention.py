@@ -1,8 +1,8 @@
 """The plan of attention: products of queries and keys, what is made of them along each row, and weighted sums.
 
-For a panel of queries the scores of all keys lie in a thread's own memory, so that maxima and sums along a row are taken
-as in any row-wise kernel, pass by pass; then the panel weighs the sums over its keys and adds to those over queries. The
-memory grows with the keys, not with queries times keys. A plan decides speed, never a bit.
+For a panel of queries the scores of all keys lie in a thread's own memory, so that maxima and sums along a row are
+taken as in any row-wise kernel, pass by pass; then the panel weighs the sums over its keys and adds to those over
+queries. The memory grows with the keys, not with queries times keys. A plan decides speed, never a bit.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def _limit(reductions: Sequence[Node], sums: Sequence[Node]) -> tuple[Node | Non
         seen = x.op == "where" and x.args[0].op == "lt" and x.args[0].args[0].op == "column_index"
         if not seen or x.args[0].args[1] is not limit or x.args[2].space != "s":
             raise DefinitionError(
-                f"{n.origin}: {n.op} of what is not seen; accepted beside a limit: {n.op}(where(column_index() < limit, "
-                "value, number))"
+                f"{n.origin}: {n.op} of what is not seen; accepted beside a limit: "
+                f"{n.op}(where(column_index() < limit, value, number))"
             )
         hidden[n] = x.args[2]
     return limit, hidden

@@ -182,7 +182,7 @@ class Bounds:
         weights, met, x = turned(node, plain)
         size, error = (np.where(met, np.abs(np.asarray(w, np.float64)), 0) for w in (weights, turned(node, wrong)[0]))
         reach, count = np.abs(x.astype(np.float64)), len(x)
-        reach = np.where(met.any(axis=0)[:, None], reach, 0)
+        reach = np.where(met.any(axis=0, keepdims=True).T, reach, 0)
         grown = _grown(count, U)
         passed = (error @ reach) * (1 + count * 2.0**-52)
         total = (size @ reach) * (1 + count * 2.0**-52) + passed
@@ -229,7 +229,7 @@ class Bounds:
 
 
 def _grown(count: int, roundoff: float) -> float:
-    """What the roundings of a chain and of the tree above it make of a sum of ``count`` terms, relative to their size."""
+    """What the roundings of a chain and of the tree above it make of a sum of ``count`` terms, relative to them."""
     depth = min(count, MATMUL_BLOCK) + int(np.ceil(np.log2(max(-(-count // MATMUL_BLOCK), 1))))
     return float(np.expm1(depth * np.log1p(roundoff)))
 

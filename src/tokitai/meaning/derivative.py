@@ -41,7 +41,8 @@ SLOPES: dict[str, Callable[[Array, Array], Array]] = {
     "softplus": lambda x, y: sigmoid(x),
 }
 
-_MOVES = ("gather", "scatter_sum", "slots", "matmul", "weighted_sum")  # an operand's gradient has other sides than the result's
+# An operand's gradient has other sides than the result's.
+_MOVES = ("gather", "scatter_sum", "slots", "matmul", "weighted_sum")
 
 
 def gradient(

@@ -107,8 +107,7 @@ def product_of_met(weights: Array, met: Array, x: Array) -> Array:
     """weights x where they meet: what is not met is not looked at, so NaN and infinity in it do no harm."""
     if np.isfinite(x).all():
         return np.where(met, weights, 0) @ x
-    zeros = np.zeros((), x.dtype)
-    return np.stack([np.where(m[:, None], w[:, None] * x, zeros).sum(axis=0) for w, m in zip(weights, met, strict=True)])
+    return np.stack([np.where(m[:, None], w[:, None] * x, 0).sum(axis=0) for w, m in zip(weights, met, strict=True)])
 
 
 class Real:

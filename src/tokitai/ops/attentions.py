@@ -7,6 +7,7 @@ lies between queries and result is f32: scores, exponentials and probabilities a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,16 +34,14 @@ from ..lang import (
 )  # fmt: skip
 
 DOMAIN = (
-    "finite operands whose scores and sums stay finite in f32; a query that sees nothing gives zeros, one that sees only "
-    "-inf, or +inf or NaN, NaN"
+    "finite operands whose scores and sums stay finite in f32; a query that sees nothing gives zeros, one that sees "
+    "only -inf, or +inf or NaN, NaN"
 )
 CONTRACT = Contract(
-    domain=DOMAIN, batched=True, defaults={"scale": 0.125}, indices={"limit": Index(upto=True)}
-)
-SAVED = Contract(
     domain=DOMAIN, batched=True, defaults={"scale": 0.125}, indices={"limit": Index(upto=True)},
-    draw={"top": "saved", "total": "saved"},
+    draw={"limit": "often all"},
 )  # fmt: skip
+SAVED = replace(CONTRACT, draw={"limit": "often all", "top": "saved", "total": "saved"})
 
 
 @operator(contract=CONTRACT)
@@ -52,8 +51,8 @@ def attention(
     """y = softmax(scale q k^T) v, where query r sees the first limit[r] keys, or all: limit = length of a padded
     sequence, query's position + 1 for a causal mask, or the smaller of both. What is not seen is not looked at.
 
-    ``top``, the largest score of each query, and ``total``, its sum of exp(score - top), or 1 where nothing is seen, are
-    what the backward pass needs to come to the same probabilities.
+    ``top``, the largest score of each query, and ``total``, its sum of exp(score - top), are what the backward pass
+    needs to come to the same probabilities; 0 and 1 where nothing is seen.
     """
     scores = matmul(q, k, "NT") * scale
     seen = None if limit is None else column_index() < limit
@@ -61,9 +60,9 @@ def attention(
     top = row_max(shown)
     e = exp_down(shown - top)
     e = e if seen is None else where(seen, e, 0)
-    total = row_sum(e)
-    total = where(total == 0, 1, total)
-    return outputs(y=weighted_sum(e, v, limit) / total, top=top, total=total)
+    nothing = row_sum(e) == 0  # where anything is seen, the largest score adds 1
+    total = where(nothing, 1, row_sum(e))
+    return outputs(y=weighted_sum(e, v, limit) / total, top=where(nothing, 0, top), total=total)
 
 
 @operator(contract=SAVED, backward_of=attention)
@@ -99,7 +98,7 @@ def _probabilities(scores: Any, seen: Any) -> tuple[Any, Any, Any]:
     top = shown.max(axis=-1, keepdims=True, initial=-np.inf)
     e = np.where(seen, np.exp(shown - top), 0)
     total = e.sum(axis=-1, keepdims=True)
-    return e, top, np.where(total == 0, 1, total)
+    return e, np.where(total == 0, 0, top), np.where(total == 0, 1, total)
 
 
 def _met(weights: Any, seen: Any, x: Any) -> Any:
@@ -169,11 +168,14 @@ def hard_inputs_backward() -> Iterator[HardInput]:
     dirty = [np.where(np.arange(7) < 3, x, wrong) for x, wrong in ((k, np.nan), (v, np.inf))]
     yield HardInput("NaN behind the mask", dict(dy=dy, q=q, k=dirty[0], v=dirty[1], limit=[3, 2, 0, 1, 3]))
     blind = np.where(np.arange(5)[:, None] == 2, np.nan, dy)
-    yield HardInput("NaN in the gradient of a query that sees nothing", dict(dy=blind, q=q, k=k, v=v, limit=[7, 3, 0, 1, 3]))
+    yield HardInput(
+        "NaN in the gradient of a query that sees nothing", dict(dy=blind, q=q, k=k, v=v, limit=[7, 3, 0, 1, 3])
+    )
     yield HardInput(
         "equal scores", dict(dy=np.eye(3, 4), q=np.ones((3, 4)), k=np.ones((4, 9)), v=_noise(7, 4, 9), limit=[9, 5, 1])
     )
-    yield HardInput("one key, one dimension", dict(dy=[[1.0], [2.0]], q=[[2.0], [-3.0]], k=[[0.5]], v=[[7.0]], limit=[1, 0]))
+    single = dict(dy=[[1.0], [2.0]], q=[[2.0], [-3.0]], k=[[0.5]], v=[[7.0]], limit=[1, 0])
+    yield HardInput("one key, one dimension", single)
     large = [[200.0, 0.0], [0.0, 200.0]]
     yield HardInput(
         "large scores", dict(dy=np.eye(2), q=large, k=np.array(large).T, v=[[1.0, 2.0], [3.0, 4.0]], limit=[2, 2])

@@ -97,20 +97,22 @@ DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal,
 
 
 def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:
-    """A seeded tensor, as the contract wishes: "positive", "unit", "probabilities", "below COUNT", or indices; some of
-    these are the value that is besides them."""
+    """A seeded tensor, as the contract wishes: "positive", "unit", "probabilities", "below COUNT", "often all", or
+    indices; some of these are the value that is besides them. What is "saved" is noise until `saved` is called."""
     contract = operator.contract
     wish, index = contract.draw.get(t.name), contract.indices.get(t.name)
     fmt = format_of(t.format)
     size = size_of(t.space, shape, slots=t.slots)
     rng = rng_for(seed, t.name, how)
     if not fmt.is_float:
-        top = int(wish.split()[-1]) if wish else shape[1] + bool(index and index.upto)
+        top = int(wish.split()[-1]) if wish and wish != "often all" else shape[1] + bool(index and index.upto)
         if index and index.entries:  # half of the rows choose one entry
             top = drawn_entries(shape[0])
             values = np.where(rng.random(size) < 0.5, top // 2, rng.integers(0, top, size))
         else:
             values = rng.integers(0, max(top, 1), size)
+        if wish == "often all":  # every second row sees all there is
+            values = np.where(rng.random(size) < 0.5, top - 1, values)
         if index and index.besides:
             values = np.where(rng.random(size) < 0.1, int(defaults(operator)[index.besides]), values)
         return values.astype(fmt.dtype)
