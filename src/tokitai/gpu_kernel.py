@@ -94,7 +94,7 @@ class GpuKernel(KernelBase):
     settled: dict[Schedule, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _offered(self.graph, self.plan, self.target.name)
+        self.plan = _offered(self.graph, self.plan, self.target.name)
 
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
@@ -198,7 +198,7 @@ class GpuKernel(KernelBase):
         No kernel spills that could do without: the rule is simple, and costs little but for layer norm over
         32,768 columns, which an H200 ran a fifth faster with a few spilled registers and twice the blocks.
         """
-        chosen = plan if schedule.kept else plan_rows(plan.graph, keep=False)
+        chosen = plan if schedule.kept else plan_rows(plan.graph, "nothing")
         while True:
             program = self.program(schedule, lambda s=schedule: emit_rows(chosen, s))  # type: ignore[misc]
             fewer = schedule.with_fewer_registers(layout.blocked(plan))
@@ -286,7 +286,7 @@ def gpu_plan(graph: Graph, target: str) -> RowPlan | FlatPlan | ScatterPlan:
 def _offered(graph: Graph, plan: Plan, target: str) -> RowPlan | FlatPlan | ScatterPlan:
     if isinstance(plan, ProductPlan):
         raise TargetMissingError(f"{graph.name}: there are no kernels of products for {target} yet; accepted: cpu")
-    return plan
+    return plan_rows(graph, "in registers") if isinstance(plan, RowPlan) else plan
 
 
 def source_digest(text: KernelText) -> str:
