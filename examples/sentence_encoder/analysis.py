@@ -29,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from tokitai.call import bind, common_shape
+from tokitai.binding import bind
+from tokitai.call import common_shape
 from tokitai.call_attention import heads_of
 from tokitai.call_product import sizes_of
 from tokitai.kernel import is_product
