@@ -39,9 +39,9 @@ DOMAIN = (
 )
 CONTRACT = Contract(
     domain=DOMAIN, batched=True, defaults={"scale": 0.125}, indices={"limit": Index(upto=True)},
-    draw={"limit": "often all"},
+    draw={"limit": "lengths"},
 )  # fmt: skip
-SAVED = replace(CONTRACT, draw={"limit": "often all", "top": "saved", "total": "saved"})
+SAVED = replace(CONTRACT, draw={"limit": "lengths", "top": "saved", "total": "saved"})
 
 
 @operator(contract=CONTRACT)

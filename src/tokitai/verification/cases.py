@@ -93,11 +93,21 @@ def _zeros(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Arra
     return mixed
 
 
+def _lengths(rng: np.random.Generator, size: tuple[int, ...], most: int, turn: int) -> Array:
+    """How much each row sees: in blocks of 32 rows some see as much as any there, which in turn is all, and is less."""
+    ahead, rows = size[:-1], size[-1]
+    block = np.arange(rows) // 32
+    less = rng.integers(0, max(most, 1), (*ahead, -(-rows // 32) or 1))[..., block]
+    in_turn = np.arange(int(np.prod(ahead, dtype=np.int64))).reshape(*ahead, 1) + block + turn
+    top = np.where(in_turn % 2 == 0, most, less)
+    return np.where(rng.random(size) < 0.5, top, rng.integers(0, top + 1))
+
+
 DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal, "zeros": _zeros, "tiny": _tiny}
 
 
 def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:
-    """A seeded tensor, as the contract wishes: "positive", "unit", "probabilities", "below COUNT", "often all", or
+    """A seeded tensor, as the contract wishes: "positive", "unit", "probabilities", "below COUNT", "lengths", or
     indices; some of these are the value that is besides them. What is "saved" is noise until `saved` is called."""
     contract = operator.contract
     wish, index = contract.draw.get(t.name), contract.indices.get(t.name)
@@ -105,14 +115,14 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
     size = size_of(t.space, shape, slots=t.slots)
     rng = rng_for(seed, t.name, how)
     if not fmt.is_float:
-        top = int(wish.split()[-1]) if wish and wish != "often all" else shape[1] + bool(index and index.upto)
+        top = int(wish.split()[-1]) if wish and wish != "lengths" else shape[1] + bool(index and index.upto)
         if index and index.entries:  # half of the rows choose one entry
             top = drawn_entries(shape[0])
             values = np.where(rng.random(size) < 0.5, top // 2, rng.integers(0, top, size))
         else:
             values = rng.integers(0, max(top, 1), size)
-        if wish == "often all":  # every second row sees all there is
-            values = np.where(rng.random(size) < 0.5, top - 1, values)
+        if wish == "lengths":
+            values = _lengths(rng, size, top - 1, sum(shape))
         if index and index.besides:
             values = np.where(rng.random(size) < 0.1, int(defaults(operator)[index.besides]), values)
         return values.astype(fmt.dtype)

@@ -40,7 +40,7 @@ BATCHES: tuple[tuple[int, int], ...] = (Sizes(3, 5, 7, 2), Sizes(7, 17, 33, 3), 
 ATTENTION: tuple[tuple[int, int], ...] = (
     Sizes(1, 1, 1), Sizes(2, 2, 2), Sizes(3, 5, 7), Sizes(16, 8, 6), Sizes(17, 9, 13), Sizes(31, 33, 16),
     Sizes(33, 16, 33), Sizes(65, 25, 64), Sizes(5, 130, 9), Sizes(70, 257, 3), Sizes(9, 300, 12), Sizes(4, 6, 257),
-    Sizes(2, 4099, 3), Sizes(2, 3, 4098), Sizes(4101, 3, 2), Sizes(8195, 2, 1), Sizes(1, 8200, 1), Sizes(1, 12291, 2),
+    Sizes(3, 4099, 3), Sizes(2, 3, 4098), Sizes(4101, 3, 2), Sizes(8195, 2, 1), Sizes(1, 8200, 1), Sizes(1, 12291, 2),
     Sizes(3, 5, 0), Sizes(3, 0, 4), Sizes(0, 3, 4), Sizes(0, 0, 0),
     Sizes(3, 5, 7, 2), Sizes(18, 17, 5, 3), Sizes(2, 3, 4, 40), Sizes(3, 0, 2, 2), Sizes(0, 3, 2, 2),
 )  # fmt: skip

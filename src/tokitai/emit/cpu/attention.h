@@ -76,6 +76,36 @@ static __attribute__((noinline, unused)) void pack_inner(E* to, Side<P> from, in
     pack_along<W>(to + c * lines, Side<P>{from.data + c, from.stride}, least(SOME, inner - c), lines);
 }
 
+// ------------------------------------------------------------------ the micro-kernel
+// As `micro`, of a left operand whose line i has its k-th element at left[i * ACROSS + k * ALONG].
+template <bool FRESH, int64_t ACROSS, int64_t ALONG>
+static __attribute__((noinline)) void multiply(int64_t depth, const E* left, const E* right, E* tile) {
+  X sum[MR][NV];
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; ++j) sum[i][j] = FRESH ? repeat(NEUTRAL) : get(tile + i * NR + j * XLANES);
+#pragma GCC unroll 4
+  for (int64_t k = 0; k < depth; ++k, left += ALONG, right += NR) {
+    X b[NV];
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; ++j) b[j] = get(right + j * XLANES);
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; ++j) sum[i][j] = chain(left[i * ACROSS], b[j], sum[i][j]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; ++j) put(tile + i * NR + j * XLANES, sum[i][j]);
+}
+template <int64_t ACROSS, int64_t ALONG>
+INLINE void multiply(bool fresh, int64_t depth, const E* left, const E* right, E* tile) {
+  fresh ? multiply<true, ACROSS, ALONG>(depth, left, right, tile)
+        : multiply<false, ACROSS, ALONG>(depth, left, right, tile);
+}
+
 // ------------------------------------------------------------------ scores
 // For all keys below `keys` the products with the queries of a panel. `tile` is one with the sums that wait above it.
 static __attribute__((noinline, unused)) void score(
@@ -85,7 +115,7 @@ static __attribute__((noinline, unused)) void score(
     for (int64_t k0 = 0; k0 < inner; k0 += DEPTH) {
       const int64_t depth = least(DEPTH, inner - k0), end = k0 + depth;
       const E* const a = left + k0 * padded(all, MR) + i * MR * depth;
-      k0 % CHAIN == 0 ? micro<true>(depth, a, right + k0 * NR, sum) : micro<false>(depth, a, right + k0 * NR, sum);
+      multiply<1, MR>(k0 % CHAIN == 0, depth, a, right + k0 * NR, sum);
       if (inner > CHAIN && (end % CHAIN == 0 || end == inner)) join_chain(sum, TILE_SIZE, k0 / CHAIN, end == inner);
     }
     if (inner == 0) clear(sum);
@@ -114,9 +144,10 @@ struct RowMax {
   Max lanes[NV];
   // Of the keys beside each other the first `lines`.
   template <class T> INLINE_LAMBDA void take(const T& x, int64_t, int64_t lines) {
-    for (int i = 0; i < NV; ++i) tokitai::take(lanes[i], leaf_max(at(x, i)));
     if (lines == LINES)
-      for (int i = NV; i < TOGETHER; ++i) tokitai::take(lanes[i % NV], leaf_max(at(x, i)));
+      for (int i = 0; i < TOGETHER; ++i) tokitai::take(lanes[i % NV], leaf_max(at(x, i)));
+    else
+      for (int i = 0; i < lines * NV; ++i) tokitai::take(lanes[i % NV], leaf_max(at(x, i)));
   }
   void close(int64_t, int64_t) {}
   void result(int64_t, PerQuery<Stored>& to) const {
@@ -213,8 +244,7 @@ static __attribute__((noinline, unused)) void sum_over_keys(
     for (int64_t i = 0; i < count; ++i) {
       E* const tile = tiles + i * TILE_SIZE;
       const E* const a = left + i * MR * keys;
-      const auto run = c0 % CHAIN == 0 ? micro<true> : micro<false>;
-      run(middle - c0, a + c0 * MR, panel + c0 * NR, tile);
+      multiply<1, MR>(c0 % CHAIN == 0, middle - c0, a + c0 * MR, panel + c0 * NR, tile);
       if (middle < end) micro_seen(middle, end, a + middle * MR, panel + middle * NR, tile, seen.limit);
       if (seen.most > CHAIN && (end % CHAIN == 0 || end == seen.most))
         join_chain(tile, size, c0 / CHAIN, end == seen.most);
@@ -227,28 +257,7 @@ static __attribute__((noinline, unused)) void sum_over_keys(
 }
 
 // ------------------------------------------------------------------ sums over queries, weighted by a panel
-// As `micro`, of a left operand whose lines are rows of a panel.
-template <bool FRESH> static __attribute__((noinline)) void micro_lines(int64_t depth, const E* left, const E* right, E* tile) {
-  X sum[MR][NV];
-#pragma GCC unroll 16
-  for (int i = 0; i < MR; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; ++j) sum[i][j] = FRESH ? repeat(NEUTRAL) : get(tile + i * NR + j * XLANES);
-  for (int64_t k = 0; k < depth; ++k, ++left, right += NR) {
-    X b[NV];
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; ++j) b[j] = get(right + j * XLANES);
-#pragma GCC unroll 16
-    for (int i = 0; i < MR; ++i)
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; ++j) sum[i][j] = chain(left[i * NR], b[j], sum[i][j]);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < MR; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; ++j) put(tile + i * NR + j * XLANES, sum[i][j]);
-}
-// The same for keys from `c` on where a query sees them.
+// To MR x NR accumulators the products of a panel's queries with the keys from `c` on, where a query sees them.
 static __attribute__((noinline, unused)) void lines_seen(
     int64_t c, int64_t depth, const E* left, const E* right, E* tile, const int32_t* limit) {
   for (int64_t k = 0; k < depth; ++k, ++left, right += NR)
@@ -268,9 +277,9 @@ static __attribute__((noinline, unused)) void sum_over_queries(
       E* const tile = tiles + (i * wide + j) * TILE_SIZE;
       const E *const a = panel + i * MR * NR, *const b = right + j * NR * count;
       if (i * MR + MR <= seen.least || !seen.limit) {
-        fresh ? micro_lines<true>(count, a, b, tile) : micro_lines<false>(count, a, b, tile);
+        multiply<NR, 1>(fresh, count, a, b, tile);
       } else {
-        if (fresh) micro_lines<true>(0, a, b, tile);
+        if (fresh) multiply<NR, 1>(true, 0, a, b, tile);
         if (i * MR < seen.most) lines_seen(i * MR, count, a, b, tile, seen.limit);
       }
       if (whole) join_chain(tile, size, r0 / CHAIN, end == rows);
