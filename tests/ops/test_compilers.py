@@ -125,12 +125,13 @@ def packed(
     kernel: Kernel, case: cases.Case, threads: int
 ) -> tuple[bytes, list[tuple[str, np.dtype[Any], tuple[int, ...]]]]:
     """The driver's input file, and name, dtype and shape of each tensor that it writes back."""
-    rows, cols = case.shape
-    spaces = [t.space for t in kernel.graph.inputs] + [o.space for o in kernel.graph.outputs]
-    scalars = kernel.scalar_table(rows, cols, case.params)
-    sizes = [rows, cols, *(cols for space in spaces if space in ("rc", "t")), *scalars.whole]
-    if kernel.plan.flat:
-        sizes.insert(0, 1)  # a list of one tensor
+    scalars = kernel.scalar_table(*case.shape, case.params)
+    given = {t.name: case.tensors[t.name] for t in kernel.graph.inputs}
+    made = {
+        o.name: np.empty(cases.size_of(o.space, case.shape, None, o.slots), kernel.element(o.format))
+        for o in kernel.graph.outputs
+    }
+    sizes = kernel.sizes_of([given], [made], [case.shape], scalars)
     tensors = [case.tensors[t.name].tobytes() for t in kernel.graph.inputs]
     listed = [(t.name, case.tensors[t.name].dtype, case.tensors[t.name].shape) for t in kernel.graph.inputs]
     for o in kernel.graph.outputs:
