@@ -208,6 +208,7 @@ def test_the_command_prints_the_cosine(
         assert printed(monkeypatch, capsys, *same, *how) == (0, "1.000000\n", "")
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_the_command_prints(
     found: files.ModelFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +219,7 @@ def test_the_readme_shows_what_the_command_prints(
     assert printed(monkeypatch, capsys, given["ONE"], given["OTHER"]) == (0, shown[2], "")
 
 
+@pytest.mark.slow
 def test_make_hands_sentences_on(found: files.ModelFiles) -> None:
     """Quotes and dashes included. Nothing is installed: the stamp passes for an old file, and Python is this one."""
     if shutil.which("make") is None:
