@@ -14,9 +14,10 @@ storage format, which scales the mean, and the last step takes the scale away.)
 
 `Estimate.bound` holds whatever the roundings do, and is far above what they do: it lets all of them push in one
 direction. `Estimate.spread` takes each for a random variable with mean 0, independent of the others, within its bound;
-then the sum is beyond the spread with a probability of at most UNLIKELY (Hoeffding, "Probability Inequalities for Sums
-of Bounded Random Variables" (1963), theorem 2). That is a model of rounding, not a theorem: Higham and Mary, "A New
-Approach to Probabilistic Rounding Error Analysis" (2019), say when it is a good one.
+then the sum, along a direction that was not chosen by looking at it, is beyond the spread with a probability of at most
+UNLIKELY (Hoeffding, "Probability Inequalities for Sums of Bounded Random Variables" (1963), theorem 2). That is a model
+of rounding, not a theorem: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), say when
+it is a good one.
 """
 
 from __future__ import annotations

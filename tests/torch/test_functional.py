@@ -118,6 +118,7 @@ def test_an_embedding_and_its_gradient(dtype: torch.dtype, ids_are: torch.dtype,
         assert (ids == entry).any() and not table.grad[entry].any()
 
 
+@pytest.mark.slow
 def test_only_what_is_wanted_gets_a_gradient() -> None:
     x, weight = noise(1, torch.float32, 5, INNER).detach(), noise(2, torch.float32, COLS, INNER)
     linear(x, weight).sum().backward()
@@ -151,6 +152,7 @@ def test_wrong_arguments_are_named() -> None:
         embedding(noise(6, torch.float32, 12, 8), torch.tensor([0, 12]))
 
 
+@pytest.mark.slow
 def test_gradients_of_gradients_are_refused() -> None:
     x, weight, *_ = layer(torch.float32).values()
     (dx,) = torch.autograd.grad(linear(x, weight).sum(), x, create_graph=True)
