@@ -1,5 +1,6 @@
 # Each verb is one command, the same here and in continuous integration.
 #
+#   make similarity         of two sentences, by a real model on these operators: ONE="..." OTHER="..." [DTYPE=f16]
 #   make verify             prove and run every operator, on drawn and on real inputs; write certificates to out/
 #   make test               everything that must hold before a change is merged: lint, types, all tests
 #   make check              the quick tests, for the loop while editing
@@ -11,7 +12,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := verify
-.PHONY: verify test check lint bench prove-elementary clean
+.PHONY: similarity verify test check lint bench prove-elementary clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,6 +20,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 verify: .venv/stamp-verify
 	$(BIN)/python -m examples.real_input
+
+similarity: .venv/stamp-verify
+	@$(BIN)/python -m examples.sentence_encoder --dtype "$${DTYPE-f32}" -- "$${ONE-}" "$${OTHER-}"
 
 test: .venv/stamp-dev .venv/stamp-verify
 	bash scripts/system-packages.sh

@@ -1,35 +1,58 @@
-"""The cosine similarity of two sentences: python -m examples.sentence_encoder "sentence one" "sentence two" """
+"""The cosine similarity of two sentences, computed on tokitai's operators:
+
+python -m examples.sentence_encoder "sentence one" "sentence two" [--dtype f32|f16|bf16]
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from tokitai.errors import TokitaiError
+from tokitai.errors import ArgumentError, TokitaiError
+from tokitai.formats import STORAGE
 
 from . import model as parameters
 from .encoder import embed
 from .files import locate
+from .operators import Encoder
 from .tokenizer import Tokenizer
 
 
-def similarity(first: str, second: str) -> float:
-    """From -1 to 1; near 1 where the sentences mean the same. Raises InputFileError and ArgumentError."""
+def similarity(first: str, second: str, dtype: str | None = "f32") -> float:
+    """From -1 to 1; near 1 where the sentences mean the same. Without a ``dtype`` in float64, by NumPy.
+
+    Raises ArgumentError for a text without words or with too many, InputFileError where the model is missing, and
+    UnavailableError where there is no compiler.
+    """
     files = locate()
-    model, tokenizer = parameters.load(files), Tokenizer.load(files.vocabulary)
-    one, other = embed(model, [tokenizer.encode(first), tokenizer.encode(second)])
-    return float(one @ other)
+    tokenizer = Tokenizer.load(files.vocabulary)
+    for text in (first, second):
+        if not tokenizer.tokens(text):
+            raise ArgumentError(f"{text!r} holds no words; accepted: a sentence")
+    sentences = [tokenizer.encode(text) for text in (first, second)]
+    model = parameters.load(files)
+    if dtype is None:
+        one, other = embed(model, sentences)
+        return float(one @ other)
+    encoder = Encoder(model, dtype)
+    vectors = encoder.embed(sentences)
+    return float(encoder.similarities(vectors[:1], vectors[1:])[0, 0])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.sentence_encoder", description="Cosine similarity.")
     parser.add_argument("first")
     parser.add_argument("second")
+    how = parser.add_mutually_exclusive_group()
+    formats = [f.name for f in STORAGE]
+    how.add_argument("--dtype", choices=formats, default="f32", help="what the operators store; default: f32")
+    how.add_argument("--textbook", action="store_true", help="in float64, by NumPy and without operators")
     arguments = parser.parse_args()
     try:
-        print(f"{similarity(arguments.first, arguments.second):.6f}")
+        dtype = None if arguments.textbook else arguments.dtype
+        print(f"{similarity(arguments.first, arguments.second, dtype):.6f}")
     except TokitaiError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 

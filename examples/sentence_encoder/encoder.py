@@ -51,26 +51,37 @@ def embed(model: Model, sentences: list[list[int]], record: Record = ignore) -> 
     return np.stack([pool(x[span]) for span in spans])
 
 
-def look_up(model: Model, ids: list[int]) -> Array:
-    """Of one sentence: the sum of what each token is and where it stands, normed."""
+def check_ids(model: Model, ids: list[int]) -> None:
+    """Whether the model takes this sentence. Raises ArgumentError."""
     longest, vocabulary = len(model.positions), len(model.tokens)
     if not 1 <= len(ids) <= longest:
         raise ArgumentError(f"a sentence of {len(ids)} tokens: this model takes 1 to {longest}")
     for position, number in enumerate(ids):
         if not 0 <= number < vocabulary:
             raise ArgumentError(f"ids[{position}]={number}: a token id must be in 0..{vocabulary - 1}")
+
+
+def look_up(model: Model, ids: list[int]) -> Array:
+    """Of one sentence: the sum of what each token is and where it stands, normed."""
+    check_ids(model, ids)
     return layer_norm(model.tokens[ids] + model.positions[: len(ids)] + model.segment, model.norm)
 
 
 def transform(layer: Layer, x: Array, spans: Spans, record: Record = ignore) -> Array:
     """One transformer layer: tokens x hidden -> tokens x hidden."""
-    attended = x + linear(attention(layer, x, spans, within("attention", record)), layer.mix)
+    context = attention(layer, x, spans, within("attention", record))
+    record("mix.x", context)
+    record("mix.residual", x)
+    attended = x + linear(context, layer.mix)
     record("attention.norm.x", attended)
     attended = layer_norm(attended, layer.attention_norm)
 
     inner = linear(attended, layer.expand)
     record("gelu.x", inner)
-    output = attended + linear(gelu(inner), layer.contract)
+    active = gelu(inner)
+    record("contract.x", active)
+    record("contract.residual", attended)
+    output = attended + linear(active, layer.contract)
     record("output.norm.x", output)
     return layer_norm(output, layer.output_norm)
 

@@ -243,20 +243,22 @@ def _rounded(a: Bounded, precision: int, emin: int) -> Bounded:
 
 
 def evaluate(
-    graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float]
-) -> dict[str, tuple[Array, Array]]:
+    graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float],
+    domain_of: Callable[[Mapping[str, float]], Bounds] = Bounds,
+) -> dict[str, tuple[Array, Array]]:  # fmt: skip
     """For every result its stored bits, and per element a bound on their distance from the real result.
 
+    ``domain_of`` makes the domain, where it is another one.
     Raises TokitaiError for a graph with a function whose error is not proved, or with totals over lists.
     """
     if any(n.op in TOTALS and _matters(graph, n) for n in graph.nodes):
         raise TokitaiError(f"{graph.name}: bounds of totals over a list are not computed")
     if isinstance(shape, Sizes) and shape.several:
-        items = [evaluate(graph, some, one, params) for some, one in items_of(graph, tensors, shape)]
+        items = [evaluate(graph, some, one, params, domain_of) for some, one in items_of(graph, tensors, shape)]
         spaces = {o.name: o.space for o in graph.outputs}
         both = {n: [joined(s, [i[n][j] for i in items], shape) for j in (0, 1)] for n, s in spaces.items()}
         return {n: (value, error) for n, (value, error) in both.items()}
-    domain = Bounds(params)
+    domain = domain_of(params)
     specs = {t.name: t for t in graph.inputs}
     values: dict[Node, Any] = {}
     for node in graph.nodes:

@@ -204,7 +204,7 @@ def check_backward(
     precision in which the derivative is taken. Where that precision is f64 itself the figure is a bound from above of
     both evaluations' error: n roundings of 2^-53, with n the number of operations times the longest sum.
     ``options`` are those that both operators have. The gradients of a product have their sizes in other places than it
-    has, so that all sizes are then as long as a column.
+    has, so that all sizes are then as long as a column. Where more columns are chosen than a row has, it has as many.
     Raises DefinitionError for a result that is named after no input of the forward operator.
     """
     from . import real
@@ -216,6 +216,7 @@ def check_backward(
     b = backward.trace(dtype, {t.name for t in backward.tensors if t.optional} - added_to, options)
     if any(t.space in OPERANDS for t in f.inputs):
         shape = (shape[0], shape[0])
+    shape = (shape[0], max(shape[1], *(t.slots for t in b.inputs)))  # as many columns as are chosen
     here, there = (Sizes(*shape, shape[1], 3, g.ragged) if g.ragged else shape for g in (f, b))
     rng = np.random.default_rng(seed)
     entries = drawn_entries(shape[0])
