@@ -16,13 +16,14 @@ import numpy as np
 
 from .emit.cpp import KernelText
 from .emit.gpu_flat import ENTRY
-from .emit.gpu_text import emit_flat, emit_rows, emit_scatter
+from .emit.gpu_text import emit_flat, emit_product, emit_rows, emit_scatter
 from .errors import TargetMissingError
 from .kernel import Array, Identity, KernelBase, Scalars
-from .lang import Graph, Operator
-from .lower import FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_scatter, make_plan
+from .lang import MATRICES, OPERANDS, Graph, Operator, Sizes
+from .lower import FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_product, gpu_scatter, make_plan
 from .lower import gpu as layout
 from .lower.gpu import CHUNK, Schedule, Step
+from .lower.gpu_product import Tiling
 from .lower.rowwise import RowPlan, plan_rows
 
 Edit = Callable[[str], str]
@@ -81,7 +82,7 @@ class Ready:
 @dataclass(eq=False)
 class GpuKernel(KernelBase):
     """The kernels of an operator. In a *structure* build every float tensor holds 64-bit hashes instead of numbers.
-    Raises TargetMissingError for the plan of a product."""
+    Raises TargetMissingError for the plan of a product that GPUs have no kernels for."""
 
     operator: Operator
     graph: Graph
@@ -90,8 +91,10 @@ class GpuKernel(KernelBase):
     target: Target
     edit: Edit | None = None
     schedule: Callable[[RowPlan, int, int, int], Schedule] = layout.schedule_rows
+    tiling: Callable[[ProductPlan, Sizes, int], Tiling] = gpu_product.tiling_of
     programs: dict[object, tuple[Program, Identity]] = field(default_factory=dict)
     settled: dict[Schedule, Schedule] = field(default_factory=dict)
+    settled_tilings: dict[Tiling, Tiling] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _offered(self.graph, self.plan, self.target.name)
@@ -107,6 +110,9 @@ class GpuKernel(KernelBase):
             return gpu_scatter.workspace_bytes(*shapes[0], entries, element)
         if isinstance(self.plan, FlatPlan):
             return element * layout.flat_workspace_elements(self.plan, shapes)
+        if isinstance(self.plan, ProductPlan):
+            size = Sizes.of(shapes[0])
+            return gpu_product.workspace_bytes(self.plan, self.tiling(self.plan, size, 1), size, self.structure)
         assert isinstance(self.plan, RowPlan)
         return element * layout.workspace_elements(self.plan, *shapes[0])
 
@@ -147,8 +153,8 @@ class GpuKernel(KernelBase):
                 place = workspace.ctypes.data
             else:
                 place, alive = self.target.workspace(self.workspace_bytes(shapes, threads, self.entries_in(sizes)))
-        program, steps = self._rows(addresses, sizes, sizes[0], sizes[1])
-        packed = struct.pack(f"<{len(addresses)}q{len(sizes)}q", *addresses, *sizes)
+        program, steps, ahead = self._steps(addresses, sizes, (sizes[0], sizes[1]))
+        packed = struct.pack(f"<{len(addresses)}q{len(ahead) + len(sizes)}q", *addresses, *ahead, *sizes)
         call = packed + self._scalars(table) + struct.pack("<q", place)
         for step in steps:
             program.launch(step, call, threads, stream)
@@ -161,14 +167,43 @@ class GpuKernel(KernelBase):
             made = self.table(addresses, sizes, [shape])
             head, need = made.packed[: -8 * len(addresses)], self.workspace_bytes(made.shapes, 1)
             return Ready(self.program_for(made), made.steps, head, b"", need)
-        program, steps = self._rows(addresses, sizes, *shape)
-        middle = struct.pack(f"<{len(sizes)}q", *sizes)
+        program, steps, ahead = self._steps(addresses, sizes, shape)
+        middle = struct.pack(f"<{len(ahead) + len(sizes)}q", *ahead, *sizes)
         return Ready(program, tuple(steps), b"", middle, self.workspace_bytes([shape], 1))
 
     def scalar_bytes(self, scalars: Scalars) -> bytes:
         """Host scalars as the kernels' parameter holds them: whole numbers, then those rounded to f32."""
         whole = list(scalars.whole) or ([0] if self.plan.flat else [])
         return struct.pack(f"<{len(whole)}q", *whole) + self._scalars(scalars.table)
+
+    def _steps(
+        self, addresses: Sequence[int], sizes: Sequence[int], shape: tuple[int, int]
+    ) -> tuple[Program, list[Step], list[int]]:
+        """The kernels and launches of a call, and the numbers that kernels take before the sizes."""
+        if not isinstance(self.plan, ProductPlan):
+            return *self._rows(addresses, sizes, *shape), []
+        plan, of_operands, k = self.plan, [], 4
+        for (space, size), address in zip(self.tensor_sizes, addresses, strict=True):
+            if space in OPERANDS:  # row strides, and from one product of a batch to the next
+                of_operands += [(address, sizes[k], size), (address, sizes[k + 1], size)]
+            k += 2 * (space in MATRICES)
+        whole = Sizes(sizes[0], sizes[1], sizes[2], sizes[3])
+        wished = self.tiling(plan, whole, self.width(*zip(*of_operands, strict=True)))
+        if wished not in self.settled_tilings:
+            self.settled_tilings[wished] = self._tiling_without_spills(plan, wished)
+        tiling = self.settled_tilings[wished]
+        steps = gpu_product.product_steps(tiling, whole)
+        return self.programs[tiling][0], steps, [gpu_product.together(tiling, whole)]
+
+    def _tiling_without_spills(self, plan: ProductPlan, tiling: Tiling) -> Tiling:
+        """The tiling, with fewer blocks on a multiprocessor where registers would not do."""
+        while True:
+            program = self.program(tiling, lambda t=tiling: emit_product(plan, t))  # type: ignore[misc]
+            fewer = tiling.with_fewer_registers()
+            if fewer is None or not program.spills("work"):
+                return tiling
+            del self.programs[tiling]
+            tiling = fewer
 
     def _rows(
         self, addresses: Sequence[int], sizes: Sequence[int], rows: int, cols: int
@@ -278,15 +313,22 @@ class GpuKernel(KernelBase):
         return f"<kernel {self.graph.name} {self.graph.dtype} {self.target.name}>"
 
 
-def gpu_plan(graph: Graph, target: str) -> RowPlan | FlatPlan | ScatterPlan:
-    """The plan of a kernel for a GPU. Raises TargetMissingError for a product, which has none there yet."""
-    return _offered(graph, make_plan(graph), target)
-
-
-def _offered(graph: Graph, plan: Plan, target: str) -> RowPlan | FlatPlan | ScatterPlan:
-    if isinstance(plan, ProductPlan):
-        raise TargetMissingError(f"{graph.name}: there are no kernels of products for {target} yet; accepted: cpu")
+def gpu_plan(graph: Graph, target: str) -> Plan:
+    """The plan of a kernel for a GPU. Raises TargetMissingError for a product that has none there."""
+    plan = make_plan(graph)
+    _offered(graph, plan, target)
     return plan
+
+
+def _offered(graph: Graph, plan: Plan, target: str) -> None:
+    if not isinstance(plan, ProductPlan):
+        return
+    if len({str(n.data[0]) for n in plan.products}) > 1 or len(plan.products) > gpu_product.MOST_PRODUCTS:
+        layouts = ", ".join(str(n.data[0]) for n in plan.products)
+        raise TargetMissingError(
+            f"{graph.name}: products stored as {layouts}; accepted by {target}: up to {gpu_product.MOST_PRODUCTS}, stored "
+            f"in one way"
+        )
 
 
 def source_digest(text: KernelText) -> str:

@@ -1,0 +1,126 @@
+"""How a matrix product is laid over the threads of a GPU: tiles of the result, slabs along k, sums that meet later.
+
+A block of threads works on a tile of the result, through slabs of the operands in shared memory. Chains of 4096 along k
+are nodes of one tree: where tiles are few, whole subtrees of chains are shared out among blocks, and a second kernel
+adds up what these leave; where they are many, a block computes one chain after another and keeps the sums that wait.
+A tiling decides speed, never a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..lang import MATMUL_BLOCK, Sizes
+from .gpu import Step
+from .product import ProductPlan
+
+ENOUGH = 100  # blocks that keep a card at work
+MOST_UNITS = 512  # blocks beyond which chains are no longer shared out
+ROOMS = 1024  # blocks at a time that keep sums which wait
+MOST_BLOCKS = 2**31 - 1
+FINISH_THREADS = 256
+MOST_PRODUCTS = 8  # of one left operand
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """One way to lay out a product."""
+
+    rows: int  # of a block's tile
+    cols: int  # the same, of each product
+    tall: int  # rows of a thread's tile
+    wide: int  # columns of it, of each product
+    depth: int  # products along k in a slab, where accumulators have four bytes; half of them where they have eight
+    lanes: int  # threads side by side, of 32 that work on neighbouring rows and columns
+    width: int  # elements to an access at most: 8, 4, 2 or 1
+    per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.rows // self.tall * (self.cols // self.wide)
+
+    def with_fewer_registers(self) -> Tiling | None:
+        """What to try where threads lack registers; None if nothing is left to try."""
+        return replace(self, per_sm=self.per_sm - 1) if self.per_sm > 1 else None
+
+    def __str__(self) -> str:
+        return (
+            f"tiles of {self.rows} x {self.cols}, {self.tall} x {self.wide} of each of {self.threads} threads, slabs of "
+            f"{self.depth} along k, {self.width} elements an access"
+        )
+
+
+# From large to small, by bytes of an accumulator.
+TILINGS: dict[int, tuple[Tiling, ...]] = {
+    4: (
+        Tiling(128, 128, 8, 16, 16, 4, 8, per_sm=2),
+        Tiling(64, 64, 4, 8, 16, 8, 8, per_sm=4),
+        Tiling(32, 32, 4, 4, 16, 8, 8, per_sm=8),
+    ),
+    8: (
+        Tiling(128, 64, 8, 8, 16, 8, 8, per_sm=2),
+        Tiling(64, 32, 4, 4, 16, 8, 8, per_sm=4),
+        Tiling(32, 32, 4, 4, 16, 8, 8, per_sm=8),
+    ),
+}
+
+
+def offered(plan: ProductPlan, width: int) -> Iterator[Tiling]:
+    """The tilings of a plan, from large to small; several products share the columns of a tile."""
+    *larger, smallest = TILINGS[8 if plan.accumulator == "f64" else 4]
+    count = len(plan.products)
+    for t in larger:
+        if t.wide % (4 * count) == 0:
+            yield replace(t, cols=t.cols // count, wide=t.wide // count, width=width)
+    yield replace(smallest, width=width, per_sm=1 if count > 1 else smallest.per_sm)
+
+
+def tiling_of(plan: ProductPlan, sizes: Sizes, width: int) -> Tiling:
+    """The largest tiling with blocks enough for a card, or the smallest that there is."""
+    every = list(offered(plan, width))
+    return next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
+
+
+def tiles_of(tiling: Tiling, sizes: Sizes) -> int:
+    """Tiles of all products of a batch."""
+    return sizes.batch * -(-sizes[0] // tiling.rows) * -(-sizes[1] // tiling.cols)
+
+
+def chains_of(sizes: Sizes) -> int:
+    """Chains along k; one where there is nothing to add up."""
+    return max(1, -(-sizes.inner // MATMUL_BLOCK))
+
+
+def together(tiling: Tiling, sizes: Sizes) -> int:
+    """How many neighbouring chains a block computes, a power of two: a whole node of the tree, or all of it."""
+    chains, count = chains_of(sizes), 1
+    while count < chains and tiles_of(tiling, sizes) * -(-chains // count) > MOST_UNITS:
+        count *= 2
+    return count
+
+
+def _units(tiling: Tiling, sizes: Sizes) -> tuple[int, int, int]:
+    """Parts into which chains are shared out, what blocks work on in all, and levels of sums that wait."""
+    chains, count = chains_of(sizes), together(tiling, sizes)
+    parts = -(-chains // count)
+    return parts, parts * tiles_of(tiling, sizes), (min(chains, count) - 1).bit_length()
+
+
+def product_steps(tiling: Tiling, sizes: Sizes) -> list[Step]:
+    """The launches, in order."""
+    parts, units, levels = _units(tiling, sizes)
+    steps = [Step("work", min(units, ROOMS if levels else MOST_BLOCKS), tiling.threads, in_turn=levels > 0)]
+    if parts > 1:
+        elements = sizes.batch * sizes[0] * sizes[1]
+        steps.append(Step("finish", min(-(-elements // FINISH_THREADS), MOST_BLOCKS), FINISH_THREADS))
+    return steps
+
+
+def workspace_bytes(plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: bool) -> int:
+    """Sums that wait, for each block that is at work; then the sums of each part."""
+    parts, units, levels = _units(tiling, sizes)
+    waiting = min(units, ROOMS) * levels * tiling.rows * tiling.cols
+    left = parts * sizes.batch * sizes[0] * sizes[1] if parts > 1 else 0
+    return (8 if structure or plan.accumulator == "f64" else 4) * len(plan.products) * (waiting + left)
