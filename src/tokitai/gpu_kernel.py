@@ -195,15 +195,15 @@ class GpuKernel(KernelBase):
         steps = gpu_product.product_steps(tiling, whole)
         return self.programs[tiling][0], steps, [gpu_product.together(tiling, whole)]
 
-    def _tiling_without_spills(self, plan: ProductPlan, tiling: Tiling) -> Tiling:
-        """The tiling, with fewer blocks on a multiprocessor where registers would not do."""
-        while True:
-            program = self.program(tiling, lambda t=tiling: emit_product(plan, t))  # type: ignore[misc]
-            fewer = tiling.with_fewer_registers()
-            if fewer is None or not program.spills("work"):
+    def _tiling_without_spills(self, plan: ProductPlan, wished: Tiling) -> Tiling:
+        """The tiling, or the first that needs fewer registers and spills none; the smallest may spill."""
+        *others, last = gpu_product.fallbacks(plan, wished)
+        for tiling in others:
+            if not self.program(tiling, lambda t=tiling: emit_product(plan, t)).spills("work"):  # type: ignore[misc]
                 return tiling
             del self.programs[tiling]
-            tiling = fewer
+        self.program(last, lambda: emit_product(plan, last))
+        return last
 
     def _rows(
         self, addresses: Sequence[int], sizes: Sequence[int], rows: int, cols: int

@@ -27,7 +27,7 @@ class GpuProductEmitter(Printer):
         t = tiling
         sizes = {
             "PRODUCTS": len(plan.products), "ROWS": t.rows, "COLS": t.cols, "TALL": t.tall, "WIDE": t.wide,
-            "DEPTH": t.depth, "LANES": t.lanes, "WIDTH": t.width,
+            "DEPTH": t.depth, "LANES": t.lanes, "UNROLLED": t.unrolled, "WIDTH": t.width,
         }  # fmt: skip
         self.defines = (
             f"// {t}",

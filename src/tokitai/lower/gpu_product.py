@@ -33,6 +33,7 @@ class Tiling:
     wide: int  # columns of it, of each product
     depth: int  # products along k in a slab, where accumulators have four bytes; half of them where they have eight
     lanes: int  # threads side by side, of 32 that work on neighbouring rows and columns
+    unrolled: int  # products along k whose instructions follow each other; fewer take fewer registers
     width: int  # elements to an access at most: 8, 4, 2 or 1
     per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
 
@@ -40,10 +41,6 @@ class Tiling:
     def threads(self) -> int:
         """Threads of a block."""
         return self.rows // self.tall * (self.cols // self.wide)
-
-    def with_fewer_registers(self) -> Tiling | None:
-        """What to try where threads lack registers; None if nothing is left to try."""
-        return replace(self, per_sm=self.per_sm - 1) if self.per_sm > 1 else None
 
     def __str__(self) -> str:
         return (
@@ -55,14 +52,14 @@ class Tiling:
 # From large to small, by bytes of an accumulator.
 TILINGS: dict[int, tuple[Tiling, ...]] = {
     4: (
-        Tiling(128, 128, 8, 16, 16, 4, 8, per_sm=2),
-        Tiling(64, 64, 4, 8, 16, 8, 8, per_sm=4),
-        Tiling(32, 32, 4, 4, 16, 8, 8, per_sm=8),
+        Tiling(128, 128, 8, 16, 16, 4, 16, 8, per_sm=2),
+        Tiling(64, 64, 4, 8, 16, 8, 16, 8, per_sm=4),
+        Tiling(32, 32, 4, 4, 16, 8, 16, 8, per_sm=8),
     ),
     8: (
-        Tiling(128, 64, 8, 8, 16, 8, 8, per_sm=2),
-        Tiling(64, 32, 4, 4, 16, 8, 8, per_sm=4),
-        Tiling(32, 32, 4, 4, 16, 8, 8, per_sm=8),
+        Tiling(128, 64, 8, 8, 16, 8, 2, 8, per_sm=2),
+        Tiling(64, 32, 4, 4, 16, 8, 2, 8, per_sm=4),
+        Tiling(32, 32, 4, 4, 16, 8, 2, 8, per_sm=8),
     ),
 }
 
@@ -81,6 +78,15 @@ def tiling_of(plan: ProductPlan, sizes: Sizes, width: int) -> Tiling:
     """The largest tiling with blocks enough for a card, or the smallest that there is."""
     every = list(offered(plan, width))
     return next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
+
+
+def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
+    """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, smaller tiles."""
+    for per_sm in range(tiling.per_sm, 0, -1):
+        yield replace(tiling, per_sm=per_sm)
+    for t in offered(plan, tiling.width):
+        if t.rows * t.cols < tiling.rows * tiling.cols:
+            yield t
 
 
 def tiles_of(tiling: Tiling, sizes: Sizes) -> int:
@@ -119,8 +125,12 @@ def product_steps(tiling: Tiling, sizes: Sizes) -> list[Step]:
 
 
 def workspace_bytes(plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: bool) -> int:
-    """Sums that wait, for each block that is at work; then the sums of each part."""
+    """Sums that wait, for each block that is at work, and the sums of each part; enough for smaller tiles as well."""
+    each = 8 if structure or plan.accumulator == "f64" else 4
+    return each * len(plan.products) * max(_workspace(t, sizes) for t in fallbacks(plan, tiling))
+
+
+def _workspace(tiling: Tiling, sizes: Sizes) -> int:
     parts, units, levels = _units(tiling, sizes)
-    waiting = min(units, ROOMS) * levels * tiling.rows * tiling.cols
     left = parts * sizes.batch * sizes[0] * sizes[1] if parts > 1 else 0
-    return (8 if structure or plan.accumulator == "f64" else 4) * len(plan.products) * (waiting + left)
+    return min(units, ROOMS) * levels * tiling.rows * tiling.cols + left

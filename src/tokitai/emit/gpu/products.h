@@ -11,6 +11,11 @@ constexpr int PRODUCTS = PLAN_PRODUCTS, ROWS = PLAN_ROWS, COLS = PLAN_COLS, TALL
 constexpr int WIDTH = PLAN_WIDTH, THREADS = ROWS / TALL * (COLS / WIDE);
 constexpr int DEPTH = PLAN_DEPTH * 4 / int(sizeof(E));  // products along k in a slab
 constexpr int SLAB = DEPTH * (ROWS + PRODUCTS * COLS);  // accumulators in the slabs of all operands
+#if TOKITAI_HIP  // clang reads whole slabs into registers otherwise
+constexpr int AT_ONCE = 2;
+#else
+constexpr int AT_ONCE = least<int>(PLAN_UNROLLED, DEPTH);
+#endif
 constexpr int LINE = ROWS / TALL;                       // rows of a tile whose results are made at a time
 static_assert(CHAIN % DEPTH == 0, "a chain is whole slabs");
 static_assert(PRODUCTS * LINE * COLS <= 2 * SLAB, "sums of rows fit where slabs were");
@@ -151,22 +156,25 @@ struct Tile {
 
   // One slab: in the order of k.
   template <class Left, class Right> INLINE void multiply(const E* slab) {
-    UNROLL for (int k = 0; k < DEPTH; ++k) {
-      E a[TALL], b[PRODUCTS][WIDE];
-      UNROLL for (int i = 0; i < TALL; i += QUAD) {
-        const Quad q = *reinterpret_cast<const Quad*>(slab + k * ROWS + (row_at(line_here(), i) ^ Left::turned(k)));
-        UNROLL for (int e = 0; e < QUAD; ++e) a[i + e] = q.e[e];
-      }
-      UNROLL for (int n = 0; n < PRODUCTS; ++n)
-        UNROLL for (int j = 0; j < WIDE; j += QUAD) {
-          const E* const from = slab + DEPTH * (ROWS + n * COLS) + k * COLS;
-          const Quad q = *reinterpret_cast<const Quad*>(from + (column_here(j) ^ Right::turned(k)));
-          UNROLL for (int e = 0; e < QUAD; ++e) b[n][j + e] = q.e[e];
-        }
-      UNROLL for (int n = 0; n < PRODUCTS; ++n)
-        UNROLL for (int i = 0; i < TALL; ++i)
-          UNROLL for (int j = 0; j < WIDE; ++j) sum[n][i][j] = chain(a[i], b[n][j], sum[n][i][j]);
+    ROLLED for (int k = 0; k < DEPTH; k += AT_ONCE)
+      UNROLL for (int i = 0; i < AT_ONCE; ++i) step<Left, Right>(slab, k + i);
+  }
+
+  template <class Left, class Right> INLINE void step(const E* slab, int k) {
+    E a[TALL], b[PRODUCTS][WIDE];
+    UNROLL for (int i = 0; i < TALL; i += QUAD) {
+      const Quad q = *reinterpret_cast<const Quad*>(slab + k * ROWS + (row_at(line_here(), i) ^ Left::turned(k)));
+      UNROLL for (int e = 0; e < QUAD; ++e) a[i + e] = q.e[e];
     }
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int j = 0; j < WIDE; j += QUAD) {
+        const E* const from = slab + DEPTH * (ROWS + n * COLS) + k * COLS;
+        const Quad q = *reinterpret_cast<const Quad*>(from + (column_here(j) ^ Right::turned(k)));
+        UNROLL for (int e = 0; e < QUAD; ++e) b[n][j + e] = q.e[e];
+      }
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int i = 0; i < TALL; ++i)
+        UNROLL for (int j = 0; j < WIDE; ++j) sum[n][i][j] = chain(a[i], b[n][j], sum[n][i][j]);
   }
 
   // One chain: `length` products from k0 on. While a slab is worked on the next one is fetched.
