@@ -26,6 +26,7 @@ from .call import (
     place_results,
     storage_format,
 )
+from .call_product import check_apart, flat, sizes_of
 from .device.device_array import as_device, empty_like, handed_out, library_of
 from .errors import ArgumentError
 from .formats import FORMATS
@@ -42,8 +43,9 @@ from .gpu_card import (
     within,
 )
 from .gpu_kernel import GpuKernel, Ready
-from .kernel import Array
-from .lang import Operator, Output
+from .kernel import Array, Scalars
+from .lang import Operator, Output, Sizes
+from .lower import ProductPlan
 
 MOST_RECIPES = 4096
 MOST_SCALARS = 256  # sets of host scalars that a recipe keeps
@@ -208,6 +210,7 @@ class Recipe:
 
 _word = struct.Struct("<q").pack
 _NOWHERE = _word(0)
+_NO_TABLE = np.empty(0, np.float32)
 _recipes: dict[tuple[object, ...], Recipe] = {}
 
 
@@ -253,7 +256,8 @@ def _checked(
     arrays = {n: located(n, x) for n, x in given.items()}
     dtype = storage_format(operator, arrays)
     kernel = kernel_on(where, operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
-    lead, shape = common_shape(operator, arrays, options)
+    product = isinstance(kernel.plan, ProductPlan)
+    lead, shape = _sizes(operator, kernel, arrays) if product else common_shape(operator, arrays, options)
     if where.capturing(chosen):
         raise ArgumentError(
             f"{operator.name}: a stream that is being captured; accepted: a call on tensors of torch that ran once "
@@ -270,7 +274,8 @@ def _checked(
                 alive.append(copied(name, given[name]))
                 return phantom(as_device(name, alive[-1], chosen))
 
-            tensors[t.name] = flatten(t, arrays[t.name], shape, copy, again)
+            as_read = flat if isinstance(shape, Sizes) else flatten
+            tensors[t.name] = as_read(t, arrays[t.name], shape, copy, again)  # type: ignore[arg-type]
         if check:
             _check_indices(where, operator, tensors, params, shape, chosen)
         made: dict[str, Any] = {}
@@ -280,12 +285,13 @@ def _checked(
             return phantom(as_device(o.name, made[o.name], chosen)).reshape(want)
 
         results, theirs = place_results(kernel, arrays, lead, shape, 0, out, located, make)
+        for name, view in results.items():
+            check_apart(f"out ({name})" if name in theirs else name, view)
         ordered = [tensors[t.name] for t in kernel.graph.inputs] + [results[o.name] for o in kernel.graph.outputs]
         addresses = [a.ctypes.data if a.size else 0 for a in ordered]
         nothing = all(results[o.name].size == 0 for o in kernel.graph.outputs)
         if not nothing:
-            sizes = [1] if kernel.plan.flat else []
-            sizes += [*shape, *(a.strides[0] // a.itemsize for a in ordered if a.ndim == 2)]
+            sizes = kernel.sizes_of([tensors], [results], [shape], Scalars(_NO_TABLE))
             ready = kernel.ready(addresses, sizes, shape)
             scalars = kernel.scalar_bytes(kernel.scalar_table(*shape, params))
             call = ready.head + struct.pack(f"<{len(addresses)}q", *addresses) + ready.middle + scalars
@@ -300,6 +306,12 @@ def _checked(
         caller = given[o.name] if o.inplace else theirs.get(o.name)
         returned.append(handed_out(made[o.name], example) if caller is None else caller)
     return returned[0] if len(returned) == 1 else tuple(returned)
+
+
+def _sizes(operator: Operator, kernel: GpuKernel, arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], Sizes]:
+    """What is ahead of a product's columns, and its sizes."""
+    found = sizes_of(operator, kernel.graph, arrays)
+    return found.result[:-1], found.sizes
 
 
 def with_workspace(where: Card, example: Any, ready: Ready, call: bytes, stream: int) -> None:

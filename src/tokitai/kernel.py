@@ -33,7 +33,7 @@ def is_product(operator: Operator) -> bool:
 
 def targets_of(operator: Operator) -> tuple[str, ...]:
     """The targets that have kernels for an operator."""
-    return ("cpu",) if is_product(operator) else TARGETS
+    return TARGETS
 
 
 @dataclass(frozen=True, eq=False)
