@@ -16,7 +16,7 @@ from .gpu import Step
 from .product import ProductPlan
 
 ENOUGH = 100  # blocks that keep a card at work
-MOST_UNITS = 512  # blocks beyond which chains are no longer shared out
+MOST_UNITS = 256  # blocks beyond which chains are no longer shared out
 ROOMS = 1024  # blocks at a time that keep sums which wait
 MOST_BLOCKS = 2**31 - 1
 FINISH_THREADS = 256
