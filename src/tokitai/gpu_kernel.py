@@ -112,7 +112,8 @@ class GpuKernel(KernelBase):
             return element * layout.flat_workspace_elements(self.plan, shapes)
         if isinstance(self.plan, ProductPlan):
             size = Sizes.of(shapes[0])
-            return gpu_product.workspace_bytes(self.plan, self.tiling(self.plan, size, 1), size, self.structure)
+            tiling, most = self.tiling(self.plan, size, 1), threads or gpu_product.MOST_UNITS
+            return gpu_product.workspace_bytes(self.plan, tiling, size, self.structure, most)
         assert isinstance(self.plan, RowPlan)
         return element * layout.workspace_elements(self.plan, *shapes[0])
 
@@ -142,7 +143,8 @@ class GpuKernel(KernelBase):
         threads: int, workspace: Array | None = None, *, place: int | None = None, stream: int = 0,
     ) -> None:  # fmt: skip
         """Run on addresses and sizes as the CPU's kernels read them (see ``emit.cpp``). ``place`` is the address of a
-        workspace on the target; ``threads`` the order of a simulated device's threads."""
+        workspace on the target; ``threads`` the order of a simulated device's threads, and of a product among how many
+        blocks its chains are shared out: 0 leaves it to the plan."""
         if self.plan.flat:
             whole = list(sizes[len(sizes) - self.whole_count :]) if self.whole_count else []
             self.launch_table(self.table(addresses, sizes, shapes), whole, table, threads, workspace, place, stream)
@@ -153,7 +155,7 @@ class GpuKernel(KernelBase):
                 place = workspace.ctypes.data
             else:
                 place, alive = self.target.workspace(self.workspace_bytes(shapes, threads, self.entries_in(sizes)))
-        program, steps, ahead = self._steps(addresses, sizes, (sizes[0], sizes[1]))
+        program, steps, ahead = self._steps(addresses, sizes, (sizes[0], sizes[1]), threads)
         packed = struct.pack(f"<{len(addresses)}q{len(ahead) + len(sizes)}q", *addresses, *ahead, *sizes)
         call = packed + self._scalars(table) + struct.pack("<q", place)
         for step in steps:
@@ -167,9 +169,9 @@ class GpuKernel(KernelBase):
             made = self.table(addresses, sizes, [shape])
             head, need = made.packed[: -8 * len(addresses)], self.workspace_bytes(made.shapes, 1)
             return Ready(self.program_for(made), made.steps, head, b"", need)
-        program, steps, ahead = self._steps(addresses, sizes, shape)
+        program, steps, ahead = self._steps(addresses, sizes, shape, 0)
         middle = struct.pack(f"<{len(ahead) + len(sizes)}q", *ahead, *sizes)
-        return Ready(program, tuple(steps), b"", middle, self.workspace_bytes([shape], 1))
+        return Ready(program, tuple(steps), b"", middle, self.workspace_bytes([shape], 0))
 
     def scalar_bytes(self, scalars: Scalars) -> bytes:
         """Host scalars as the kernels' parameter holds them: whole numbers, then those rounded to f32."""
@@ -177,7 +179,7 @@ class GpuKernel(KernelBase):
         return struct.pack(f"<{len(whole)}q", *whole) + self._scalars(scalars.table)
 
     def _steps(
-        self, addresses: Sequence[int], sizes: Sequence[int], shape: tuple[int, int]
+        self, addresses: Sequence[int], sizes: Sequence[int], shape: tuple[int, int], threads: int
     ) -> tuple[Program, list[Step], list[int]]:
         """The kernels and launches of a call, and the numbers that kernels take before the sizes."""
         if not isinstance(self.plan, ProductPlan):
@@ -192,8 +194,9 @@ class GpuKernel(KernelBase):
         if wished not in self.settled_tilings:
             self.settled_tilings[wished] = self._tiling_without_spills(plan, wished)
         tiling = self.settled_tilings[wished]
-        steps = gpu_product.product_steps(tiling, whole)
-        return self.programs[tiling][0], steps, [gpu_product.together(tiling, whole)]
+        most = threads or gpu_product.MOST_UNITS
+        steps = gpu_product.product_steps(tiling, whole, most)
+        return self.programs[tiling][0], steps, [gpu_product.together(tiling, whole, most)]
 
     def _tiling_without_spills(self, plan: ProductPlan, wished: Tiling) -> Tiling:
         """The tiling, or the first that needs fewer registers and spills none; the smallest may spill."""

@@ -32,11 +32,9 @@ def test_ops_lists_every_operator(tokitai: Command) -> None:
     assert norm["contract"]["formats"] == ["f16", "bf16", "f32"]
     assert found["layer_norm_backward"]["backward_of"] == "layer_norm"
     every = ["cpu", "sim", "cuda", "hip"]
-    assert all(o["targets"] in (every, ["cpu"]) for o in found.values())
-    assert norm["targets"] == found["embedding"]["targets"] == found["linear_backward_bias"]["targets"] == every
+    assert all(o["targets"] == every for o in found.values())
     product = found["matmul"]
     assert [i["shape"] for i in product["inputs"]] == ["rows x inner", "inner x cols", "rows x cols"]
-    assert product["targets"] == ["cpu"], "there are no kernels of products for GPUs yet"
 
 
 def test_ops_for_people(tokitai: Command) -> None:

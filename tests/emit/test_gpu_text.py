@@ -12,9 +12,9 @@ import pytest
 
 from tokitai.emit.cpp import KernelText
 from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
-from tokitai.kernel import Identity, targets_of
+from tokitai.kernel import Identity, is_product, targets_of
 from tokitai.lang import Graph, Node, Operator
-from tokitai.lower import make_plan
+from tokitai.lower import ProductPlan, make_plan
 from tokitai.lower.gpu import Step
 from tokitai.ops import registry
 from tokitai.toolchain import nvrtc
@@ -74,13 +74,15 @@ class Compiler:
 
 def built(
     op: Operator, dtype: str, arch: str, cols: int = 1000, v: Variant | None = None, structure: bool = False,
-    edit: Edit | None = None,
+    edit: Edit | None = None, rows: int = 4,
 ) -> list[CudaArtifact]:  # fmt: skip
     """What a call with aligned tensors of so many columns compiles."""
     graph = op.trace(dtype) if v is None else op.trace(dtype, v.present, dict(v.options))
     kernel = GpuKernel(op, graph, make_plan(graph), structure, Compiler(arch), edit)
-    rows = min(4, op.contract.max_rows)
+    rows = min(rows, op.contract.max_rows)
     sizes = [*([1] if kernel.plan.flat else []), rows, cols, *[cols] * kernel.matrices, *[0] * kernel.whole_count]
+    if isinstance(kernel.plan, ProductPlan):
+        sizes = [rows, cols, cols, 1, *[cols, 0] * kernel.matrices, *[0] * kernel.whole_count]
     addresses = [0] * len(kernel.tensor_sizes)
     kernel.launch_raw(addresses, sizes, [(rows, cols)], np.zeros(64, np.uint64), 0, place=0)
     found = [program.artifact for program, _ in kernel.programs.values()]  # type: ignore[attr-defined]
@@ -101,13 +103,18 @@ def nodes(graph: Graph) -> Iterator[Node]:
 
 
 def asks_for_fma(op: Operator, dtype: str, v: Variant | None = None) -> bool:
-    """Whether the definition holds a fused multiply-add."""
+    """Whether the definition holds a fused multiply-add: the sums of products do."""
     graph = op.trace(dtype) if v is None else op.trace(dtype, v.present, dict(v.options))
-    return any(n.op == "fma" for n in nodes(graph))
+    return any(n.op in ("fma", "matmul") for n in nodes(graph))
 
 
-def findings(made: Iterable[CudaArtifact], fma_allowed: bool) -> list[Finding]:
-    return [f for a in made for f in scan(a.read_ptx(), fma_allowed=fma_allowed)]
+def asks_for_f64(v: Variant) -> bool:
+    """Whether it holds sums in f64."""
+    return dict(v.options).get("accumulator") == "f64"
+
+
+def findings(made: Iterable[CudaArtifact], fma_allowed: bool, f64_allowed: bool = False) -> list[Finding]:
+    return [f for a in made for f in scan(a.read_ptx(), fma_allowed=fma_allowed, f64_allowed=f64_allowed)]
 
 
 def spilled(made: Iterable[CudaArtifact], allowed: int = 0) -> dict[str, int]:
@@ -157,8 +164,32 @@ VARIANTS = [(o, v, rotated(i)) for i, o in enumerate(HERE) for v in variants(o)[
 @pytest.mark.parametrize(("op", "variant", "dtype"), VARIANTS, ids=names)
 def test_every_variant_compiles(op: Operator, variant: Variant, dtype: str) -> None:
     made = built(op, dtype, "sm_90", v=variant)
-    assert findings(made, asks_for_fma(op, dtype, variant)) == []
+    assert findings(made, asks_for_fma(op, dtype, variant), asks_for_f64(variant)) == []
     assert spilled(made) == {}
+
+
+PRODUCTS = [(o, v, rotated(i)) for i, o in enumerate(HERE) if is_product(o) for v in variants(o)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("rows", [650, 1290])
+@pytest.mark.parametrize(("op", "variant", "dtype"), PRODUCTS, ids=names)
+def test_larger_tiles_of_products_compile(op: Operator, variant: Variant, dtype: str, rows: int, arch: str) -> None:
+    """Of two sizes beside the smallest, which few rows take; operands come by 16 bytes, as does what threads read of
+    slabs."""
+    made = built(op, dtype, arch, v=variant, rows=rows, cols=rows - rows % 8)
+    assert findings(made, True, asks_for_f64(variant)) == []
+    assert spilled(made) == {}
+    used = opcodes(made[0].read_ptx())
+    wide = {o for o in used if o.startswith("ld.shared")} - {"ld.shared.f32", "ld.shared.f64"}
+    assert used["ld.global.nc.v4.u32"] and wide == {"ld.shared.v2.f64" if asks_for_f64(variant) else "ld.shared.v4.f32"}
+
+
+def test_products_in_f64_are_found_where_they_are_not_defined() -> None:
+    op = registry()["linear"]
+    made = built(op, "f16", "sm_90", v=Variant(frozenset(), (("accumulator", "f64"),)))
+    assert findings(made, True, True) == [] and any("f64" in f.reason for f in findings(made, True))
 
 
 @pytest.mark.slow

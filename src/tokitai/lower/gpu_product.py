@@ -16,7 +16,7 @@ from .gpu import Step
 from .product import ProductPlan
 
 ENOUGH = 100  # blocks that keep a card at work
-MOST_UNITS = 256  # blocks beyond which chains are no longer shared out
+MOST_UNITS = 256  # blocks among which chains are shared out, where nobody says how many
 ROOMS = 1024  # blocks at a time that keep sums which wait
 MOST_BLOCKS = 2**31 - 1
 FINISH_THREADS = 256
@@ -99,24 +99,25 @@ def chains_of(sizes: Sizes) -> int:
     return max(1, -(-sizes.inner // MATMUL_BLOCK))
 
 
-def together(tiling: Tiling, sizes: Sizes) -> int:
-    """How many neighbouring chains a block computes, a power of two: a whole node of the tree, or all of it."""
+def together(tiling: Tiling, sizes: Sizes, most: int = MOST_UNITS) -> int:
+    """How many neighbouring chains a block computes, a power of two: a whole node of the tree, or all of it. Chains are
+    shared out among `most` blocks."""
     chains, count = chains_of(sizes), 1
-    while count < chains and tiles_of(tiling, sizes) * -(-chains // count) > MOST_UNITS:
+    while count < chains and tiles_of(tiling, sizes) * -(-chains // count) > most:
         count *= 2
     return count
 
 
-def _units(tiling: Tiling, sizes: Sizes) -> tuple[int, int, int]:
+def _units(tiling: Tiling, sizes: Sizes, most: int) -> tuple[int, int, int]:
     """Parts into which chains are shared out, what blocks work on in all, and levels of sums that wait."""
-    chains, count = chains_of(sizes), together(tiling, sizes)
+    chains, count = chains_of(sizes), together(tiling, sizes, most)
     parts = -(-chains // count)
     return parts, parts * tiles_of(tiling, sizes), (min(chains, count) - 1).bit_length()
 
 
-def product_steps(tiling: Tiling, sizes: Sizes) -> list[Step]:
+def product_steps(tiling: Tiling, sizes: Sizes, most: int = MOST_UNITS) -> list[Step]:
     """The launches, in order."""
-    parts, units, levels = _units(tiling, sizes)
+    parts, units, levels = _units(tiling, sizes, most)
     steps = [Step("work", min(units, ROOMS if levels else MOST_BLOCKS), tiling.threads, in_turn=levels > 0)]
     if parts > 1:
         elements = sizes.batch * sizes[0] * sizes[1]
@@ -124,13 +125,15 @@ def product_steps(tiling: Tiling, sizes: Sizes) -> list[Step]:
     return steps
 
 
-def workspace_bytes(plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: bool) -> int:
+def workspace_bytes(
+    plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: bool, most: int = MOST_UNITS
+) -> int:
     """Sums that wait, for each block that is at work, and the sums of each part; enough for smaller tiles as well."""
     each = 8 if structure or plan.accumulator == "f64" else 4
-    return each * len(plan.products) * max(_workspace(t, sizes) for t in fallbacks(plan, tiling))
+    return each * len(plan.products) * max(_workspace(t, sizes, most) for t in fallbacks(plan, tiling))
 
 
-def _workspace(tiling: Tiling, sizes: Sizes) -> int:
-    parts, units, levels = _units(tiling, sizes)
+def _workspace(tiling: Tiling, sizes: Sizes, most: int) -> int:
+    parts, units, levels = _units(tiling, sizes, most)
     left = parts * sizes.batch * sizes[0] * sizes[1] if parts > 1 else 0
     return min(units, ROOMS) * levels * tiling.rows * tiling.cols + left

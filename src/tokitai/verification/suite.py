@@ -35,17 +35,16 @@ PRODUCTS: tuple[tuple[int, int], ...] = (
     Sizes(3, 1031, 5), Sizes(2053, 3, 4), Sizes(2, 3, 0), Sizes(0, 3, 4), Sizes(3, 0, 4), Sizes(0, 0, 0),
 )  # fmt: skip
 BATCHES: tuple[tuple[int, int], ...] = (Sizes(3, 5, 7, 2), Sizes(7, 17, 33, 3), Sizes(2, 3, 5, 40), Sizes(2, 3, 0, 2))
-# Larger tiles of a GPU's kernels, whole and cut off; sums that wait for others in a block, with several parts and one.
+# Larger tiles of a GPU's kernels, cut off at the edges.
 GPU_PRODUCTS: tuple[tuple[int, int], ...] = (Sizes(650, 643, 19), Sizes(1290, 1157, 9))
-CARD_PRODUCTS: tuple[tuple[int, int], ...] = (Sizes(1, 11500, 8200), Sizes(8300, 3, 8200))
 PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
 
 
 def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) -> list[tuple[int, int]]:
     """Shapes at which it is shown that a kernel evaluates its definition for all inputs."""
     if isinstance(plan, ProductPlan):
-        gpu = GPU_PRODUCTS * (device != "cpu") + CARD_PRODUCTS * (device == "cuda")
-        return [*PRODUCTS, *(BATCHES if operator.contract.batched else ()), *gpu]
+        larger = GPU_PRODUCTS * (device != "cpu")
+        return [*PRODUCTS, *(BATCHES if operator.contract.batched else ()), *larger]
     most = operator.contract.max_rows
     if device == "cpu":
         return branch_shapes(plan, lanes, most) + list(EMPTY)
@@ -85,7 +84,7 @@ def number_cases(
         of_use = [shape] if shape is not None else PRODUCTS_OF_USE
         tried = [(how, PRODUCTS[i + 3]) for i, how in enumerate(cases.DRAWS)]
         # Structure runs take every shape for all inputs; numbers take every other one again.
-        larger = GPU_PRODUCTS * (device != "cpu") + CARD_PRODUCTS * (device == "cuda")
+        larger = GPU_PRODUCTS * (device != "cpu")
         tried += [("normal", s) for s in (*structure_shapes(operator, plan, lanes, device)[::2], *larger, *of_use)]
         yield from (cases.seeded(operator, graph, how, s, seed) for how, s in dict.fromkeys(tried))
         return
