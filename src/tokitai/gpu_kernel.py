@@ -327,10 +327,9 @@ def _offered(graph: Graph, plan: Plan, target: str) -> None:
     if not isinstance(plan, ProductPlan):
         return
     if len({str(n.data[0]) for n in plan.products}) > 1 or len(plan.products) > gpu_product.MOST_PRODUCTS:
-        layouts = ", ".join(str(n.data[0]) for n in plan.products)
+        layouts, most = ", ".join(str(n.data[0]) for n in plan.products), gpu_product.MOST_PRODUCTS
         raise TargetMissingError(
-            f"{graph.name}: products stored as {layouts}; accepted by {target}: up to {gpu_product.MOST_PRODUCTS}, stored "
-            f"in one way"
+            f"{graph.name}: products stored as {layouts}; accepted by {target}: up to {most}, all stored in one way"
         )
 
 

@@ -150,7 +150,7 @@ def test_sums_in_f64_are_refused_where_they_are_not_defined(monkeypatch: pytest.
     op, variant = registry()["linear"], Variant(frozenset(), (("accumulator", "f64"),))
     assert built(op, "f16", "gfx942", v=variant)
     monkeypatch.setattr("test_hip_text.holds_f64", lambda graph: False)
-    with pytest.raises(CompileError, match="not on the list|computes in double"):
+    with pytest.raises(CompileError, match=r"not on the list|computes in double"):
         built(op, "f16", "gfx942", v=variant)
 
 

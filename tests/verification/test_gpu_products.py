@@ -144,7 +144,7 @@ def two_ways(x: Operand[storage], y: Operand[storage], z: Operand[storage]) -> O
 def test_products_that_gpus_have_no_kernels_for_are_refused() -> None:
     graph = two_ways.trace("f16")
     for target in ("sim", "cuda", "hip"):
-        with pytest.raises(TargetMissingError, match=f"^two_ways: products stored as NN, NT; accepted by {target}: up to 8"):
+        with pytest.raises(TargetMissingError, match=f"^two_ways: .* as NN, NT; accepted by {target}: up to 8, all"):
             gpu_plan(graph, target)
     with pytest.raises(TargetMissingError):
         GpuKernel(two_ways, graph, make_plan(graph), False, SimTarget())
@@ -175,7 +175,7 @@ SLIPS: dict[str, tuple[str, Options, Edit]] = {
     "products behind the last one count": (
         "matmul", PLAIN, Edit(r"held\[i\]\.e\[e\] = behind<P, LEFT>\(\);", "held[i].e[e] = P{};"),
     ),
-    "what lies behind the last product is read": ("matmul", PLAIN, Edit(r"if \(there >= V\)", "if (true)")),
+    "what lies behind the last product is read": ("matmul", PLAIN, Edit(r"if \(there >= V\)", "if (there > 0)")),
     "the left operand alone ends": (
         "matmul", TURNED, Edit(r"\(k < left \? lines - line : 0\)", "(!LEFT || k < left ? lines - line : 0)"),
     ),
@@ -197,8 +197,8 @@ SLIPS: dict[str, tuple[str, Options, Edit]] = {
     "nothing is minus zero": (
         "matmul", PLAIN, Edit(r"E nothing\(\) \{ return constant\(0\.0f", "E nothing() { return constant(-0.0f"),
     ),
-    "rows behind the last one are written": ("matmul", PLAIN, Edit(r"r >= work\.rows \|\| ", "")),
-    "columns behind the last one are written": ("matmul", PLAIN, Edit(r" \|\| c >= work\.cols", "")),
+    "the row behind the last one is written": ("matmul", PLAIN, Edit(r"r >= work\.rows", "r > work.rows")),
+    "the column behind the last one is written": ("matmul", PLAIN, Edit(r"c >= work\.cols", "c > work.cols")),
     "no barrier before results are made": (
         "matmul", PLAIN, Edit(r"(= sum\[n\]\[y\]\[j\];\s*)barrier\(\);", r"\1"),
     ),
@@ -206,15 +206,15 @@ SLIPS: dict[str, tuple[str, Options, Edit]] = {
     "the second product is the first": (
         "linear_swiglu", PLAIN, Edit(r"slab \+ DEPTH \* \(ROWS \+ n \* COLS\) \+ k", "slab + DEPTH * ROWS + k"),
     ),
-    "a result is made of the other product": ("linear_swiglu", PLAIN, Edit(r"finished\(sums\[1\]\)", "finished(sums[0])")),
+    "a result is made of the other product": (
+        "linear_swiglu", PLAIN, Edit(r"finished\(sums\[1\]\)", "finished(sums[0])"),
+    ),
     "all products of a batch are the first": ("matmul", PLAIN, Edit(r" \+ unit\.item \* in_b_batch", "")),
     "c is not read": ("matmul", PLAIN, Edit(r"load1\(in_c \+ r \* in_c_stride \+ c\)", "load1(in_c)")),
-    "f64 is narrowed too soon": (
-        "matmul", dict(accumulator="f64"), Edit(r"E both\(E a, E b\) \{ return add\(a, b\)", "E both(E a, E b) { return b"),
+    "sums of chains are not added": (
+        "matmul", PLAIN, Edit(r"E both\(E a, E b\) \{ return add\(a, b\)", "E both(E a, E b) { return b"),
     ),
-    "an f64 sum of f32 factors": (
-        "matmul", dict(accumulator="f64"), Edit(r"\? unary\(WIDEN_F64, x\) : x", "? x : x"),
-    ),
+    "an f64 sum of f32 factors": ("matmul", dict(accumulator="f64"), Edit(r"\? unary\(WIDEN_F64, x\) : x", "? x : x")),
 }  # fmt: skip
 SHAPES = (
     Sizes(3, 5, 7), Sizes(33, 37, 41), Sizes(3, 5, 7, 2), Sizes(2, 3, 0), Sizes(2, 3, 4100), Sizes(1, 2, 8200),
@@ -249,9 +249,7 @@ def test_behind_the_last_product_sums_keep_their_sign() -> None:
         kernel, _ = kernels("matmul", "f16", PLAIN, edit=edit)
         size = Sizes(2, 3, 5)
         case = cases.seeded(kernel.operator, kernel.graph, "normal", size, 0)
-        zeros = replace(case, tensors={n: a * 0 - np.float16(0) for n, a in case.tensors.items()}, params={**case.params})
-        zeros.tensors["a"][...] = np.float16(-0.0)  # type: ignore[index]
-        zeros.tensors["b"][...] = np.float16(0.0)  # type: ignore[index]
-        zeros.tensors["c"][...] = np.float16(-0.0)  # type: ignore[index]
+        signs = dict(a=-0.0, b=0.0, c=-0.0)
+        zeros = replace(case, tensors={n: np.full_like(a, signs[n]) for n, a in case.tensors.items()})
         assert run_numbers(kernel, zeros, None, 3).equal is equal
     assert shown.found

@@ -14,7 +14,7 @@ from ..kernel import TARGETS, is_product, targets_of
 from ..lang import Operator, Sizes, TensorSpec, shape_text
 from ..lower import FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_product, gpu_scatter, make_plan
 from ..lower import gpu as layout
-from ..lower.rowwise import RowPlan, plan_rows
+from ..lower.rowwise import plan_rows
 from ..meaning.structure import drawn_entries
 from ..toolchain import hip
 from ..verification.verdict import Variant

@@ -44,8 +44,8 @@ class Tiling:
 
     def __str__(self) -> str:
         return (
-            f"tiles of {self.rows} x {self.cols}, {self.tall} x {self.wide} of each of {self.threads} threads, slabs of "
-            f"{self.depth} along k, {self.width} elements an access"
+            f"tiles of {self.rows} x {self.cols}, {self.tall} x {self.wide} of each of {self.threads} threads, "
+            f"{self.depth} along k at a time, {self.width} elements an access"
         )
 
 
@@ -125,9 +125,7 @@ def product_steps(tiling: Tiling, sizes: Sizes, most: int = MOST_UNITS) -> list[
     return steps
 
 
-def workspace_bytes(
-    plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: bool, most: int = MOST_UNITS
-) -> int:
+def workspace_bytes(plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: bool, most: int = MOST_UNITS) -> int:
     """Sums that wait, for each block that is at work, and the sums of each part; enough for smaller tiles as well."""
     each = 8 if structure or plan.accumulator == "f64" else 4
     return each * len(plan.products) * max(_workspace(t, sizes, most) for t in fallbacks(plan, tiling))

@@ -194,7 +194,8 @@ def find_hip(prefer: str | None = None) -> HipCompiler:
 
 
 def _compile(
-    folder: Path, key: str, source: Source, arch: str, compiler: HipCompiler, flags: tuple[str, ...], allowed: tuple[bool, bool]
+    folder: Path, key: str, source: Source, arch: str, compiler: HipCompiler, flags: tuple[str, ...],
+    allowed: tuple[bool, bool],
 ) -> cache.Made:  # fmt: skip
     """Compile in `folder` by names relative to it; what went in and what came out is left there."""
     main, binary = f"{source.stem}.hip", f"{source.stem}.co"
