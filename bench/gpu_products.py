@@ -37,28 +37,24 @@ RESULTS = Path(__file__).parent / "results" / "gpu_products.jsonl"
 KINDS = (("f32", "f32"), ("f16", "f32"), ("bf16", "f32"), ("f32", "f64"))  # stored in, accumulated in
 SIDES = (4096, 8192)
 LAYOUTS = ("NN", "NT", "TN")
-CHECKED = 2  # rows that are compared with the oracle
+CHECKED = 1  # rows that are compared with the oracle
 
 
 def candidates(plan: ProductPlan, sizes: Sizes) -> Iterator[Tiling]:
     """Tilings worth a try."""
     if plan.accumulator == "f64":
-        for per_sm in (1, 2):
-            for unrolled in (1, 2, 8):
-                yield Tiling(128, 64, 8, 8, 16, 8, unrolled, 8, per_sm=per_sm)
-                yield Tiling(64, 128, 8, 8, 16, 8, unrolled, 8, per_sm=per_sm)
-        yield Tiling(128, 128, 8, 8, 16, 8, 2, 8)
-        yield Tiling(64, 64, 8, 4, 16, 8, 2, 8, per_sm=3)
+        for unrolled in (4, 8):
+            yield Tiling(128, 64, 8, 8, 16, 8, unrolled, 8, per_sm=2)
+        yield Tiling(64, 64, 8, 8, 16, 8, 8, 8, per_sm=4)
+        yield Tiling(128, 128, 8, 8, 16, 8, 8, 8)
         return
-    for depth in (8, 16):
-        for unrolled in (8, 16)[: depth // 8]:
-            yield Tiling(128, 128, 8, 16, depth, 4, unrolled, 8, per_sm=2)
-            yield Tiling(128, 128, 8, 16, depth, 8, unrolled, 8, per_sm=2)
-            yield Tiling(128, 128, 16, 8, depth, 8, unrolled, 8, per_sm=2)
-            yield Tiling(128, 128, 8, 8, depth, 8, unrolled, 8, per_sm=2)
-            yield Tiling(128, 256, 8, 16, depth, 8, unrolled, 8)
-            yield Tiling(256, 128, 16, 8, depth, 8, unrolled, 8)
-            yield Tiling(256, 128, 8, 16, depth, 4, unrolled, 8)
+    for lanes in (4, 8):
+        for depth in (8, 16):
+            yield Tiling(256, 128, 16, 8, depth, lanes, depth, 8)
+        yield Tiling(128, 128, 16, 8, 16, lanes, 16, 8, per_sm=2)
+    yield Tiling(128, 256, 8, 16, 16, 8, 16, 8)
+    yield Tiling(128, 256, 16, 8, 16, 8, 16, 8)
+    yield Tiling(128, 128, 8, 8, 16, 8, 16, 8, per_sm=2)
 
 
 class Run:
@@ -181,7 +177,7 @@ def main() -> None:
         return
     for dtype, accumulator in KINDS:
         for side in options.side:
-            for layout in LAYOUTS:
+            for layout in LAYOUTS if side == min(options.side) else LAYOUTS[:1]:
                 record = Run(target, dtype, accumulator, layout, Sizes(side, side, side)).record(options.repeats)
                 torch.cuda.empty_cache()
                 with options.out.open("a") as file:

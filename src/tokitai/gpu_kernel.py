@@ -99,6 +99,10 @@ class GpuKernel(KernelBase):
     def __post_init__(self) -> None:
         _offered(self.graph, self.plan, self.target.name)
 
+    def described(self) -> dict[str, object]:
+        """The plan in words; of a product with the tiles of GPUs."""
+        return gpu_product.described(self.plan) if isinstance(self.plan, ProductPlan) else self.plan.describe()
+
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
         return [identity for _, identity in self.programs.values()]

@@ -119,6 +119,10 @@ class KernelBase:
             return 0
         return sizes[len(sizes) - self.whole_count + whole_scalars(self.graph).index(self.plan.total.args[2])]
 
+    def described(self) -> dict[str, object]:
+        """The plan in words, for certificates."""
+        return self.plan.describe()
+
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
         raise NotImplementedError

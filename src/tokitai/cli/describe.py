@@ -19,7 +19,6 @@ from ..meaning.structure import drawn_entries
 from ..toolchain import hip
 from ..verification.verdict import Variant
 
-OF_THE_CPU = ("elements in a tile", "tile", "rows packed at a time")  # of a plan, what GPUs do in another way
 SPACES = {
     "rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar", "t": "entries x cols", "rk": "rows x inner",
     "kr": "inner x rows", "kc": "inner x cols", "ck": "cols x inner",
@@ -128,9 +127,10 @@ def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int) -> str:
         return text.text.rstrip()
     launches = [f"{s.name}: {s.grid} blocks of {s.block} threads{', or fewer in turn' * s.in_turn}" for s in steps]
     of_shape = {"rows x cols": f"{shape[0]} x {shape[1]}", "schedule": schedule}
+    described = {k: v for k, v in plan.describe().items() if k != "elements in a tile"}  # the CPU's tile
     if isinstance(plan, ProductPlan):
         of_shape = {"sizes": shape_text(Sizes.of(shape)), "schedule": schedule}
-    described = {k: v for k, v in plan.describe().items() if k not in OF_THE_CPU}
+        described = gpu_product.described(plan)
     return _aligned({**described, **of_shape, "launches": "; ".join(launches) or "none"})
 
 

@@ -52,12 +52,12 @@ class Tiling:
 # From large to small, by bytes of an accumulator.
 TILINGS: dict[int, tuple[Tiling, ...]] = {
     4: (
-        Tiling(128, 128, 8, 16, 16, 4, 16, 8, per_sm=2),
+        Tiling(256, 128, 16, 8, 16, 8, 16, 8),
         Tiling(64, 64, 4, 8, 16, 8, 16, 8, per_sm=4),
         Tiling(32, 32, 4, 4, 16, 8, 16, 8, per_sm=8),
     ),
     8: (
-        Tiling(128, 64, 8, 8, 16, 8, 2, 8, per_sm=2),
+        Tiling(128, 64, 8, 8, 16, 8, 8, 8, per_sm=2),
         Tiling(64, 32, 4, 4, 16, 8, 2, 8, per_sm=4),
         Tiling(32, 32, 4, 4, 16, 8, 2, 8, per_sm=8),
     ),
@@ -74,6 +74,12 @@ def offered(plan: ProductPlan, width: int) -> Iterator[Tiling]:
     yield replace(smallest, width=width, per_sm=1 if count > 1 else smallest.per_sm)
 
 
+def described(plan: ProductPlan) -> dict[str, object]:
+    """The plan in words: of the CPU's what GPUs have as well, and their tiles, from large to small."""
+    of_both = {k: v for k, v in plan.describe().items() if k in ("products", "layout", "accumulator")}
+    return of_both | {"tiles": "; ".join(f"{t.rows} x {t.cols} by {t.threads} threads" for t in offered(plan, 8))}
+
+
 def tiling_of(plan: ProductPlan, sizes: Sizes, width: int) -> Tiling:
     """The largest tiling with blocks enough for a card, or the smallest that there is."""
     every = list(offered(plan, width))
@@ -81,9 +87,12 @@ def tiling_of(plan: ProductPlan, sizes: Sizes, width: int) -> Tiling:
 
 
 def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
-    """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, smaller tiles."""
+    """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, fewer instructions
+    that follow each other, smaller tiles."""
     for per_sm in range(tiling.per_sm, 0, -1):
         yield replace(tiling, per_sm=per_sm)
+    if tiling.unrolled > 2:
+        yield replace(tiling, unrolled=2, per_sm=1)
     for t in offered(plan, tiling.width):
         if t.rows * t.cols < tiling.rows * tiling.cols:
             yield t

@@ -93,13 +93,13 @@ template <int LINES, bool ALONG_K, bool LEFT, class P> struct Feed {
     }
   }
 
-  // The next slab, of which so many products are left.
-  INLINE void fetch(int left) {
+  // The next slab, of which so many products are left; a WHOLE one lies inside the operand.
+  template <bool WHOLE> INLINE void fetch(int left) {
     UNROLL for (int i = 0; i < PIECES; ++i) {
       const int line = line_of(i), k = k_of(i);
       const int there = ALONG_K ? (line < lines ? left - k : 0) : (k < left ? lines - line : 0);
       char* const to = reinterpret_cast<char*>(&held[i]);
-      if (there >= V) {
+      if (WHOLE || there >= V) {
         UNROLL for (int b = 0; b < V * int(sizeof(P)); b += BYTES)
           keep<BYTES>(to + b, reinterpret_cast<const char*>(at[i]) + b);
       } else {
@@ -108,8 +108,10 @@ template <int LINES, bool ALONG_K, bool LEFT, class P> struct Feed {
           if (e < there) keep<int(sizeof(P))>(to + e * sizeof(P), at[i] + e);
         }
       }
-      at[i] += step;
     }
+  }
+  INLINE void advance() {
+    UNROLL for (int i = 0; i < PIECES; ++i) at[i] += step;
   }
 
   INLINE void put(E* slab) const {
@@ -186,9 +188,17 @@ struct Tile {
     Right right[PRODUCTS];
     left.start(left_side, unit.r0, work.rows, k0);
     UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].start(right_sides[n], unit.c0, work.cols, k0);
+    const bool inside = left.lines == ROWS && right[0].lines == COLS;
     const auto fetch = [&](int rest) {
-      left.fetch(rest);
-      UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].fetch(rest);
+      if (inside && rest >= DEPTH) {
+        left.template fetch<true>(rest);
+        UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].template fetch<true>(rest);
+      } else {
+        left.template fetch<false>(rest);
+        UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].template fetch<false>(rest);
+      }
+      left.advance();
+      UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].advance();
     };
     const auto put = [&](E* slab) {
       left.put(slab);
