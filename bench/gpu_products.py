@@ -43,10 +43,12 @@ CHECKED = 1  # rows that are compared with the oracle
 def candidates(plan: ProductPlan, sizes: Sizes) -> Iterator[Tiling]:
     """Tilings worth a try."""
     if plan.accumulator == "f64":
-        for unrolled in (4, 8):
-            yield Tiling(128, 64, 8, 8, 16, 8, unrolled, 8, per_sm=2)
-        yield Tiling(64, 64, 8, 8, 16, 8, 8, 8, per_sm=4)
-        yield Tiling(128, 128, 8, 8, 16, 8, 8, 8)
+        yield Tiling(128, 128, 8, 8, 16, 4, 8, 8, matrix=True)
+        yield Tiling(128, 128, 4, 16, 16, 4, 8, 8, matrix=True)
+        yield Tiling(128, 64, 8, 8, 16, 4, 8, 8, per_sm=2, matrix=True)
+        yield Tiling(64, 128, 8, 8, 16, 4, 8, 8, per_sm=2, matrix=True)
+        yield Tiling(64, 64, 8, 8, 16, 4, 8, 8, per_sm=4, matrix=True)
+        yield Tiling(64, 64, 4, 8, 16, 4, 8, 8, per_sm=3, matrix=True)
         return
     for lanes in (4, 8):
         for depth in (8, 16):
@@ -131,7 +133,7 @@ def try_out(target: CudaTarget, dtype: str, accumulator: str, sides: tuple[int, 
     runs = [Run(target, dtype, accumulator, "NN", Sizes(n, n, n)) for n in sides]
     plan = make_plan(runs[0].graph)
     assert isinstance(plan, ProductPlan)
-    tried = list(dict.fromkeys((tiling_of(plan, runs[-1].sizes, 8), *candidates(plan, runs[-1].sizes))))
+    tried = list(dict.fromkeys((tiling_of(plan, runs[-1].sizes, 8, target.matrix_units), *candidates(plan, runs[-1].sizes))))
 
     def build(t: Tiling) -> None:
         text = emit_product(plan, t)
@@ -171,9 +173,8 @@ def main() -> None:
     torch.zeros(1, device="cuda")
     torch.backends.cuda.matmul.allow_tf32 = False
     if options.candidates:
-        for dtype, accumulator in KINDS:
-            if dtype != "bf16":
-                try_out(target, dtype, accumulator, tuple(options.side), options.repeats)
+        for dtype, accumulator in (KINDS[3], KINDS[0], KINDS[1]):
+            try_out(target, dtype, accumulator, tuple(options.side), options.repeats)
         return
     for dtype, accumulator in KINDS:
         for side in options.side:

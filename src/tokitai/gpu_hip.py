@@ -33,6 +33,7 @@ class HipTarget:
     """
 
     name = "hip"
+    matrix_units = False
 
     def __init__(
         self, arch: str, fma: bool, compiler: str | None = None, inspect: bool = True, f64: bool = False

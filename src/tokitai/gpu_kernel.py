@@ -46,6 +46,10 @@ class Target(Protocol):
     name: str
     warp: int
 
+    @property
+    def matrix_units(self) -> bool:
+        """Whether there are FP64 matrix units that add up in order."""
+
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
         """Compile a text, or take it from the build cache, and load it."""
 
@@ -91,7 +95,7 @@ class GpuKernel(KernelBase):
     target: Target
     edit: Edit | None = None
     schedule: Callable[[RowPlan, int, int, int], Schedule] = layout.schedule_rows
-    tiling: Callable[[ProductPlan, Sizes, int], Tiling] = gpu_product.tiling_of
+    tiling: Callable[[ProductPlan, Sizes, int, bool], Tiling] = gpu_product.tiling_of
     programs: dict[object, tuple[Program, Identity]] = field(default_factory=dict)
     settled: dict[Schedule, Schedule] = field(default_factory=dict)
     settled_tilings: dict[Tiling, Tiling] = field(default_factory=dict)
@@ -100,8 +104,10 @@ class GpuKernel(KernelBase):
         _offered(self.graph, self.plan, self.target.name)
 
     def described(self) -> dict[str, object]:
-        """The plan in words; of a product with the tiles of GPUs."""
-        return gpu_product.described(self.plan) if isinstance(self.plan, ProductPlan) else self.plan.describe()
+        """The plan in words; of a product with the tiles that were used so far."""
+        if not isinstance(self.plan, ProductPlan):
+            return self.plan.describe()
+        return gpu_product.described(self.plan, self.settled_tilings.values())
 
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
@@ -116,8 +122,8 @@ class GpuKernel(KernelBase):
             return element * layout.flat_workspace_elements(self.plan, shapes)
         if isinstance(self.plan, ProductPlan):
             size = Sizes.of(shapes[0])
-            tiling, most = self.tiling(self.plan, size, 1), threads or gpu_product.MOST_UNITS
-            return gpu_product.workspace_bytes(self.plan, tiling, size, self.structure, most)
+            most, every = threads or gpu_product.MOST_UNITS, {self.tiling(self.plan, size, 1, m) for m in (False, True)}
+            return max(gpu_product.workspace_bytes(self.plan, t, size, self.structure, most) for t in every)
         assert isinstance(self.plan, RowPlan)
         return element * layout.workspace_elements(self.plan, *shapes[0])
 
@@ -194,7 +200,8 @@ class GpuKernel(KernelBase):
                 of_operands += [(address, sizes[k], size), (address, sizes[k + 1], size)]
             k += 2 * (space in MATRICES)
         whole = Sizes(sizes[0], sizes[1], sizes[2], sizes[3])
-        wished = self.tiling(plan, whole, self.width(*zip(*of_operands, strict=True)))
+        matrix = plan.accumulator == "f64" and self.target.matrix_units
+        wished = self.tiling(plan, whole, self.width(*zip(*of_operands, strict=True)), matrix)
         if wished not in self.settled_tilings:
             self.settled_tilings[wished] = self._tiling_without_spills(plan, wished)
         tiling = self.settled_tilings[wished]

@@ -59,6 +59,7 @@ class Compiler:
     arch: str
     name: str = "cuda"
     warp: int = 32
+    matrix_units: bool = False
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Built, Identity]:
         made = nvrtc.build(Source(text.text, text.headers, stem), self.arch, structure)

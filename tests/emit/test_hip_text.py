@@ -52,6 +52,7 @@ class Compiler:
     fma: bool
     f64: bool = False
     name: str = "hip"
+    matrix_units: bool = False
 
     @property
     def warp(self) -> int:

@@ -11,12 +11,15 @@ import pytest
 from mutants import Edit
 
 from tokitai import ops
+from tokitai.emit.cpp import KernelText
 from tokitai.errors import TargetMissingError
 from tokitai.gpu_hip import HipKernel, HipTarget
 from tokitai.gpu_kernel import GpuKernel, gpu_plan
+from tokitai.gpu_matrix import source
 from tokitai.gpu_targets import SimTarget
 from tokitai.lang import Operand, Outputs, Sizes, matmul, operator, outputs, storage
 from tokitai.lower import ProductPlan, gpu_product, make_plan
+from tokitai.lower.gpu import Step
 from tokitai.lower.gpu_product import Tiling, offered, product_steps, tiling_of, together
 from tokitai.verification import cases
 from tokitai.verification.run import run_numbers, run_structure
@@ -29,14 +32,15 @@ LONG = (Sizes(2, 3, 4100), Sizes(2, 1, 12300))
 
 
 def kernels(
-    name: str, dtype: str, options: Options, tiling: Callable[[ProductPlan, Sizes, int], Tiling] = tiling_of,
-    edit: Edit | None = None,
+    name: str, dtype: str, options: Options, tiling: Callable[[ProductPlan, Sizes, int, bool], Tiling] = tiling_of,
+    edit: Edit | None = None, matrix: bool = False,
 ) -> tuple[GpuKernel, GpuKernel]:  # fmt: skip
     """The kernel over numbers and the one over hashes."""
     op = ops.get(name)
     graph = op.trace(dtype, options=options)
     numbers, hashed = (
-        GpuKernel(op, graph, make_plan(graph), s, SimTarget(), edit, tiling=tiling) for s in (False, True)
+        GpuKernel(op, graph, make_plan(graph), s, SimTarget(matrix_units=matrix), edit, tiling=tiling)
+        for s in (False, True)
     )
     return numbers, hashed
 
@@ -51,31 +55,31 @@ def wrong(kernel: GpuKernel, size: Sizes) -> str | None:
 
 
 # ------------------------------------------------------------------ tilings decide speed, never a bit
-def every_tiling(accumulator: str) -> Iterator[tuple[str, int]]:
+def every_tiling(accumulator: str, matrix: bool) -> Iterator[tuple[str, bool, int]]:
     plan = make_plan(ops.matmul.trace("f16", options=dict(accumulator=accumulator)))
     assert isinstance(plan, ProductPlan)
-    for i in range(len(list(offered(plan, 8)))):
-        yield accumulator, i
+    for i in range(len(list(offered(plan, 8, matrix)))):
+        yield accumulator, matrix, i
 
 
-TILED = [t for accumulator in ("f32", "f64") for t in every_tiling(accumulator)]
+TILED = [t for how in (("f32", False), ("f64", False), ("f64", True)) for t in every_tiling(*how)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("accumulator", "which"), TILED)
+@pytest.mark.parametrize(("accumulator", "matrix", "which"), TILED)
 @pytest.mark.parametrize(("layout", "dtype"), [("NN", "f16"), ("NT", "f32"), ("TN", "f16")])
-def test_bits_do_not_depend_on_the_tiling(accumulator: str, which: int, layout: str, dtype: str) -> None:
+def test_bits_do_not_depend_on_the_tiling(accumulator: str, matrix: bool, which: int, layout: str, dtype: str) -> None:
     seen: set[Tiling] = set()
 
-    def tiling(plan: ProductPlan, sizes: Sizes, width: int) -> Tiling:
-        chosen = list(offered(plan, width))[which]
-        seen.add(chosen)
+    def tiling(plan: ProductPlan, sizes: Sizes, width: int, units: bool) -> Tiling:
+        chosen = list(offered(plan, width, units))[which]
+        seen.update([chosen] * (units is matrix))
         return chosen
 
-    for kernel in kernels("matmul", dtype, dict(layout=layout, accumulator=accumulator), tiling):
+    for kernel in kernels("matmul", dtype, dict(layout=layout, accumulator=accumulator), tiling, matrix=matrix):
         for size in SMALL:
             assert wrong(kernel, size) is None, (size, seen)
-    assert len({t.rows for t in seen}) == 1 and {t.width for t in seen} >= {1, 8}
+    assert len({(t.rows, t.matrix) for t in seen}) == 1 and {t.width for t in seen} >= {1, 8}
 
 
 @pytest.mark.slow
@@ -166,6 +170,43 @@ def test_registers_that_do_not_do_give_smaller_tiles() -> None:
     assert wrong(kernel, size) is None
     assert {t.rows for t in kernel.programs} == {32}  # type: ignore[attr-defined]
     assert 64 in {t.rows for t in kernel.settled_tilings}
+
+
+# ------------------------------------------------------------------ matrix units
+def test_several_products_by_matrix_units() -> None:
+    for kernel in kernels("linear_swiglu", "f16", dict(accumulator="f64"), matrix=True):
+        assert wrong(kernel, SMALL[1]) is None
+        assert all(t.matrix for t in kernel.programs)  # type: ignore[attr-defined]
+    for kernel in kernels("linear", "f16", dict(accumulator="f32"), matrix=True):
+        assert wrong(kernel, SMALL[0]) is None
+        assert not any(t.matrix for t in kernel.programs), "for f32 there are none"  # type: ignore[attr-defined]
+
+
+AS_IT_IS = "multiply_in_order(c0, c1, c2, c3, a0, a1, b);"
+UNITS = {
+    "in order": (AS_IT_IS, True),
+    "one product more, of zeros": (AS_IT_IS + " c3 = chain(-0.0, 0.0, c3);", True),
+    "another sign": (AS_IT_IS.replace(" b)", " -b)"), False),
+    "four products are added first": (
+        "E s = NEUTRAL, t = NEUTRAL, u = NEUTRAL, v = NEUTRAL; multiply_in_order(s, t, u, v, a0, a1, b);"
+        "c0 = both(c0, s), c1 = both(c1, t), c2 = both(c2, u), c3 = both(c3, v);",
+        False,
+    ),
+    "sums that are rounded to f32": (AS_IT_IS + " c1 = double(float(c1));", False),
+}
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_units_that_add_in_another_way_are_found(units: str) -> None:
+    """The text of the test on a card, on fibers, whose units are what is written here."""
+    made, (body, in_order) = source(), UNITS[units]
+    pattern = r"(INLINE void multiply_add\(E& c0, E& c1, E& c2, E& c3, E a0, E a1, E b\)) \{ .* \}"
+    edit = Edit(pattern, rf"\1 {{ {body} }}")
+    text = KernelText(made.text, {n: edit(t) for n, t in made.headers.items()})
+    program, _ = SimTarget().build(text, made.stem, False)
+    wrongs = np.full(32 * 4, -1, np.int32)
+    program.launch(Step("try_out", 4, 32), np.int64(wrongs.ctypes.data).tobytes(), 0, 0)
+    assert edit.found and (not wrongs.any()) is in_order
 
 
 # ------------------------------------------------------------------ wrong kernels

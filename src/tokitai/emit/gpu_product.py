@@ -32,6 +32,7 @@ class GpuProductEmitter(Printer):
         self.defines = (
             f"// {t}",
             f"#define ACCUMULATORS_F64 {int(plan.accumulator == 'f64')}",
+            f"#define MATRIX_UNITS {int(t.matrix)}",
             *(f"#define PLAN_{name} {value}" for name, value in sizes.items()),
         )
 

@@ -8,7 +8,7 @@ A tiling decides speed, never a bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..lang import MATMUL_BLOCK, Sizes
@@ -36,6 +36,7 @@ class Tiling:
     unrolled: int  # products along k whose instructions follow each other; fewer take fewer registers
     width: int  # elements to an access at most: 8, 4, 2 or 1
     per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
+    matrix: bool = False  # sums in f64 by matrix units
 
     @property
     def threads(self) -> int:
@@ -45,7 +46,7 @@ class Tiling:
     def __str__(self) -> str:
         return (
             f"tiles of {self.rows} x {self.cols}, {self.tall} x {self.wide} of each of {self.threads} threads, "
-            f"{self.depth} along k at a time, {self.width} elements an access"
+            f"{self.depth} along k at a time, {self.width} elements an access{', matrix units' * self.matrix}"
         )
 
 
@@ -63,10 +64,18 @@ TILINGS: dict[int, tuple[Tiling, ...]] = {
     ),
 }
 
+MATRIX_TILINGS = (
+    Tiling(128, 128, 8, 8, 16, 4, 8, 8, matrix=True),
+    Tiling(64, 64, 4, 8, 16, 4, 8, 8, per_sm=2, matrix=True),
+    Tiling(32, 32, 4, 4, 16, 4, 8, 8, per_sm=4, matrix=True),
+)
 
-def offered(plan: ProductPlan, width: int) -> Iterator[Tiling]:
-    """The tilings of a plan, from large to small; several products share the columns of a tile."""
-    *larger, smallest = TILINGS[8 if plan.accumulator == "f64" else 4]
+
+def offered(plan: ProductPlan, width: int, matrix: bool = False) -> Iterator[Tiling]:
+    """The tilings of a plan, from large to small; several products share the columns of a tile. With ``matrix`` sums in
+    f64 take matrix units."""
+    wide = plan.accumulator == "f64"
+    *larger, smallest = MATRIX_TILINGS if wide and matrix else TILINGS[8 if wide else 4]
     count = len(plan.products)
     for t in larger:
         if t.wide % (4 * count) == 0:
@@ -74,15 +83,16 @@ def offered(plan: ProductPlan, width: int) -> Iterator[Tiling]:
     yield replace(smallest, width=width, per_sm=1 if count > 1 else smallest.per_sm)
 
 
-def described(plan: ProductPlan) -> dict[str, object]:
-    """The plan in words: of the CPU's what GPUs have as well, and their tiles, from large to small."""
+def described(plan: ProductPlan, used: Iterable[Tiling] = ()) -> dict[str, object]:
+    """The plan in words: of the CPU's what GPUs have as well, and the tiles that were used, or else all on offer."""
     of_both = {k: v for k, v in plan.describe().items() if k in ("products", "layout", "accumulator")}
-    return of_both | {"tiles": "; ".join(f"{t.rows} x {t.cols} by {t.threads} threads" for t in offered(plan, 8))}
+    tiles = [f"{t.rows} x {t.cols}{' by matrix units' * t.matrix}" for t in used or offered(plan, 8)]
+    return of_both | {"tiles": ", ".join(dict.fromkeys(tiles))}
 
 
-def tiling_of(plan: ProductPlan, sizes: Sizes, width: int) -> Tiling:
+def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False) -> Tiling:
     """The largest tiling with blocks enough for a card, or the smallest that there is."""
-    every = list(offered(plan, width))
+    every = list(offered(plan, width, matrix))
     return next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
 
 
@@ -93,7 +103,7 @@ def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
         yield replace(tiling, per_sm=per_sm)
     if tiling.unrolled > 2:
         yield replace(tiling, unrolled=2, per_sm=1)
-    for t in offered(plan, tiling.width):
+    for t in offered(plan, tiling.width, tiling.matrix):
         if t.rows * t.cols < tiling.rows * tiling.cols:
             yield t
 

@@ -211,6 +211,7 @@ class _Elsewhere:
     """A target that another process has."""
 
     warp = 32
+    matrix_units = False  # that is for the other process to say
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -54,6 +54,36 @@ INLINE S finished(E x) { return x; }
 #endif
 #endif
 
+#if MATRIX_UNITS
+union Word {
+  E value;
+  uint64_t bits;
+};
+INLINE uint64_t word_of(E x) { Word w; w.value = x; return w.bits; }
+INLINE E of_word(uint64_t u) { Word w; w.bits = u; return w.value; }
+INLINE E from_lane(E x, int lane) { return of_word(exchange(word_of(x), (thread_index() ^ lane) & 31)); }
+// c += a b, of 16 x 4 and 4 x 8, along k in order: lane 4 g + t of a warp has rows g and g + 8 of a at column t, row t of b
+// at column g, and rows g and g + 8 of c at the columns 2 t and 2 t + 1.
+INLINE void multiply_in_order(E& c0, E& c1, E& c2, E& c3, E a0, E a1, E b) {
+  const int lane = thread_index() & 31, row = lane & ~3, column = 8 * (lane & 3);
+  ROLLED for (int k = 0; k < 4; ++k) {
+    const E upper = from_lane(a0, row + k), lower = from_lane(a1, row + k);
+    const E first = from_lane(b, column + k), second = from_lane(b, column + 4 + k);
+    c0 = chain(upper, first, c0), c1 = chain(upper, second, c1);
+    c2 = chain(lower, first, c2), c3 = chain(lower, second, c3);
+  }
+}
+// The same by an FP64 matrix unit: a test on the device shows that it is before any is used.
+#if CUDA_ASM && !TOKITAI_STRUCTURE
+INLINE void multiply_add(E& c0, E& c1, E& c2, E& c3, E a0, E a1, E b) {
+  asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+d"(c0), "+d"(c1), "+d"(c2), "+d"(c3) : "d"(a0), "d"(a1), "d"(b));
+}
+#else
+INLINE void multiply_add(E& c0, E& c1, E& c2, E& c3, E a0, E a1, E b) { multiply_in_order(c0, c1, c2, c3, a0, a1, b); }
+#endif
+#endif
+
 // Neighbouring accumulators that shared memory gives at a time.
 constexpr int QUAD = 16 / int(sizeof(E));
 struct alignas(16) Quad {

@@ -83,7 +83,11 @@ template <int LINES, bool ALONG_K, bool LEFT, class P> struct Feed {
     const int place = thread_index() + i * THREADS;
     return ALONG_K ? place % PER_LINE * V : place / PER_LINE;
   }
+#if MATRIX_UNITS  // where four products along k are read at a time
+  static INLINE constexpr int turned(int k) { return k % 4 * 4; }
+#else
   static INLINE constexpr int turned(int k) { return ALONG_K ? k / V * TURN : 0; }
+#endif
 
   INLINE void start(Side<P> from, int64_t line0, int64_t count, int64_t k0) {
     step = ALONG_K ? DEPTH : DEPTH * from.stride, lines = int(least<int64_t>(count - line0, LINES));
@@ -119,12 +123,12 @@ template <int LINES, bool ALONG_K, bool LEFT, class P> struct Feed {
       const int line = line_of(i), k = k_of(i);
       if constexpr (ALONG_K) {
         UNROLL for (int e = 0; e < V; ++e)
-          slab[(k + e) * LINES + (line ^ turned(k))] = widened(load1(&held[i].e[e]));
+          slab[(k + e) * LINES + (line ^ turned(k + e))] = widened(load1(&held[i].e[e]));
       } else {
         UNROLL for (int e = 0; e < V; e += QUAD) {
           Quad q;
           UNROLL for (int j = 0; j < QUAD; ++j) q.e[j] = widened(load1(&held[i].e[e + j]));
-          *reinterpret_cast<Quad*>(slab + k * LINES + line + e) = q;
+          *reinterpret_cast<Quad*>(slab + k * LINES + ((line + e) ^ turned(k))) = q;
         }
       }
     }
@@ -136,10 +140,16 @@ template <int LINES, bool ALONG_K, bool LEFT, class P> struct Feed {
 constexpr int ACROSS = PLAN_LANES, DOWN = 32 / ACROSS, GROUPS = COLS / (ACROSS * WIDE);
 static_assert(THREADS % 32 == 0 && COLS % (ACROSS * WIDE) == 0 && ROWS % (DOWN * TALL) == 0, "whole groups");
 static_assert(TALL % QUAD == 0 && WIDE % QUAD == 0, "whole quads");
+#if MATRIX_UNITS
+constexpr int STEP = 4, BELOW = 1;  // products along k at a time, rows of a thread that are neighbours
+static_assert(ACROSS == 4 && QUAD == 2 && TALL % 2 == 0 && AT_ONCE % STEP == 0, "as matrix units have it");
+#else
+constexpr int STEP = 1, BELOW = QUAD;
+#endif
 
 // Row i of those at `line` of LINE, of a tile; column j of a thread's.
 INLINE int row_at(int line, int i) {
-  return line / DOWN * DOWN * TALL + i / QUAD * DOWN * QUAD + line % DOWN * QUAD + i % QUAD;
+  return line / DOWN * DOWN * TALL + i / BELOW * DOWN * BELOW + line % DOWN * BELOW + i % BELOW;
 }
 INLINE int line_here() { return thread_index() / 32 / GROUPS * DOWN + thread_index() % 32 / ACROSS; }
 INLINE int column_here(int j) {
@@ -159,9 +169,24 @@ struct Tile {
   // One slab: in the order of k.
   template <class Left, class Right> INLINE void multiply(const E* slab) {
     ROLLED for (int k = 0; k < DEPTH; k += AT_ONCE)
-      UNROLL for (int i = 0; i < AT_ONCE; ++i) step<Left, Right>(slab, k + i);
+      UNROLL for (int i = 0; i < AT_ONCE; i += STEP) step<Left, Right>(slab, k + i);
   }
 
+#if MATRIX_UNITS
+  template <class Left, class Right> INLINE void step(const E* slab, int k0) {
+    const int g = thread_index() % 32 / 4, k = k0 + thread_index() % 4, first = column_here(0) - thread_index() % 4 * 2;
+    E a[TALL], b[PRODUCTS][WIDE / 2];
+    UNROLL for (int i = 0; i < TALL; ++i) a[i] = slab[k * ROWS + (row_at(line_here(), i) ^ Left::turned(k))];
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int j = 0; j < WIDE / 2; ++j)
+        b[n][j] = slab[DEPTH * (ROWS + n * COLS) + k * COLS + ((first + j * 8 + g) ^ Right::turned(k))];
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int i = 0; i < TALL; i += 2)
+        UNROLL for (int j = 0; j < WIDE; j += 2)
+          multiply_add(
+              sum[n][i][j], sum[n][i][j + 1], sum[n][i + 1][j], sum[n][i + 1][j + 1], a[i], a[i + 1], b[n][j / 2]);
+  }
+#else
   template <class Left, class Right> INLINE void step(const E* slab, int k) {
     E a[TALL], b[PRODUCTS][WIDE];
     UNROLL for (int i = 0; i < TALL; i += QUAD) {
@@ -178,6 +203,7 @@ struct Tile {
       UNROLL for (int i = 0; i < TALL; ++i)
         UNROLL for (int j = 0; j < WIDE; ++j) sum[n][i][j] = chain(a[i], b[n][j], sum[n][i][j]);
   }
+#endif
 
   // One chain: `length` products from k0 on. While a slab is worked on the next one is fetched.
   template <class Left, class Right, class L, class R>
