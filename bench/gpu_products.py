@@ -133,7 +133,8 @@ def try_out(target: CudaTarget, dtype: str, accumulator: str, sides: tuple[int, 
     runs = [Run(target, dtype, accumulator, "NN", Sizes(n, n, n)) for n in sides]
     plan = make_plan(runs[0].graph)
     assert isinstance(plan, ProductPlan)
-    tried = list(dict.fromkeys((tiling_of(plan, runs[-1].sizes, 8, target.matrix_units), *candidates(plan, runs[-1].sizes))))
+    sizes = runs[-1].sizes
+    tried = list(dict.fromkeys((tiling_of(plan, sizes, 8, target.matrix_units), *candidates(plan, sizes))))
 
     def build(t: Tiling) -> None:
         text = emit_product(plan, t)

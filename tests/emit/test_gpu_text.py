@@ -75,11 +75,11 @@ class Compiler:
 
 def built(
     op: Operator, dtype: str, arch: str, cols: int = 1000, v: Variant | None = None, structure: bool = False,
-    edit: Edit | None = None, rows: int = 4,
+    edit: Edit | None = None, rows: int = 4, matrix: bool = False,
 ) -> list[CudaArtifact]:  # fmt: skip
     """What a call with aligned tensors of so many columns compiles."""
     graph = op.trace(dtype) if v is None else op.trace(dtype, v.present, dict(v.options))
-    kernel = GpuKernel(op, graph, make_plan(graph), structure, Compiler(arch), edit)
+    kernel = GpuKernel(op, graph, make_plan(graph), structure, Compiler(arch, matrix_units=matrix), edit)
     rows = min(rows, op.contract.max_rows)
     sizes = [*([1] if kernel.plan.flat else []), rows, cols, *[cols] * kernel.matrices, *[0] * kernel.whole_count]
     if isinstance(kernel.plan, ProductPlan):
@@ -187,9 +187,24 @@ def test_larger_tiles_of_products_compile(op: Operator, variant: Variant, dtype:
     assert used["ld.global.nc.v4.u32"] and wide == {"ld.shared.v2.f64" if asks_for_f64(variant) else "ld.shared.v4.f32"}
 
 
+IN_F64 = Variant(frozenset(), (("accumulator", "f64"),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("rows", [4, 650, 1290])
+@pytest.mark.parametrize("name", ["linear", "linear_swiglu", "linear_backward_weight"])
+def test_sums_in_f64_by_matrix_units_compile(name: str, rows: int, arch: str) -> None:
+    made = built(registry()[name], "f16", arch, v=IN_F64, rows=rows, cols=rows - rows % 8, matrix=True)
+    assert [f for a in made for f in scan(a.read_ptx(), True, True, matrix_allowed=True)] == []
+    assert spilled(made) == {}
+    found = findings(made, True, True)
+    assert found and all(f.instruction.startswith("mma.sync.aligned.m16n8k4") for f in found), "never without a word"
+
+
 def test_products_in_f64_are_found_where_they_are_not_defined() -> None:
     op = registry()["linear"]
-    made = built(op, "f16", "sm_90", v=Variant(frozenset(), (("accumulator", "f64"),)))
+    made = built(op, "f16", "sm_90", v=IN_F64)
     assert findings(made, True, True) == [] and any("f64" in f.reason for f in findings(made, True))
 
 
