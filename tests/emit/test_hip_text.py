@@ -138,7 +138,7 @@ def test_every_variant_compiles(op: Operator, variant: Variant, arch: str) -> No
 
 
 PRODUCTS = [(o, v) for o in EVERY if is_product(o) for v in variants(o)]
-LARGER = [(o, v, ARCHITECTURES[i % 5], (650, 1290)[i // 5 % 2]) for i, (o, v) in enumerate(PRODUCTS)]
+LARGER = [(o, v, ARCHITECTURES[i % 5], (650, 1850)[i // 5 % 2]) for i, (o, v) in enumerate(PRODUCTS)]
 
 
 @pytest.mark.slow

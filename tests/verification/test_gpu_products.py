@@ -200,7 +200,7 @@ UNITS = {
 def test_units_that_add_in_another_way_are_found(units: str) -> None:
     """The text of the test on a card, on fibers, whose units are what is written here."""
     made, (body, in_order) = source(), UNITS[units]
-    pattern = r"(INLINE void multiply_add\(E& c0, E& c1, E& c2, E& c3, E a0, E a1, E b\)) \{ .* \}"
+    pattern = r"(INLINE void multiply_add\(E& c0, E& c1, E& c2, E& c3, E a0, E a1, E b\)) \{ .* \}"  # of two
     edit = Edit(pattern, rf"\1 {{ {body} }}")
     text = KernelText(made.text, {n: edit(t) for n, t in made.headers.items()})
     program, _ = SimTarget().build(text, made.stem, False)
@@ -216,7 +216,7 @@ SLIPS: dict[str, tuple[str, Options, Edit]] = {
     "products behind the last one count": (
         "matmul", PLAIN, Edit(r"held\[i\]\.e\[e\] = behind<P, LEFT>\(\);", "held[i].e[e] = P{};"),
     ),
-    "what lies behind the last product is read": ("matmul", PLAIN, Edit(r"if \(there >= V\)", "if (there > 0)")),
+    "what lies behind the last product is read": ("matmul", PLAIN, Edit(r"\|\| there >= V", "|| there > 0")),
     "the left operand alone ends": (
         "matmul", TURNED, Edit(r"\(k < left \? lines - line : 0\)", "(!LEFT || k < left ? lines - line : 0)"),
     ),

@@ -50,10 +50,10 @@ class Tiling:
         )
 
 
-# From large to small, by bytes of an accumulator.
+# From large to small, by bytes of an accumulator. Measured on an H200 (bench/gpu_products.py).
 TILINGS: dict[int, tuple[Tiling, ...]] = {
     4: (
-        Tiling(256, 128, 16, 8, 16, 8, 16, 8),
+        Tiling(128, 256, 16, 8, 16, 8, 16, 8),
         Tiling(64, 64, 4, 8, 16, 8, 16, 8, per_sm=4),
         Tiling(32, 32, 4, 4, 16, 8, 16, 8, per_sm=8),
     ),
@@ -65,7 +65,7 @@ TILINGS: dict[int, tuple[Tiling, ...]] = {
 }
 
 MATRIX_TILINGS = (
-    Tiling(128, 128, 8, 8, 16, 4, 8, 8, matrix=True),
+    Tiling(128, 128, 4, 16, 16, 4, 8, 8, matrix=True),
     Tiling(64, 64, 4, 8, 16, 4, 8, 8, per_sm=2, matrix=True),
     Tiling(32, 32, 4, 4, 16, 4, 8, 8, per_sm=4, matrix=True),
 )
@@ -77,6 +77,8 @@ def offered(plan: ProductPlan, width: int, matrix: bool = False) -> Iterator[Til
     wide = plan.accumulator == "f64"
     *larger, smallest = MATRIX_TILINGS if wide and matrix else TILINGS[8 if wide else 4]
     count = len(plan.products)
+    if not wide and str(plan.left.data[1]) == "f32":  # then a slab of the largest holds as many bytes as one of f16
+        larger[0] = replace(larger[0], depth=8, unrolled=8)
     for t in larger:
         if t.wide % (4 * count) == 0:
             yield replace(t, cols=t.cols // count, wide=t.wide // count, width=width)
@@ -101,7 +103,7 @@ def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
     that follow each other, smaller tiles."""
     for per_sm in range(tiling.per_sm, 0, -1):
         yield replace(tiling, per_sm=per_sm)
-    if tiling.unrolled > 2:
+    if tiling.unrolled > 2 and not tiling.matrix:
         yield replace(tiling, unrolled=2, per_sm=1)
     for t in offered(plan, tiling.width, tiling.matrix):
         if t.rows * t.cols < tiling.rows * tiling.cols:

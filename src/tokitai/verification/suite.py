@@ -36,7 +36,7 @@ PRODUCTS: tuple[tuple[int, int], ...] = (
 )  # fmt: skip
 BATCHES: tuple[tuple[int, int], ...] = (Sizes(3, 5, 7, 2), Sizes(7, 17, 33, 3), Sizes(2, 3, 5, 40), Sizes(2, 3, 0, 2))
 # Larger tiles of a GPU's kernels, cut off at the edges.
-GPU_PRODUCTS: tuple[tuple[int, int], ...] = (Sizes(650, 643, 19), Sizes(257, 6500, 9))
+GPU_PRODUCTS: tuple[tuple[int, int], ...] = (Sizes(650, 643, 19), Sizes(129, 13000, 9))
 PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
 
 
