@@ -47,8 +47,8 @@ def products() -> list[str]:
     devices = sorted({f"{r['device']}, driver {r['driver']}, PyTorch {r['torch']}" for r in latest.values()})
     lines = ["## Matrix products", "", f"{'; '.join(devices)}; {max(r['date'] for r in latest.values())[:10]}.", ""]
     lines += [
-        "From `gpu_products.jsonl`, which `python -m bench.gpu_products` fills. Tflop/s, cuBLAS in the same run without",
-        "TF32, on operands stored as wide as it adds up. Tiles: those of the run, which are not always today's. Bits:",
+        "From `gpu_products.jsonl`, which `python -m bench.gpu_products` fills. Tflop/s; cuBLAS in one run with it,",
+        "without TF32, on operands stored as wide as it adds up. Tiles are those of the run, not always today's. Bits:",
         "whether the first row was compared with the oracle in that run, and equal.",
         "",
         "| stored | summed in | layout | size | tokitai | cuBLAS | of cuBLAS | tiles | bits |",
