@@ -7,12 +7,13 @@ read as it is; any other view is copied once, or refused with ``copy=False``. Re
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from .binding import bind, check_params, check_threads
+from .call_again import Seen, recipe_for, remember
 from .call_list import Prepared, prepare
 from .device import cpu
 from .device.dlpack import as_numpy, like, on_gpu
@@ -20,7 +21,6 @@ from .errors import ArgumentError
 from .formats import FORMATS, format_of
 from .kernel import Kernel, KernelBase, compile
 from .lang import Operator, Output, TensorSpec, extent
-from .lang.operator import RESERVED
 from .lower import ProductPlan
 
 Array = np.ndarray[Any, Any]
@@ -42,6 +42,14 @@ def call(
     host memory, ``cuda_stream`` and ``check`` for those of a GPU (`gpu_call.call_gpu`).
     Raises ArgumentError for a missing, superfluous or ill-formed argument.
     """
+    seen = Seen.of(operator, args, kwargs, out) if cuda_stream is None and check else None
+    if seen is not None and (recipe := recipe_for(seen)) is not None:
+        check_threads(threads)
+        known = recipe.prepared(seen, args, kwargs)
+        if operator.contract.indices:
+            named = {str(n): x for n, x in zip(seen.names, seen.tensors, strict=True)}
+            check_indices(operator, named, known.params, recipe.shape, recipe.entries)
+        return recipe.run(seen, known, threads)
     for x in (*args, *kwargs.values()):
         there = on_gpu(x)
         if there:
@@ -55,7 +63,7 @@ def call(
     if cuda_stream is not None or not check:
         found = f"cuda_stream={cuda_stream!r}" if cuda_stream is not None else f"check={check!r}"
         raise ArgumentError(f"{operator.name}: {found} beside arrays in host memory; accepted: leave it out")
-    return call_with(_kernel, operator, args, kwargs, out, threads, copy)
+    return call_with(_kernel, operator, args, kwargs, out, threads, copy, seen)
 
 
 KernelFor = Callable[[Operator, str, frozenset[str], tuple[tuple[str, object], ...]], Kernel]
@@ -64,9 +72,9 @@ KernelFor = Callable[[Operator, str, frozenset[str], tuple[tuple[str, object], .
 
 def call_with(
     kernel_for: KernelFor, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any,
-    threads: int | None, copy: bool,
+    threads: int | None, copy: bool, seen: Seen | None = None,
 ) -> Any:  # fmt: skip
-    """`call` with kernels that run elsewhere."""
+    """`call` with kernels that run elsewhere; what it finds out is kept where the call was ``seen``."""
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
     check_threads(threads)
@@ -101,6 +109,9 @@ def call_with(
     for name in set(supplied).intersection(operator.contract.places):
         target = as_numpy(name, supplied[name])
         target[...] = results[name].astype(target.dtype).reshape(target.shape)
+    if seen is not None:
+        full = {o.name: full_shape(o, lead, shape, entries) for o in kernel.graph.outputs}
+        remember(seen, kernel, shape, entries, tensors, results, full, supplied)
     example = next(iter(given.values()))
     returned = []
     for o in kernel.graph.outputs:
@@ -137,12 +148,6 @@ def check_slots(
         if found.any():
             row = int(found.argmax())
             raise ArgumentError(f"{name}[{row}] holds NaN ({int(found.sum())} such rows); accepted: rows without NaN")
-
-
-def check_threads(threads: object) -> None:
-    """A whole number of at least 1, or None. Raises ArgumentError."""
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")
 
 
 def widened(operator: Operator, arrays: Mapping[str, Array], copy: bool) -> dict[str, Array]:
@@ -184,59 +189,6 @@ def check_indices(
             also = f", or {index.besides}={int(params[index.besides])}" if index.besides else ""
             found = f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows)"
             raise ArgumentError(f"{found}; accepted: 0 to {count - 1}{also}")
-
-
-def bind(
-    operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, float], dict[str, object]]:
-    """Sort a call's arguments into tensors, scalars and options. Raises ArgumentError."""
-    names = [t.name for t in operator.tensors]
-    if len(args) > len(names):
-        raise ArgumentError(f"{operator.name}: {len(args)} positional arguments; accepted: {', '.join(names)}")
-    given = dict(zip(names, args, strict=False))
-    for name in kwargs:
-        if name in given:
-            raise ArgumentError(f"{operator.name}: {name} is given twice")
-    values = {**given, **kwargs}
-    tensors = {n: values.pop(n) for n in names if values.get(n) is not None}
-    for n in names:
-        values.pop(n, None)
-    missing = [t.name for t in operator.tensors if not t.optional and t.name not in tensors]
-    if missing:
-        raise ArgumentError(f"{operator.name}: missing {', '.join(missing)}; accepted: {', '.join(names)}")
-    params: dict[str, float] = {}
-    for p in operator.params:
-        value = values.pop(p.name, p.default)
-        if value is None:
-            raise ArgumentError(f"{operator.name}: missing the scalar {p.name}")
-        params[p.name] = value
-    options = {o.name: values.pop(o.name) for o in operator.options if o.name in values}
-    for option, scalar in operator.contract.switches.items():
-        if options.setdefault(option, bool(params[scalar])) is False and params[scalar]:
-            raise ArgumentError(
-                f"{operator.name}: {scalar}={params[scalar]} with {option}=False; accepted: one or the other"
-            )
-    for o in operator.options:
-        if o.name in options and options[o.name] not in o.accepted:
-            words = ", ".join(map(repr, o.accepted))
-            raise ArgumentError(f"{operator.name}: {o.name}={options[o.name]!r}; accepted: {words}")
-    if values:
-        accepted = [*names, *(p.name for p in operator.params), *(o.name for o in operator.options), *RESERVED]
-        raise ArgumentError(f"{operator.name}: unknown argument {', '.join(values)}; accepted: {', '.join(accepted)}")
-    return tensors, params, options
-
-
-def check_params(operator: Operator, params: Mapping[str, float]) -> None:
-    """Scalars are real numbers, whole where the operator says so, in its ranges. Raises ArgumentError."""
-    for p in operator.params:
-        value = params[p.name]
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a number")
-        if p.whole and not (abs(value) <= 2**53 and int(value) == value):
-            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number of at most 2**53")
-        low, high = operator.contract.ranges.get(p.name, (-math.inf, math.inf))
-        if p.name in operator.contract.ranges and not low <= value <= high:  # NaN lies in no range
-            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: {low!r} to {high!r}")
 
 
 def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:

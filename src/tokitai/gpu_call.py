@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from .binding import bind, check_params
 from .call import (
-    bind,
     check_indices,
-    check_params,
     common_shape,
     flatten,
     full_shape,

@@ -101,7 +101,7 @@ class GpuKernel(KernelBase):
     settled_tilings: dict[Tiling, Tiling] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _offered(self.graph, self.plan, self.target.name)
+        self.plan = _offered(self.graph, self.plan, self.target.name)
 
     def described(self) -> dict[str, object]:
         """The plan in words; of a product with the tiles that were used so far."""
@@ -247,7 +247,7 @@ class GpuKernel(KernelBase):
         No kernel spills that could do without: the rule is simple, and costs little but for layer norm over
         32,768 columns, which an H200 ran a fifth faster with a few spilled registers and twice the blocks.
         """
-        chosen = plan if schedule.kept else plan_rows(plan.graph, keep=False)
+        chosen = plan if schedule.kept else plan_rows(plan.graph, "nothing")
         while True:
             program = self.program(schedule, lambda s=schedule: emit_rows(chosen, s))  # type: ignore[misc]
             fewer = schedule.with_fewer_registers(layout.blocked(plan))
@@ -329,19 +329,18 @@ class GpuKernel(KernelBase):
 
 def gpu_plan(graph: Graph, target: str) -> Plan:
     """The plan of a kernel for a GPU. Raises TargetMissingError for a product that has none there."""
-    plan = make_plan(graph)
-    _offered(graph, plan, target)
-    return plan
+    return _offered(graph, make_plan(graph), target)
 
 
-def _offered(graph: Graph, plan: Plan, target: str) -> None:
+def _offered(graph: Graph, plan: Plan, target: str) -> Plan:
     if not isinstance(plan, ProductPlan):
-        return
+        return plan_rows(graph, "in registers") if isinstance(plan, RowPlan) else plan
     if len({str(n.data[0]) for n in plan.products}) > 1 or len(plan.products) > gpu_product.MOST_PRODUCTS:
         layouts, most = ", ".join(str(n.data[0]) for n in plan.products), gpu_product.MOST_PRODUCTS
         raise TargetMissingError(
             f"{graph.name}: products stored as {layouts}; accepted by {target}: up to {most}, all stored in one way"
         )
+    return plan
 
 
 def source_digest(text: KernelText) -> str:

@@ -248,7 +248,14 @@ class Kernel(KernelBase):
         whatever it holds; a new one where none is given."""
         if workspace is None:
             workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads, self.entries_in(sizes)), np.uint8)
-        status = self._run(addresses, sizes, table, workspace.ctypes.data, threads)
+        self.succeeded(self._run(addresses, sizes, table, workspace.ctypes.data, threads))
+
+    def launch_prepared(self, tensors: Any, sizes: Any, scalars: int, workspace: int, threads: int) -> None:
+        """The same on arrays of ctypes and addresses."""
+        self.succeeded(self._run.prepared(tensors, sizes, scalars, workspace, threads))
+
+    def succeeded(self, status: int) -> None:
+        """Raise TokitaiError for a status other than 0."""
         if status != 0:
             raise TokitaiError(f"{self}: status {status}; a kernel returns 0")
 

@@ -233,6 +233,7 @@ def test_special_values(name: str) -> None:
     assert [bits(float(r)) for r in result] == [bits(v) for v in want]
 
 
+@pytest.mark.slow
 def test_exp_down_has_the_bits_of_exp() -> None:
     """Every 509th non-positive pattern, NaN included, and 2000 on each side of where the clamp, the result's format or
     n changes."""

@@ -27,8 +27,8 @@ ORDER = (
     {"toolchain"},
     {"device"},
     {
-        "kernel", "gpu_kernel", "gpu_matrix", "gpu_targets", "gpu_card", "gpu_call", "gpu_lists", "call_list", "call",
-        "call_product", "routing",
+        "kernel", "gpu_kernel", "gpu_matrix", "gpu_targets", "gpu_card", "gpu_call", "gpu_lists", "binding",
+        "call_again", "call_list", "call", "call_product", "routing",
     },
     {"worker", "wire"},
     {"gpu_hip"},

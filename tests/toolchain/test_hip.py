@@ -22,6 +22,7 @@ try:
 except CompilerMissingError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+pytestmark = pytest.mark.slow  # each compiles
 BEGIN = '#include "rows.h"\nnamespace tokitai {\nstruct Call { const float* x; float* y; int64_t n; };\n'
 END = "}  // namespace tokitai\n"
 

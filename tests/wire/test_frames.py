@@ -15,6 +15,7 @@ from host import F16, Done, Input, command, framed, frames, here, lines, process
 
 from tokitai.wire import SHORT_LENGTH, SHORT_PAYLOAD, UNHEARD, Runner, family_named, serve
 
+pytestmark = pytest.mark.slow  # each starts processes and waits for their end
 X = np.linspace(-2, 2, 21).astype(F16).reshape(3, 7)
 REQUEST = framed(words(0, 3, 7, X))
 

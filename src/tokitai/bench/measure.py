@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..call import bind, prepare_lists
+from ..binding import bind
+from ..call import prepare_lists
 from ..device import cpu
 from ..errors import ArgumentError, UnavailableError, UnknownNameError
 from ..formats import FORMATS

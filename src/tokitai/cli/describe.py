@@ -122,7 +122,7 @@ def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int) -> str:
     else:
         chosen = layout.schedule_rows(plan, shape[1], layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1, warp)
         steps, schedule = layout.row_steps(plan, chosen, *shape), str(chosen)
-        text = emit_rows(plan if chosen.kept else plan_rows(plan.graph, keep=False), chosen)
+        text = emit_rows(plan if chosen.kept else plan_rows(plan.graph, "nothing"), chosen)
     if part == "source":
         return text.text.rstrip()
     launches = [f"{s.name}: {s.grid} blocks of {s.block} threads{', or fewer in turn' * s.in_turn}" for s in steps]

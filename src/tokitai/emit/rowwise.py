@@ -13,7 +13,7 @@ class RowEmitter(Printer):
     def __init__(self, plan: RowPlan) -> None:
         super().__init__(plan.graph)
         self.plan = plan
-        self.private = [f"{len(plan.kept)} * cols"] * bool(plan.kept)  # workspace of each thread
+        self.private = [f"{plan.scratch_rows} * cols"] * bool(plan.scratch_rows)  # workspace of each thread
         self.private += [f"{plan.most_sums} * partial_room(cols)"] * bool(plan.most_sums)
         self.streamed = streamed(plan.graph)
         if plan.has_firsts:
@@ -90,7 +90,11 @@ class RowEmitter(Printer):
         if self.private:
             self.line(f"Stored* const scratch = private_space + thread_number() * ({' + '.join(self.private)});")
         if plan.most_sums:
-            self.line(f"Stored* const partial = scratch{f' + {len(plan.kept)} * cols' if plan.kept else ''};")
+            self.line(f"Stored* const partial = scratch{f' + {plan.scratch_rows} * cols' * bool(plan.scratch_rows)};")
+        for i, n in enumerate(plan.widened):
+            self.line(f"Stored* const wide_{n.data[0]} = scratch + {plan.kept_rows + i} * cols;")
+            widen = f"store(wide_{n.data[0]} + c, load(in_{n.data[0]} + c, lanes), lanes);"
+            self.line(f"each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA {{ {widen} }});")
         self.line("#pragma omp for schedule(static)")
         self.open("for (int64_t block = 0; block < blocks; ++block)")
         self.line(f"const int64_t end = least(rows, (block + 1) * {plan.block});")
@@ -129,9 +133,11 @@ class RowEmitter(Printer):
                 self.line(f"block_{self.name[n]} = add(block_{self.name[n]}, {self.name[n.args[0]]});")
 
     def compute(self, p: Pass, loaded: set[Node]) -> None:
-        for n in p.compute:
-            if n in loaded:
-                self.declare(n, f"load({self.scratch(n)} + c, lanes)", vector=True)
+        for n in (n for n in p.compute if n in loaded):  # before anything is stored: another value may take its row
+            self.declare(n, f"load({self.scratch(n)} + c, lanes)", vector=True)
+        for n in (n for n in p.compute if n not in loaded):
+            if n in self.plan.widened:
+                self.declare(n, f"load(wide_{n.data[0]} + c, lanes)", vector=True)
             else:
                 self.column_value(n)
             if n in p.keep:
@@ -151,7 +157,7 @@ class RowEmitter(Printer):
             self.declare(n, self.expression(n, True, self.name), vector=True)
 
     def scratch(self, n: Node) -> str:
-        return f"scratch + {self.plan.kept.index(n)} * cols"
+        return f"scratch + {self.plan.kept[n]} * cols"
 
     def stores(self, p: Pass) -> None:
         for o in p.stores:
@@ -198,8 +204,8 @@ class RowEmitter(Printer):
             self.line(f"const S {self.name[n]} = done_first(first({joined}), cols);")
 
     def prefetches(self, p: Pass) -> None:
-        """The next row is fetched during the first pass that sums: by then this one lies in the caches."""
-        if p is next(q for q in self.plan.passes if q.sums):
+        """The next row is fetched during the last pass that sums, when this one lies in the caches."""
+        if p is [q for q in self.plan.passes if q.sums][-1]:
             for t in self.graph.inputs:
                 if t.space == "rc":
                     self.line(f"prefetch(in_{t.name}_next + c);")

@@ -9,16 +9,19 @@ A plan decides speed, never a bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from ..errors import DefinitionError
 from ..lang import COL_SUM_BLOCK, ROW_REDUCTIONS, TOTALS, Graph, Node, Output, topological
 
 # Rough cost of an operation in vector instructions; only the comparisons with KEEP_ABOVE and CHEAP matter.
 _COST = {"div": 8, "sqrt": 10, "maximum": 4, "minimum": 4, "where": 1, "input": 2, "const": 0, "round": 0}
-KEEP_ABOVE = 8
+Keep = Literal["in cache", "in registers", "nothing"]
+KEEP_ABOVE: dict[Keep, int] = {"in cache": 3, "in registers": 8}  # a scratch row costs a store and a load
+NARROW = ("f16", "bf16")
 CHEAP = 20  # below this a pass is bound by its loop and by the way its sums take, not by its arithmetic
 
 REDUCTIONS = ROW_REDUCTIONS | TOTALS | {"col_sum"}
@@ -55,6 +58,7 @@ class RowPlan:
     before: tuple[Node, ...]  # values with one element a row that no pass is needed for
     passes: tuple[Pass, ...]
     finish: tuple[Node, ...]  # column values computed from complete column sums
+    kept: Mapping[Node, int]  # values that later passes find, and the scratch row of each
     block: int
     flat: bool = False
 
@@ -69,8 +73,20 @@ class RowPlan:
         return tuple(n for n in self.col_sums if n not in self.early)
 
     @cached_property
-    def kept(self) -> tuple[Node, ...]:
-        return tuple(n for p in self.passes for n in p.keep)
+    def widened(self) -> tuple[Node, ...]:
+        """Narrow inputs with one element a column, which every row reads: each thread may widen them once."""
+        used = {n for p in self.passes for n in p.compute if n.op == "input" and n.space == "c"}
+        return tuple(n for n in self.graph.nodes if n in used and n.data[1] in NARROW)
+
+    @cached_property
+    def kept_rows(self) -> int:
+        """How many scratch rows hold values that are kept from pass to pass."""
+        return max(self.kept.values(), default=-1) + 1
+
+    @cached_property
+    def scratch_rows(self) -> int:
+        """How many scratch rows each thread has."""
+        return self.kept_rows + len(self.widened)
 
     def workspace_bytes(self, shapes: Sequence[tuple[int, int]], element: int, threads: int) -> int:
         """Sums of blocks of rows and, for each thread, scratch rows and the sums of a row's blocks."""
@@ -78,7 +94,7 @@ class RowPlan:
         blocks = -(-rows // self.block)
         shared = sum(blocks * (cols if n.space == "c" else 1) for n in self.col_sums)
         partial = self.most_sums * (cols // 4 + 512)  # partial_room(cols) in rows.h
-        return element * (shared + threads * (len(self.kept) * cols + partial))
+        return element * (shared + threads * (self.scratch_rows * cols + partial))
 
     @cached_property
     def has_firsts(self) -> bool:
@@ -95,14 +111,14 @@ class RowPlan:
         return {
             "passes": len(self.passes),
             "rows in a block": self.block,
-            "scratch rows": len(self.kept),
+            "scratch rows": self.kept_rows,
             "column sums": len(self.col_sums),
             "column sums before the rows": len(self.early),
         }
 
 
-def plan_rows(graph: Graph, keep: bool = True) -> RowPlan:
-    """The plan for a graph; without `keep` every pass computes all that it needs again.
+def plan_rows(graph: Graph, keep: Keep = "in cache") -> RowPlan:
+    """The plan for a graph; where it is to ``keep`` nothing, every pass computes all that it needs again.
 
     Raises DefinitionError where a row needs a column sum that is not complete yet.
     """
@@ -122,7 +138,11 @@ def plan_rows(graph: Graph, keep: bool = True) -> RowPlan:
         roots += [o.node for o in row_stores if _store_pass(o, level, count) == p]
         roots += [n.args[0] for n in col_sums] if p == count else []
         wanted.append(roots)
-    kept = _choose_kept(wanted, count) if keep else set()
+    kept: dict[Node, int] = {}
+    if keep != "nothing":
+        kept = _scratch_rows(wanted, _choose_kept(wanted, count, KEEP_ABOVE[keep]))
+    if keep == "in cache":
+        kept = _with_inputs(wanted, kept)
 
     passes = []
     available: set[Node] = set()
@@ -155,6 +175,7 @@ def plan_rows(graph: Graph, keep: bool = True) -> RowPlan:
         before=tuple(n for n in row_nodes if level[n] == 0),
         passes=tuple(passes),
         finish=tuple(n for n in graph.nodes if n in late),
+        kept=kept,
         block=COL_SUM_BLOCK if sums else 1,
     )
 
@@ -228,14 +249,43 @@ def _own_cost(node: Node) -> int:
     return sum(_COST.get(n.op, 1) for n in node.body.nodes) if node.body is not None else _COST.get(node.op, 1)
 
 
-def _choose_kept(wanted: list[list[Node]], count: int) -> set[Node]:
+def _choose_kept(wanted: list[list[Node]], count: int, above: int) -> set[Node]:
     """Values that two passes need and that are dear to compute; of a value and its operands, only the value."""
     cones = [set(_cone(roots, set())) for roots in wanted]
     shared = {n for i in range(count) for j in range(i + 1, count) for n in cones[i] & cones[j] if n.space == "rc"}
-    dear = {n for n in shared if n.type == "f32" and _cost(n, set()) >= KEEP_ABOVE}
+    dear = {n for n in shared if n.type == "f32" and _cost(n, set()) >= above}
     covered: set[Node] = set()
     for n in dear:  # an operand is needed in a later pass only through values that are kept themselves
         users = [m for cone in cones for m in cone if n in m.args]
         if users and all(u in dear for u in users) and not any(n in roots for roots in wanted[1:]):
             covered.add(n)
     return dear - covered
+
+
+def _scratch_rows(wanted: list[list[Node]], kept: set[Node]) -> dict[Node, int]:
+    """The scratch row of each value that later passes load. A row is used again by the pass that loads its value for
+    the last time: a pass loads before it stores."""
+    first: dict[Node, int] = {}
+    last: dict[Node, int] = {}
+    for p, roots in enumerate(wanted):
+        for n in _cone(roots, stop=set(first)):
+            if n in kept:
+                first.setdefault(n, p)
+                last[n] = p
+    row: dict[Node, int] = {}
+    free_from: list[int] = []  # the pass from which on each row is free
+    for n in (n for n in first if first[n] < last[n]):  # in the order of their first pass
+        found = next((i for i, p in enumerate(free_from) if p <= first[n]), len(free_from))
+        free_from[found : found + 1] = [last[n]]
+        row[n] = found
+    return row
+
+
+def _with_inputs(wanted: list[list[Node]], kept: dict[Node, int]) -> dict[Node, int]:
+    """Also narrow inputs, widened, for which there is a scratch row that is free."""
+    for n in (n for roots in wanted for n in _cone(roots, set())):
+        if n.op == "input" and n.space == "rc" and n.data[1] in NARROW and n not in kept:
+            more = _scratch_rows(wanted, {*kept, n})
+            if max(more.values(), default=-1) == max(kept.values(), default=-1):
+                kept = more
+    return kept

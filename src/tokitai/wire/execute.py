@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..call import bind, call, check_params
+from ..binding import bind, check_params
+from ..call import call
 from ..device import cpu
 from ..emit.cpp import KernelText
 from ..errors import DeviceMissingError, UnknownNameError

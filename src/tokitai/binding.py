@@ -1,0 +1,72 @@
+"""Sort the arguments of a call, and check those that are no tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .errors import ArgumentError
+from .lang import Operator
+from .lang.operator import RESERVED
+
+
+def bind(
+    operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, float], dict[str, object]]:
+    """Sort a call's arguments into tensors, scalars and options. Raises ArgumentError."""
+    names = [t.name for t in operator.tensors]
+    if len(args) > len(names):
+        raise ArgumentError(f"{operator.name}: {len(args)} positional arguments; accepted: {', '.join(names)}")
+    given = dict(zip(names, args, strict=False))
+    for name in kwargs:
+        if name in given:
+            raise ArgumentError(f"{operator.name}: {name} is given twice")
+    values = {**given, **kwargs}
+    tensors = {n: values.pop(n) for n in names if values.get(n) is not None}
+    for n in names:
+        values.pop(n, None)
+    missing = [t.name for t in operator.tensors if not t.optional and t.name not in tensors]
+    if missing:
+        raise ArgumentError(f"{operator.name}: missing {', '.join(missing)}; accepted: {', '.join(names)}")
+    params: dict[str, float] = {}
+    for p in operator.params:
+        value = values.pop(p.name, p.default)
+        if value is None:
+            raise ArgumentError(f"{operator.name}: missing the scalar {p.name}")
+        params[p.name] = value
+    options = {o.name: values.pop(o.name) for o in operator.options if o.name in values}
+    for option, scalar in operator.contract.switches.items():
+        if options.setdefault(option, bool(params[scalar])) is False and params[scalar]:
+            raise ArgumentError(
+                f"{operator.name}: {scalar}={params[scalar]} with {option}=False; accepted: one or the other"
+            )
+    for o in operator.options:
+        if o.name in options and options[o.name] not in o.accepted:
+            words = ", ".join(map(repr, o.accepted))
+            raise ArgumentError(f"{operator.name}: {o.name}={options[o.name]!r}; accepted: {words}")
+    if values:
+        accepted = [*names, *(p.name for p in operator.params), *(o.name for o in operator.options), *RESERVED]
+        raise ArgumentError(f"{operator.name}: unknown argument {', '.join(values)}; accepted: {', '.join(accepted)}")
+    return tensors, params, options
+
+
+def check_params(operator: Operator, params: Mapping[str, float]) -> None:
+    """Scalars are real numbers, whole where the operator says so, in its ranges. Raises ArgumentError."""
+    for p in operator.params:
+        value = params[p.name]
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a number")
+        if p.whole and not (abs(value) <= 2**53 and int(value) == value):
+            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number of at most 2**53")
+        low, high = operator.contract.ranges.get(p.name, (-math.inf, math.inf))
+        if p.name in operator.contract.ranges and not low <= value <= high:  # NaN lies in no range
+            raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: {low!r} to {high!r}")
+
+
+def check_threads(threads: object) -> None:
+    """A whole number of at least 1, or None. Raises ArgumentError."""
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")

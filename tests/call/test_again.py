@@ -1,0 +1,145 @@
+"""Calls of a kind that was seen before: the same bits, and the same refusals, as when everything is checked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokitai import call as calls
+from tokitai import call_again, ops
+from tokitai.device import cpu
+from tokitai.errors import ArgumentError
+from tokitai.lang import Operator
+
+X = np.random.default_rng(7).standard_normal((6, 40)).astype(np.float16)
+ONES = np.ones(40, np.float16)
+
+
+@pytest.fixture(autouse=True)
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of operators whose calls were checked in full."""
+    call_again.forget()
+    names: list[str] = []
+    real = calls.call_with
+
+    def counted(kernel_for: Any, operator: Operator, *rest: Any) -> Any:
+        names.append(operator.name)
+        return real(kernel_for, operator, *rest)
+
+    monkeypatch.setattr(calls, "call_with", counted)
+    return names
+
+
+def bits(results: Any) -> list[tuple[Any, ...]]:
+    return [(r.tobytes(), r.shape, r.dtype) for r in (results if isinstance(results, tuple) else (results,))]
+
+
+def twice(checked: list[str], call: Callable[[], Any]) -> None:
+    """The second call is not checked in full, and gives the bits of the first."""
+    first = bits(call())
+    assert bits(call()) == first and len(checked) == 1
+
+
+@pytest.mark.parametrize("shape", [(6, 40), (2, 3, 40), (40,), (1, 40)])
+@pytest.mark.parametrize("threads", [None, 1, 3])
+def test_the_same_bits(checked: list[str], shape: tuple[int, ...], threads: int | None) -> None:
+    x = X.reshape(-1)[: int(np.prod(shape))].reshape(shape)
+    twice(checked, lambda: ops.layer_norm(x, ONES, beta=ONES, eps=1e-5, threads=threads))
+
+
+def test_other_arrays_of_the_kind(checked: list[str]) -> None:
+    made = [ops.softmax(X), ops.softmax(X[::-1].copy())]
+    assert made[1].tobytes() == made[0][::-1].tobytes() and len(checked) == 1
+    assert not np.shares_memory(*made)
+
+
+def test_results_of_the_caller(checked: list[str]) -> None:
+    out, wide = np.empty_like(X), np.empty((6, 80), np.float16)
+    for target in (out, wide[:, :40], wide[:, 40:]):
+        for _ in range(2):
+            target[...] = 0
+            assert ops.softmax(X, out=target) is target
+            assert target.tobytes() == ops.softmax(X).tobytes()
+    assert len(checked) == 3, "a new result, one of its own, one with a row stride"
+
+
+def test_in_place(checked: list[str]) -> None:
+    names = ("param", "grad", "exp_avg", "exp_avg_sq")
+    state = {n: np.full((1, 9), 0.5, np.float16 if n in ("param", "grad") else np.float32) for n in names}
+    for step in (1, 2):
+        ops.adamw(**state, step=step, lr=1e-3)
+    assert len(checked) == 2, "what takes lists is checked each time: see its prepared form"
+    total = np.ones((4, 4), np.float32)
+    assert ops.linear_accumulate_weight(total, X[:4, :4].copy(), X[:4, :4].copy()) is total
+
+
+def test_scalars_and_options(checked: list[str]) -> None:
+    def rows(**kwargs: Any) -> bytes:
+        return bytes(ops.rms_norm(X, eps=kwargs["eps"])[0].tobytes())
+
+    assert rows(eps=1e-5) == rows(eps=1e-5) != rows(eps=0.5) == rows(eps=0.5)
+    assert len(checked) == 1, "another scalar needs no other recipe"
+    for wrong in ("1", True, None):
+        with pytest.raises(ArgumentError, match="eps"):
+            rows(eps=wrong)
+    with pytest.raises(ArgumentError, match="threads=0"):
+        ops.rms_norm(X, eps=1e-5, threads=0)
+
+
+def test_zeros_of_both_signs_are_two_scalars() -> None:
+    x = np.zeros((1, 2), np.float32)
+    assert [np.signbit(ops.scale(x, factor=f)).any() for f in (0.0, -0.0, 0.0)] == [False, True, False]
+
+
+def test_refusals_stay() -> None:
+    """Memory that overlaps, that is read-only, that has another format, a target out of range."""
+    pool = np.zeros(480, np.float16)
+    given, apart = pool[:240].reshape(6, 40), pool[240:].reshape(6, 40)
+    for _ in range(2):
+        ops.softmax(given, out=apart)
+    with pytest.raises(ArgumentError, match="overlaps"):
+        ops.softmax(given, out=pool[1:241].reshape(6, 40))
+    apart.flags.writeable = False
+    with pytest.raises(ArgumentError, match="read-only"):
+        ops.softmax(given, out=apart)
+    with pytest.raises(ArgumentError, match="float32"):
+        ops.softmax(given, out=np.empty((6, 40), np.float32))
+    target = np.arange(6)
+    for _ in range(2):
+        ops.cross_entropy(X, target)
+    target[4] = 40
+    with pytest.raises(ArgumentError, match=r"target\[4\]=40"):
+        ops.cross_entropy(X, target)
+
+
+def test_what_needs_a_copy_is_always_checked(checked: list[str]) -> None:
+    for _ in range(2):
+        assert ops.softmax(X.T).shape == (40, 6)
+        with pytest.raises(ArgumentError, match="copy=False"):
+            ops.softmax(X.T, copy=False)
+    assert len(checked) == 4
+
+
+def test_many_threads_at_once(checked: list[str]) -> None:
+    want, wrong = ops.layer_norm(X, ONES, ONES)[0].tobytes(), []
+
+    def work() -> None:
+        wrong.extend(i for i in range(50) if ops.layer_norm(X, ONES, ONES)[0].tobytes() != want)
+
+    running = [threading.Thread(target=work) for _ in range(8)]
+    for t in running:
+        t.start()
+    for t in running:
+        t.join()
+    assert wrong == [] and len(checked) == 1
+
+
+def test_addresses() -> None:
+    for array in (X, X[1:, 3:], X.T, np.zeros(0), np.array(1.0)):
+        assert cpu.address_of(array) == array.ctypes.data
+    made, address = cpu.placed_empty((3, 5), np.dtype(np.float32))
+    assert made.ctypes.data == address and address % 64 == 0 and made.flags.c_contiguous
