@@ -1,4 +1,4 @@
-"""``python -m bench.gpu_report``: bench/results/gpu.md from the records in bench/results/gpu.jsonl."""
+"""``python -m bench.gpu_report``: bench/results/gpu.md from the records in gpu.jsonl and gpu_products.jsonl there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,32 @@ def main() -> None:
         lines.append(f"| {operator} | {dtype} | {rows}x{cols} | {cell('tokitai')} | {torch} | {liger} | {bits} |")
     lines += [""]
     lines += ["AdamW: 808 tensors, f16 weights with f32 moments, 22 bytes an element; PyTorch's fused step in f32, 28."]
+    lines += ["", *products()]
     (RESULTS / "gpu.md").write_text("\n".join(lines) + "\n")
+
+
+def products() -> list[str]:
+    """The table of matrix products."""
+    records = [json.loads(line) for line in (RESULTS / "gpu_products.jsonl").read_text().splitlines()]
+    latest = {tuple(r[k] for k in ("dtype", "accumulator", "rows", "cols", "inner", "layout")): r for r in records}
+    devices = sorted({f"{r['device']}, driver {r['driver']}, PyTorch {r['torch']}" for r in latest.values()})
+    lines = ["## Matrix products", "", f"{'; '.join(devices)}; {max(r['date'] for r in latest.values())[:10]}.", ""]
+    lines += [
+        "From `gpu_products.jsonl`, which `python -m bench.gpu_products` fills. Tflop/s; cuBLAS in one run with it,",
+        "without TF32, on operands stored as wide as it adds up. Tiles are those of the run, not always today's. Bits:",
+        "whether the first row was compared with the oracle in that run, and equal.",
+        "",
+        "| stored | summed in | layout | size | tokitai | cuBLAS | of cuBLAS | tiles | bits |",
+        "|---|---|---|---|--:|--:|--:|---|---|",
+    ]
+    for (dtype, accumulator, rows, cols, inner, layout), r in latest.items():
+        rates, bits = r["tflops"], "equal" if r["equal"] else "NOT EQUAL"
+        tiles = r["tiling"].removeprefix("tiles of ").partition(",")[0]
+        lines.append(
+            f"| {dtype} | {accumulator} | {layout} | {rows}x{cols}x{inner} | {rates['tokitai']} | {rates['cublas']} "
+            f"| {r['of_cublas']:.2f} | {tiles} | {bits} |"
+        )
+    return lines
 
 
 if __name__ == "__main__":

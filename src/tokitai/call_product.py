@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,7 @@ def call_product(
     graph = kernel.graph
     found = sizes_of(operator, graph, arrays)
     sizes = found.sizes
-    tensors = {t.name: _flat(t, arrays[t.name], sizes, copy) for t in graph.inputs}
+    tensors = {t.name: flat(t, arrays[t.name], sizes, copy) for t in graph.inputs}
     fresh = [o for o in graph.outputs if not o.inplace]
     supplied = list(out) if isinstance(out, (tuple, list)) else [out] * (out is not None)
     if out is not None and len(supplied) != len(fresh):
@@ -124,8 +124,10 @@ def call_product(
     return returned[0] if len(returned) == 1 else tuple(returned)
 
 
-def _flat(t: TensorSpec, array: Array, sizes: Sizes, copy: bool) -> Array:
-    """The array as the kernel reads it, copied only if need be."""
+def flat(
+    t: TensorSpec, array: Array, sizes: Sizes, copy: bool, copied: Callable[[Array], Array] = np.ascontiguousarray
+) -> Array:
+    """The array as the kernel reads it, copied only if need be. Raises ArgumentError."""
     one = math.prod(extent(t.space, sizes.one))
     want = extent(t.space, sizes, batched=array.size != one or array.ndim > 2)
     view = view_as(array, want)
@@ -136,12 +138,17 @@ def _flat(t: TensorSpec, array: Array, sizes: Sizes, copy: bool) -> Array:
             f"{t.name}: strides {array.strides} of shape {array.shape} need a copy; "
             "accepted with copy=False: contiguous arrays and views with a row stride"
         )
-    return np.ascontiguousarray(array).reshape(want)
+    return copied(array).reshape(want)
 
 
 def own(name: str, target: Array, want: tuple[int, ...], apart: Mapping[str, Array]) -> Array:
     """The caller's array as the kernel writes it. Raises ArgumentError where a result cannot lie there."""
     view = _writable(name, target, want, apart)
-    if view.ndim == 3 and any(np.shares_memory(a, b) for a, b in itertools.pairwise(view)):
-        raise ArgumentError(f"{name}: strides {target.strides}, so that products overlap; accepted: memory of each")
+    check_apart(name, view)
     return view
+
+
+def check_apart(name: str, view: Array) -> None:
+    """The products of a batch have memory of their own. Raises ArgumentError."""
+    if view.ndim == 3 and any(np.shares_memory(a, b) for a, b in itertools.pairwise(view)):
+        raise ArgumentError(f"{name}: strides {view.strides}, so that products overlap; accepted: memory of each")

@@ -17,6 +17,7 @@ import numpy as np
 from .binding import bind, check_params
 from .call import common_shape, flatten, full_shape, place_results, storage_format
 from .call_checks import check_chosen, table_entries
+from .call_product import check_apart, flat, sizes_of
 from .device.device_array import as_device, empty_like, handed_out, library_of
 from .errors import ArgumentError
 from .gpu_card import (
@@ -33,10 +34,11 @@ from .gpu_card import (
     within,
 )
 from .gpu_checks import Checks, refuse_capture
-from .gpu_kernel import Ready
+from .gpu_kernel import GpuKernel, Ready
 from .gpu_recipe import Look, Recipes, look_at, recipe_of
 from .kernel import Array, Scalars
-from .lang import Operator, Output
+from .lang import Operator, Output, Sizes
+from .lower import ProductPlan
 
 _recipes = Recipes()
 _NO_SCALARS = Scalars(np.empty(0, np.float32))
@@ -113,7 +115,8 @@ def _checked(
                 given[t.name] = wide
     dtype = storage_format(operator, arrays)
     kernel = kernel_on(where, operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
-    lead, shape = common_shape(operator, arrays, kernel.graph.options)
+    product = isinstance(kernel.plan, ProductPlan)
+    lead, shape = _sizes(operator, kernel, arrays) if product else common_shape(operator, arrays, kernel.graph.options)
     check_chosen(operator, kernel.graph.options, shape)
     entries = table_entries(operator, arrays, params)
     refuse_capture(where, operator, chosen)
@@ -126,7 +129,8 @@ def _checked(
                 alive.append(copied(name, given[name]))
                 return phantom(as_device(name, alive[-1], chosen))
 
-            tensors[t.name] = flatten(t, arrays[t.name], shape, copy, again)
+            as_read = flat if isinstance(shape, Sizes) else flatten
+            tensors[t.name] = as_read(t, arrays[t.name], shape, copy, again)  # type: ignore[arg-type]
         checks = Checks(where, operator, tensors, shape, entries)
         if check and checks:
             checks({n: a.ctypes.data for n, a in tensors.items()}, params, chosen)
@@ -137,6 +141,8 @@ def _checked(
             return phantom(as_device(o.name, made[o.name], chosen)).reshape(want)
 
         results, theirs = place_results(kernel, arrays, lead, shape, entries, out, located, make)
+        for name, view in results.items():
+            check_apart(f"out ({name})" if name in theirs else name, view)
         ordered = [tensors[t.name] for t in kernel.graph.inputs] + [results[o.name] for o in kernel.graph.outputs]
         addresses = [a.ctypes.data if a.size else 0 for a in ordered]
         nothing = all(results[o.name].size == 0 for o in kernel.graph.outputs)
@@ -158,6 +164,12 @@ def _checked(
             else:
                 returned.append(handed_out(made[o.name], example) if caller is None else caller)
     return returned[0] if len(returned) == 1 else tuple(returned)
+
+
+def _sizes(operator: Operator, kernel: GpuKernel, arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], Sizes]:
+    """What is ahead of a product's columns, and its sizes."""
+    found = sizes_of(operator, kernel.graph, arrays)
+    return found.result[:-1], found.sizes
 
 
 def with_workspace(where: Card, example: Any, ready: Ready, call: bytes, stream: int) -> None:

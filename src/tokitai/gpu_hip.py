@@ -26,18 +26,21 @@ DEFAULT = ("gfx942", "gfx1101")  # one for each width of wavefronts
 
 
 class HipTarget:
-    """One AMD architecture. ``fma``: whether the definition holds fused multiply-adds; ``inspect``: false leaves the
-    compilation for the architecture out, and runs the text alone.
+    """One AMD architecture. ``fma``, ``f64``: whether the definition holds fused multiply-adds, and sums in f64;
+    ``inspect``: false leaves the compilation for the architecture out, and runs the text alone.
 
     Raises UnknownNameError, and CompilerMissingError without a clang for AMD GPUs or a C++ compiler.
     """
 
     name = "hip"
     shared_bytes = 0  # that launches may ask for: there are no copies that go on by themselves
+    matrix_units = False
 
-    def __init__(self, arch: str, fma: bool, compiler: str | None = None, inspect: bool = True) -> None:
+    def __init__(
+        self, arch: str, fma: bool, compiler: str | None = None, inspect: bool = True, f64: bool = False
+    ) -> None:
         hip.flags_of(arch)
-        self.arch, self.fma, self.inspect = arch, fma, inspect
+        self.arch, self.fma, self.f64, self.inspect = arch, fma, f64, inspect
         self.warp = hip.ARCHITECTURES[arch]
         self.clang = hip.find_hip() if inspect else None
         self.sim = SimTarget(compiler, self.warp, hip=True)
@@ -47,7 +50,8 @@ class HipTarget:
         runs, ran = self.sim.build(text, stem, structure)
         if structure or self.clang is None:  # hashes are never launched on a card that is not there
             return runs, ran
-        made = hip.build(Source(text.text, text.headers, stem), self.arch, fma_allowed=self.fma, compiler=self.clang)
+        source = Source(text.text, text.headers, stem)
+        made = hip.build(source, self.arch, fma_allowed=self.fma, compiler=self.clang, f64_allowed=self.f64)
         clang = made.compiler.clang
         about = ("clang", clang.version, clang.digest, made.arch, made.flags)
         identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
@@ -101,7 +105,7 @@ class HipKernel(GpuKernel):
 
 
 def holds_fma(graph: Graph) -> bool:
-    """Whether a definition holds a fused multiply-add, in a function that it calls perhaps."""
+    """Whether a definition holds a fused multiply-add, in a function that it calls perhaps; the sums of products do."""
 
     def under(some: Iterable[Node]) -> Iterator[Node]:
         for n in some:
@@ -109,7 +113,12 @@ def holds_fma(graph: Graph) -> bool:
             if n.body is not None:
                 yield from under(n.body.nodes)
 
-    return any(n.op == "fma" for n in under(graph.nodes))
+    return any(n.op in ("fma", "matmul") for n in under(graph.nodes))
+
+
+def holds_f64(graph: Graph) -> bool:
+    """Whether a definition holds sums in f64."""
+    return any(n.op == "matmul" and n.data[1] == "f64" for n in graph.nodes)
 
 
 def archs_of(device: str, arch: str | None) -> tuple[str, ...]:
@@ -126,7 +135,7 @@ def kernels(
     operator: Operator, graph: Graph, arch: str, compiler: str | None = None, edit: Edit | None = None
 ) -> list[KernelBase]:  # fmt: skip
     """The kernel over numbers, and the same text over hashes. Raises what `HipTarget` raises."""
-    target, plan = HipTarget(arch, holds_fma(graph), compiler), gpu_plan(graph, "hip")
+    target, plan = HipTarget(arch, holds_fma(graph), compiler, f64=holds_f64(graph)), gpu_plan(graph, "hip")
     return [HipKernel(operator, graph, plan, structure, target, edit) for structure in (False, True)]
 
 

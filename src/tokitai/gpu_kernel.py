@@ -16,13 +16,24 @@ import numpy as np
 
 from .emit.cpp import KernelText
 from .emit.gpu_flat import ENTRY
-from .emit.gpu_text import emit_flat, emit_rows, emit_scatter
+from .emit.gpu_text import emit_flat, emit_product, emit_rows, emit_scatter
 from .errors import TargetMissingError
 from .kernel import Array, Identity, KernelBase, Scalars
-from .lang import Graph, Operator
-from .lower import AttentionPlan, FlatPlan, GroupedPlan, Plan, ProductPlan, ScatterPlan, gpu_scatter, make_plan
+from .lang import MATRICES, OPERANDS, Graph, Operator, Sizes
+from .lower import (
+    AttentionPlan,
+    FlatPlan,
+    GroupedPlan,
+    Plan,
+    ProductPlan,
+    ScatterPlan,
+    gpu_product,
+    gpu_scatter,
+    make_plan,
+)
 from .lower import gpu as layout
 from .lower.gpu import CHUNK, LONGEST_JOINED, FlatSchedule, Schedule, Step
+from .lower.gpu_product import Tiling
 from .lower.rowwise import RowPlan, plan_rows
 
 Edit = Callable[[str], str]
@@ -49,6 +60,10 @@ class Target(Protocol):
     name: str
     warp: int
     shared_bytes: int  # of shared memory that a launch may ask for, for a block
+
+    @property
+    def matrix_units(self) -> bool:
+        """Whether there are FP64 matrix units that add up in order."""
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
         """Compile a text, or take it from the build cache, and load it."""
@@ -86,7 +101,7 @@ class Ready:
 @dataclass(eq=False)
 class GpuKernel(KernelBase):
     """The kernels of an operator. In a *structure* build every float tensor holds 64-bit hashes instead of numbers.
-    Raises TargetMissingError for the plan of a product."""
+    Raises TargetMissingError for the plan of a product that GPUs have no kernels for."""
 
     operator: Operator
     graph: Graph
@@ -95,12 +110,20 @@ class GpuKernel(KernelBase):
     target: Target
     edit: Edit | None = None
     schedule: Callable[[RowPlan, int, int, int], Schedule] = layout.schedule_rows
+    tiling: Callable[[ProductPlan, Sizes, int, bool], Tiling] = gpu_product.tiling_of
     programs: dict[object, tuple[Program, Identity]] = field(default_factory=dict)
     settled: dict[Schedule, Schedule] = field(default_factory=dict)
     flat: dict[int, FlatSchedule] = field(default_factory=dict)
+    settled_tilings: dict[Tiling, Tiling] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.plan = _offered(self.graph, self.plan, self.target.name)
+
+    def described(self) -> dict[str, object]:
+        """The plan in words; of a product with the tiles that were used so far."""
+        if not isinstance(self.plan, ProductPlan):
+            return self.plan.describe()
+        return gpu_product.described(self.plan, self.settled_tilings.values())
 
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
@@ -113,6 +136,10 @@ class GpuKernel(KernelBase):
             return gpu_scatter.workspace_bytes(*shapes[0], entries, element)
         if isinstance(self.plan, FlatPlan):
             return element * layout.flat_workspace_elements(self.plan, shapes)
+        if isinstance(self.plan, ProductPlan):
+            size = Sizes.of(shapes[0])
+            most, every = threads or gpu_product.MOST_UNITS, {self.tiling(self.plan, size, 1, m) for m in (False, True)}
+            return max(gpu_product.workspace_bytes(self.plan, t, size, self.structure, most) for t in every)
         assert isinstance(self.plan, RowPlan)
         return element * layout.workspace_elements(self.plan, *shapes[0])
 
@@ -142,7 +169,8 @@ class GpuKernel(KernelBase):
         threads: int, workspace: Array | None = None, *, place: int | None = None, stream: int = 0,
     ) -> None:  # fmt: skip
         """Run on addresses and sizes as the CPU's kernels read them (see ``emit.cpp``). ``place`` is the address of a
-        workspace on the target; ``threads`` the order of a simulated device's threads."""
+        workspace on the target; ``threads`` the order of a simulated device's threads, and of a product among how many
+        blocks its chains are shared out: 0 leaves it to the plan."""
         if self.plan.flat:
             whole = list(sizes[len(sizes) - self.whole_count :]) if self.whole_count else []
             self.launch_table(self.table(addresses, sizes, shapes), whole, table, threads, workspace, place, stream)
@@ -153,8 +181,8 @@ class GpuKernel(KernelBase):
                 place = workspace.ctypes.data
             else:
                 place, alive = self.target.workspace(self.workspace_bytes(shapes, threads, self.entries_in(sizes)))
-        program, steps = self._rows(addresses, sizes, sizes[0], sizes[1], self.entries_in(sizes))
-        packed = struct.pack(f"<{len(addresses)}q{len(sizes)}q", *addresses, *sizes)
+        program, steps, ahead = self._steps(addresses, sizes, (sizes[0], sizes[1]), threads, self.entries_in(sizes))
+        packed = struct.pack(f"<{len(addresses)}q{len(ahead) + len(sizes)}q", *addresses, *ahead, *sizes)
         call = packed + self._scalars(table) + struct.pack("<q", place)
         for step in steps:
             program.launch(step, call, threads, stream)
@@ -169,14 +197,45 @@ class GpuKernel(KernelBase):
             made = self.table(addresses, sizes, [shape])
             head, need = made.packed[: -8 * len(addresses)], self.workspace_bytes(made.shapes, 1)
             return Ready(self.program_for(made), made.steps, head, b"", need)
-        program, steps = self._rows(addresses, sizes, *shape, entries)
-        middle = struct.pack(f"<{len(sizes)}q", *sizes)
-        return Ready(program, tuple(steps), b"", middle, self.workspace_bytes([shape], 1, entries))
+        program, steps, ahead = self._steps(addresses, sizes, shape, 0, entries)
+        middle = struct.pack(f"<{len(ahead) + len(sizes)}q", *ahead, *sizes)
+        return Ready(program, tuple(steps), b"", middle, self.workspace_bytes([shape], 0, entries))
 
     def scalar_bytes(self, scalars: Scalars) -> bytes:
         """Host scalars as the kernels' parameter holds them: whole numbers, then those rounded to f32."""
         whole = list(scalars.whole) or ([0] if self.plan.flat else [])
         return struct.pack(f"<{len(whole)}q", *whole) + self._scalars(scalars.table)
+
+    def _steps(
+        self, addresses: Sequence[int], sizes: Sequence[int], shape: tuple[int, int], threads: int, entries: int
+    ) -> tuple[Program, list[Step], list[int]]:
+        """The kernels and launches of a call, and the numbers that kernels take before the sizes."""
+        if not isinstance(self.plan, ProductPlan):
+            return *self._rows(addresses, sizes, *shape, entries), []
+        plan, of_operands, k = self.plan, [], 4
+        for (space, size), address in zip(self.tensor_sizes, addresses, strict=True):
+            if space in OPERANDS:  # row strides, and from one product of a batch to the next
+                of_operands += [(address, sizes[k], size), (address, sizes[k + 1], size)]
+            k += 2 * (space in MATRICES)
+        whole = Sizes(sizes[0], sizes[1], sizes[2], sizes[3])
+        matrix = plan.accumulator == "f64" and self.target.matrix_units
+        wished = self.tiling(plan, whole, self.width(*zip(*of_operands, strict=True)), matrix)
+        if wished not in self.settled_tilings:
+            self.settled_tilings[wished] = self._tiling_without_spills(plan, wished)
+        tiling = self.settled_tilings[wished]
+        most = threads or gpu_product.MOST_UNITS
+        steps = gpu_product.product_steps(tiling, whole, most)
+        return self.programs[tiling][0], steps, [gpu_product.together(tiling, whole, most)]
+
+    def _tiling_without_spills(self, plan: ProductPlan, wished: Tiling) -> Tiling:
+        """The tiling, or the first that needs fewer registers and spills none; the smallest may spill."""
+        *others, last = gpu_product.fallbacks(plan, wished)
+        for tiling in others:
+            if not self.program(tiling, lambda t=tiling: emit_product(plan, t)).spills("work"):  # type: ignore[misc]
+                return tiling
+            del self.programs[tiling]
+        self.program(last, lambda: emit_product(plan, last))
+        return last
 
     def _rows(
         self, addresses: Sequence[int], sizes: Sequence[int], rows: int, cols: int, entries: int
@@ -296,19 +355,24 @@ class GpuKernel(KernelBase):
         return f"<kernel {self.graph.name} {self.graph.dtype} {self.target.name}>"
 
 
-def gpu_plan(graph: Graph, target: str) -> RowPlan | FlatPlan | ScatterPlan:
-    """The plan of a kernel for a GPU. Raises TargetMissingError for a product, which has none there yet."""
+def gpu_plan(graph: Graph, target: str) -> Plan:
+    """The plan of a kernel for a GPU. Raises TargetMissingError for a product that has none there."""
     return _offered(graph, make_plan(graph), target)
 
 
-def _offered(graph: Graph, plan: Plan, target: str) -> RowPlan | FlatPlan | ScatterPlan:
+def _offered(graph: Graph, plan: Plan, target: str) -> Plan:
     if isinstance(plan, GroupedPlan):
         raise TargetMissingError(f"{graph.name}: there are no kernels of groups for {target} yet; accepted: cpu")
     if isinstance(plan, AttentionPlan):
         raise TargetMissingError(f"{graph.name}: there are no kernels of attention for {target} yet; accepted: cpu")
-    if isinstance(plan, ProductPlan):
-        raise TargetMissingError(f"{graph.name}: there are no kernels of products for {target} yet; accepted: cpu")
-    return plan_rows(graph, "in registers") if isinstance(plan, RowPlan) else plan
+    if not isinstance(plan, ProductPlan):
+        return plan_rows(graph, "in registers") if isinstance(plan, RowPlan) else plan
+    if len({str(n.data[0]) for n in plan.products}) > 1 or len(plan.products) > gpu_product.MOST_PRODUCTS:
+        layouts, most = ", ".join(str(n.data[0]) for n in plan.products), gpu_product.MOST_PRODUCTS
+        raise TargetMissingError(
+            f"{graph.name}: products stored as {layouts}; accepted by {target}: up to {most}, all stored in one way"
+        )
+    return plan
 
 
 def source_digest(text: KernelText) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,13 @@ class CudaTarget:
         self.device = open_device(index)
         self.shared_bytes = self.device.shared_bytes
         self._arena: Any = None
+
+    @cached_property
+    def matrix_units(self) -> bool:
+        """Whether the card has FP64 matrix units that add up in order: tried out on it, once."""
+        from .gpu_matrix import adds_in_order
+
+        return adds_in_order(self.device)
 
     def describe(self) -> dict[str, Any]:
         """The card, as certificates show it."""
@@ -132,10 +139,12 @@ class SimTarget:
     name = "sim"
     shared_bytes = 227 << 10  # as a block may have on sm_90
 
-    def __init__(self, compiler: str | None = None, warp: int = 32, hip: bool = False) -> None:
+    def __init__(
+        self, compiler: str | None = None, warp: int = 32, hip: bool = False, matrix_units: bool = False
+    ) -> None:
         from .toolchain.compilers import find_compiler
 
-        self.warp, self.hip, self.compiler = warp, hip, find_compiler(compiler)
+        self.warp, self.hip, self.compiler, self.matrix_units = warp, hip, find_compiler(compiler), matrix_units
 
     def describe(self) -> dict[str, Any]:
         """The processor that stands in."""

@@ -53,9 +53,7 @@ def is_attention(operator: Operator) -> bool:
 
 def targets_of(operator: Operator) -> tuple[str, ...]:
     """The targets that have kernels for an operator."""
-    if is_grouped(operator) or is_attention(operator):
-        return ("cpu",)
-    return ("cpu",) if is_product(operator) else TARGETS
+    return ("cpu",) if is_grouped(operator) or is_attention(operator) else TARGETS
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +138,10 @@ class KernelBase:
         if not isinstance(self.plan, ScatterPlan):
             return 0
         return sizes[len(sizes) - self.whole_count + whole_scalars(self.graph).index(self.plan.total.args[2])]
+
+    def described(self) -> dict[str, object]:
+        """The plan in words, for certificates."""
+        return self.plan.describe()
 
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""

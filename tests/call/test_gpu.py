@@ -148,16 +148,80 @@ def test_what_is_refused_warm_as_cold(arguments: dict[str, Any], message: str) -
             ops.rms_norm(**{**good, **arguments})
 
 
-def test_products_are_refused_and_the_gradient_of_a_bias_is_not() -> None:
+A, B = torch.randn(4, 6, 40, generator=torch.Generator().manual_seed(3)), X[None].expand(4, 6, 40)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_have_the_bits_of_the_cpu_cold_and_warm(dtype: torch.dtype, checked: list[str]) -> None:
+    a, b, c = A.to(dtype), A.to(dtype).transpose(1, 2).contiguous(), torch.ones(4, 6, 6, dtype=dtype)
+    cases: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (ops.matmul, (a, b), dict(beta=0.0)),
+        (ops.matmul, (a, b, c), dict(alpha=0.5, beta=-1.0)),
+        (ops.matmul, (a, b, c), dict(alpha=0.5, beta=0.0)),
+        (ops.matmul, (a, b[0]), dict(beta=0.0, accumulator="f64")),  # one matrix for all of a batch
+        (ops.matmul, (a, a), dict(beta=0.0, layout="NT")),
+        (ops.matmul_backward_right, (c, a), dict(alpha=2.0)),
+        (ops.linear, (a, a[0], a[1, 0, :6], c), dict(activation="silu")),
+        (ops.linear_swiglu, (a, a[0], a[1]), {}),
+        (ops.linear_backward_weight, (a, c), {}),
+    ]
     for _ in range(2):
-        for given in (X, X[None]):
-            with pytest.raises(TargetMissingError, match="matmul: there are no kernels of products for cuda yet"):
-                ops.matmul(on_gpu(given), on_gpu(given), beta=0.0, layout="NT")
-        with pytest.raises(TargetMissingError, match="attention: there are no kernels of attention for cuda yet"):
-            ops.attention(on_gpu(X), on_gpu(X), on_gpu(X), scale=1.0)
-        with pytest.raises(TargetMissingError, match=r"^linear: .*; accepted: cpu$"):
-            ops.linear(on_gpu(X), on_gpu(X))
+        for op, tensors, words in cases:
+            assert equal(op(*map(on_gpu, tensors), **words), op(*tensors, **words)), (op, words)
+    assert len(checked) == len(cases), "once for each kind of call"
+    with pytest.raises(TargetMissingError, match="attention: there are no kernels of attention for cuda yet"):
+        ops.attention(on_gpu(X), on_gpu(X), on_gpu(X), scale=1.0)
     assert equal(ops.linear_backward_bias(on_gpu(X)), ops.linear_backward_bias(X))
+
+
+def test_products_into_memory_of_the_callers(checked: list[str]) -> None:
+    want = ops.matmul(A, B, beta=0.0, layout="NT")
+    base = on_gpu(torch.full((4, 6, 16), 7.0))
+    for _ in range(2):
+        out = base[:, :, 3:9]
+        assert ops.matmul(on_gpu(A), on_gpu(B), beta=0.0, layout="NT", out=out) is out and equal(out, want)
+        assert bool((base[:, :, :3] == 7).all() and (base[:, :, 9:] == 7).all())
+    assert len(checked) == 1
+    total, host = on_gpu(torch.ones(6, 40)), torch.ones(6, 40)
+    for _ in range(2):
+        assert ops.linear_accumulate_weight(total, on_gpu(A[:, :, :6].half()), on_gpu(A.half())) is total
+        ops.linear_accumulate_weight(host, A[:, :, :6].half(), A.half())
+        assert equal(total, host)
+
+
+@pytest.mark.parametrize("shape", [(0, 40, 3), (3, 0, 40), (3, 4, 0)])
+def test_empty_products(shape: tuple[int, int, int]) -> None:
+    rows, cols, inner = shape
+    a, b = torch.zeros(rows, inner), torch.zeros(cols, inner)
+    for _ in range(2):
+        assert equal(ops.linear(on_gpu(a), on_gpu(b)), ops.linear(a, b))
+
+
+def test_products_that_cannot_be_are_refused_as_on_the_cpu() -> None:
+    words: dict[str, Any] = dict(beta=0.0, layout="NT")
+    wide = torch.randn(6, 80)
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((X, X[:, :39]), {}, r"b: shape \(6, 39\), 39 along inner; accepted beside a: 40"),
+        ((X[0], X), {}, r"a: shape \(40,\); accepted: 2 dimensions or more"),
+        ((A, A[:3]), {}, r"b: shape \(3, 6, 40\); accepted beside a: \(4,\) ahead"),
+        ((X, X.half()), {}, r"b: format f16 beside f32"),
+        ((wide[:, ::2], X), dict(copy=False), r"a: strides .* need a copy; accepted with copy=False"),
+        ((X, X), dict(accumulator="f16"), r"matmul: accumulator='f16'; accepted: 'f32', 'f64'"),
+        ((X, X), dict(alpha="one"), r"matmul: alpha='one'; accepted: a number"),
+    ]
+    for tensors, more, message in wrong:
+        for place in (lambda x: x, on_gpu):
+            with pytest.raises(ArgumentError, match=f"^{message}"):
+                ops.matmul(*map(place, tensors), **{**words, **more})
+    assert equal(ops.matmul(on_gpu(wide[:, ::2]), on_gpu(X), **words), ops.matmul(wide[:, ::2], X, **words))
+    a = on_gpu(torch.randn(6, 6))
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"^out \(y\): overlaps a; accepted: memory of its own"):
+            ops.matmul(a, on_gpu(torch.randn(6, 6)), out=a, **words)
+        with pytest.raises(ArgumentError, match=r"^out \(y\): shape \(6, 5\) of float32; accepted: \(6, 6\) of f32"):
+            ops.matmul(on_gpu(X), on_gpu(X), out=on_gpu(torch.empty(6, 5)), **words)
+        with pytest.raises(ArgumentError, match=r"^out \(y\): strides .* products overlap; accepted: memory of each"):
+            ops.matmul(on_gpu(A), on_gpu(A), out=on_gpu(torch.empty(6, 6)).expand(4, 6, 6), **words)
 
 
 def test_host_arrays_take_no_stream() -> None:

@@ -33,10 +33,8 @@ def test_ops_lists_every_operator(tokitai: Command) -> None:
     assert found["layer_norm_backward"]["backward_of"] == "layer_norm"
     every = ["cpu", "sim", "cuda", "hip"]
     assert all(o["targets"] in (every, ["cpu"]) for o in found.values())
-    assert norm["targets"] == found["embedding"]["targets"] == found["linear_backward_bias"]["targets"] == every
     product = found["matmul"]
     assert [i["shape"] for i in product["inputs"]] == ["rows x inner", "inner x cols", "rows x cols"]
-    assert product["targets"] == ["cpu"], "there are no kernels of products for GPUs yet"
     groups = found["grouped_linear_backward_weight"]
     assert [i["shape"] for i in groups["inputs"]] == ["inner x rows", "inner x cols", "groups + 1"]
     assert [r["shape"] for r in groups["results"]] == ["groups x rows x cols"] and groups["targets"] == ["cpu"]

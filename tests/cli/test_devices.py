@@ -170,6 +170,15 @@ def test_show_has_text_for_every_operator(show: Show, name: str) -> None:
     assert "KERNEL(" in text and "schedule " in text
 
 
+def test_show_of_a_product_follows_its_sizes(show: Show) -> None:
+    words = ("linear_backward_weight", "--target", "cuda", "--dtype", "f16", "--what", "plan")
+    usual, long = show(*words), show(*words, "--shape", "rows=1024,cols=1024,inner=32768")
+    assert "tiles of 128 x 256" in usual and "launches         work: 512 blocks of 256 threads\n" in usual
+    assert "1024x1024x32768" in long and "finish: 4096 blocks of 256 threads" in long
+    assert "tiles of 32 x 32" in show(*words, "--shape", "rows=3,cols=4,inner=5")
+    assert "#define PLAN_COLS 256\n" in show(*words[:-1], "source")
+
+
 def test_show_refuses_wrong_shapes(tokitai: Command) -> None:
     for shape in ("rows=1", "rows=1,cols=1048577"):
         done = tokitai("show", "softmax", "--target", "cuda", "--shape", shape)

@@ -15,6 +15,7 @@ from tokitai.device.cuda import open_device
 from tokitai.device.device_array import DeviceArray
 from tokitai.errors import ArgumentError, DeviceOutOfMemoryError
 from tokitai.gpu_lists import prepare_on_gpu
+from tokitai.gpu_targets import CudaTarget, target_named
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -48,6 +49,26 @@ def test_bits_cold_and_warm(dtype: Any, cols: int) -> None:
         back = dict(dy=x, x=x, gamma=gamma, mean=want[1], rstd=want[2])
         gpu = {n: a.cuda() for n, a in back.items()}
         assert equal(ops.layer_norm_backward(**gpu), ops.layer_norm_backward(**back))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("accumulator", ["f32", "f64"])
+def test_bits_of_products(dtype: Any, accumulator: str) -> None:
+    """Small and large tiles, chains that are shared out and chains in one block, batches, misaligned operands."""
+    words: dict[str, Any] = dict(beta=0.0, accumulator=accumulator)
+    for m, n, k in ((3, 5, 7), (650, 643, 19), (1300, 2600, 33), (2, 3, 12300), (2000, 2300, 4100)):
+        a, b = noise(m, k, dtype=dtype), noise(k, n, dtype=dtype)
+        for _ in range(2):
+            assert equal(ops.matmul(a.cuda(), b.cuda(), **words), ops.matmul(a, b, **words))
+        assert equal(ops.matmul(a.cuda()[:, 1:], b.cuda()[1:], **words), ops.matmul(a[:, 1:], b[1:], **words))
+    a, b = noise(5, 33, 40, dtype=dtype), noise(5, 17, 40, dtype=dtype)
+    assert equal(ops.matmul(a.cuda(), b.cuda(), layout="NT", **words), ops.matmul(a, b, layout="NT", **words))
+
+
+def test_matrix_units_of_hopper_add_up_in_order() -> None:
+    target = target_named("cuda")
+    assert isinstance(target, CudaTarget)
+    assert target.matrix_units or target.device.arch != "sm_90"
 
 
 def test_views() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from tokitai.emit.cpp import KernelText
 from tokitai.gpu_kernel import FEW_SPILLS, Edit, GpuKernel, source_digest
-from tokitai.kernel import Identity, targets_of
+from tokitai.kernel import Identity, is_product, targets_of
 from tokitai.lang import Graph, Node, Operator
-from tokitai.lower import make_plan
+from tokitai.lower import ProductPlan, make_plan
 from tokitai.lower.gpu import Step
 from tokitai.ops import registry
 from tokitai.toolchain import nvrtc
@@ -60,6 +60,7 @@ class Compiler:
     name: str = "cuda"
     warp: int = 32
     shared_bytes: int = 160 << 10
+    matrix_units: bool = False
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Built, Identity]:
         made = nvrtc.build(Source(text.text, text.headers, stem), self.arch, structure)
@@ -75,13 +76,15 @@ class Compiler:
 
 def built(
     op: Operator, dtype: str, arch: str, cols: int = 1000, v: Variant | None = None, structure: bool = False,
-    edit: Edit | None = None,
+    edit: Edit | None = None, rows: int = 4, matrix: bool = False,
 ) -> list[CudaArtifact]:  # fmt: skip
     """What a call with aligned tensors of so many columns compiles."""
     graph = op.trace(dtype) if v is None else op.trace(dtype, v.present, dict(v.options))
-    kernel = GpuKernel(op, graph, make_plan(graph), structure, Compiler(arch), edit)
-    rows = min(4, op.contract.max_rows)
+    kernel = GpuKernel(op, graph, make_plan(graph), structure, Compiler(arch, matrix_units=matrix), edit)
+    rows = min(rows, op.contract.max_rows)
     sizes = [*([1] if kernel.plan.flat else []), rows, cols, *[cols] * kernel.matrices, *[0] * kernel.whole_count]
+    if isinstance(kernel.plan, ProductPlan):
+        sizes = [rows, cols, cols, 1, *[cols, 0] * kernel.matrices, *[0] * kernel.whole_count]
     addresses = [0] * len(kernel.tensor_sizes)
     kernel.launch_raw(addresses, sizes, [(rows, cols)], np.zeros(64, np.uint64), 0, place=0)
     found = [program.artifact for program, _ in kernel.programs.values()]  # type: ignore[attr-defined]
@@ -102,13 +105,19 @@ def nodes(graph: Graph) -> Iterator[Node]:
 
 
 def asks_for_fma(op: Operator, dtype: str, v: Variant | None = None) -> bool:
-    """Whether the definition holds a fused multiply-add."""
+    """Whether the definition holds a fused multiply-add: the sums of products do."""
     graph = op.trace(dtype) if v is None else op.trace(dtype, v.present, dict(v.options))
-    return any(n.op == "fma" for n in nodes(graph))
+    return any(n.op in ("fma", "matmul") for n in nodes(graph))
 
 
-def findings(made: Iterable[CudaArtifact], fma_allowed: bool) -> list[Finding]:
-    return [f for a in made for f in scan(a.read_ptx(), fma_allowed=fma_allowed, quotients_allowed=fma_allowed)]
+def asks_for_f64(v: Variant) -> bool:
+    """Whether it holds sums in f64."""
+    return dict(v.options).get("accumulator") == "f64"
+
+
+def findings(made: Iterable[CudaArtifact], fma_allowed: bool, f64_allowed: bool = False) -> list[Finding]:
+    allowed = dict(fma_allowed=fma_allowed, f64_allowed=f64_allowed, quotients_allowed=fma_allowed)
+    return [f for a in made for f in scan(a.read_ptx(), **allowed)]
 
 
 def spilled(made: Iterable[CudaArtifact], allowed: int = FEW_SPILLS) -> dict[str, int]:
@@ -158,8 +167,48 @@ VARIANTS = [(o, v, rotated(i)) for i, o in enumerate(HERE) for v in variants(o)[
 @pytest.mark.parametrize(("op", "variant", "dtype"), VARIANTS, ids=names)
 def test_every_variant_compiles(op: Operator, variant: Variant, dtype: str) -> None:
     made = built(op, dtype, "sm_90", v=variant)
-    assert findings(made, asks_for_fma(op, dtype, variant)) == []
+    assert findings(made, asks_for_fma(op, dtype, variant), asks_for_f64(variant)) == []
     assert spilled(made) == {}
+
+
+PRODUCTS = [(o, v, rotated(i)) for i, o in enumerate(HERE) if is_product(o) for v in variants(o)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("rows", [650, 1850])
+@pytest.mark.parametrize(("op", "variant", "dtype"), PRODUCTS, ids=names)
+def test_larger_tiles_of_products_compile(op: Operator, variant: Variant, dtype: str, rows: int, arch: str) -> None:
+    """Of two sizes beside the smallest, which few rows take. What threads read of slabs comes by 16 bytes, operands of
+    the largest tiles as well."""
+    made = built(op, dtype, arch, v=variant, rows=rows, cols=rows - rows % 8)
+    assert findings(made, True, asks_for_f64(variant)) == []
+    assert spilled(made) == {}
+    used = opcodes(made[0].read_ptx())
+    wide = "v2.[fb]64" if asks_for_f64(variant) else "v4.[fb]32"
+    assert any(re.fullmatch(rf"ld\.shared\.{wide}", o) for o in used)
+    assert used["ld.global.nc.v4.u32"] or rows == 650
+
+
+IN_F64 = Variant(frozenset(), (("accumulator", "f64"),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("rows", [4, 650, 1850])
+@pytest.mark.parametrize("name", ["linear", "linear_swiglu", "linear_backward_weight"])
+def test_sums_in_f64_by_matrix_units_compile(name: str, rows: int, arch: str) -> None:
+    made = built(registry()[name], "f16", arch, v=IN_F64, rows=rows, cols=rows - rows % 8, matrix=True)
+    assert [f for a in made for f in scan(a.read_ptx(), True, True, matrix_allowed=True)] == []
+    assert spilled(made) == {}
+    found = findings(made, True, True)
+    assert found and all(f.instruction.startswith("mma.sync.aligned.m16n8k") for f in found), "never without a word"
+
+
+def test_products_in_f64_are_found_where_they_are_not_defined() -> None:
+    op = registry()["linear"]
+    made = built(op, "f16", "sm_90", v=IN_F64)
+    assert findings(made, True, True) == [] and any("f64" in f.reason for f in findings(made, True))
 
 
 @pytest.mark.slow

@@ -13,11 +13,11 @@ import pytest
 
 from tokitai.emit.cpp import KernelText
 from tokitai.errors import CompileError, CompilerMissingError
-from tokitai.gpu_hip import HipProgram, holds_fma
+from tokitai.gpu_hip import HipProgram, holds_f64, holds_fma
 from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
-from tokitai.kernel import Identity, targets_of
+from tokitai.kernel import Identity, is_product, targets_of
 from tokitai.lang import Operator
-from tokitai.lower import make_plan
+from tokitai.lower import ProductPlan, make_plan
 from tokitai.lower.gpu import Step
 from tokitai.ops import registry
 from tokitai.toolchain import hip
@@ -50,14 +50,17 @@ class Compiler:
 
     arch: str
     fma: bool
+    f64: bool = False
     name: str = "hip"
+    matrix_units: bool = False
 
     @property
     def warp(self) -> int:
         return hip.ARCHITECTURES[self.arch]
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[HipProgram, Identity]:
-        made = hip.build(Source(text.text, text.headers, stem), self.arch, structure, self.fma)
+        source = Source(text.text, text.headers, stem)
+        made = hip.build(source, self.arch, structure, self.fma, f64_allowed=self.f64)
         about = ("clang", made.compiler.clang.version, made.compiler.clang.digest, made.arch, made.flags)
         identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
         return HipProgram(made, Nothing(), identity), identity
@@ -71,14 +74,16 @@ class Compiler:
 
 def built(
     op: Operator, dtype: str, arch: str, cols: int = 1000, v: Variant | None = None, structure: bool = False,
-    edit: Edit | None = None, fma: bool | None = None,
+    edit: Edit | None = None, fma: bool | None = None, rows: int = 4,
 ) -> list[hip.HipArtifact]:  # fmt: skip
     """What a call with aligned tensors of so many columns compiles; each launch is held against it."""
     graph = op.trace(dtype) if v is None else op.trace(dtype, v.present, dict(v.options))
-    target = Compiler(arch, holds_fma(graph) if fma is None else fma)
+    target = Compiler(arch, holds_fma(graph) if fma is None else fma, holds_f64(graph))
     kernel = GpuKernel(op, graph, make_plan(graph), structure, target, edit)
-    rows = min(4, op.contract.max_rows)
+    rows = min(rows, op.contract.max_rows)
     sizes = [*([1] if kernel.plan.flat else []), rows, cols, *[cols] * kernel.matrices, *[0] * kernel.whole_count]
+    if isinstance(kernel.plan, ProductPlan):
+        sizes = [rows, cols, cols, 1, *[cols, 0] * kernel.matrices, *[0] * kernel.whole_count]
     addresses = [0] * len(kernel.tensor_sizes)
     element = 8 if structure else 4
     table = np.zeros(len(kernel.scalar_table(rows, cols, dict.fromkeys(parameters(op), 1.0)).table) * element, np.uint8)
@@ -130,6 +135,24 @@ ON_ONE = [(o, v, ARCHITECTURES[i % 5]) for i, (o, v) in enumerate(VARIANTS)]
 @pytest.mark.parametrize(("op", "variant", "arch"), ON_ONE, ids=names)
 def test_every_variant_compiles(op: Operator, variant: Variant, arch: str) -> None:
     assert spilled(built(op, "f16", arch, v=variant)) == {}
+
+
+PRODUCTS = [(o, v) for o in EVERY if is_product(o) for v in variants(o)]
+LARGER = [(o, v, ARCHITECTURES[i % 5], (650, 1850)[i // 5 % 2]) for i, (o, v) in enumerate(PRODUCTS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "variant", "arch", "rows"), LARGER, ids=names)
+def test_larger_tiles_of_products_compile(op: Operator, variant: Variant, arch: str, rows: int) -> None:
+    assert spilled(built(op, "f16", arch, v=variant, rows=rows, cols=rows - rows % 8)) == {}
+
+
+def test_sums_in_f64_are_refused_where_they_are_not_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+    op, variant = registry()["linear"], Variant(frozenset(), (("accumulator", "f64"),))
+    assert built(op, "f16", "gfx942", v=variant)
+    monkeypatch.setattr("test_hip_text.holds_f64", lambda graph: False)
+    with pytest.raises(CompileError, match=r"not on the list|computes in double"):
+        built(op, "f16", "gfx942", v=variant)
 
 
 LONG = 8192

@@ -1,4 +1,4 @@
-"""Verification of matrix products: a third size, batches, their certificates, targets without kernels for them."""
+"""Verification of matrix products: a third size, batches, their certificates."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.errors import ArgumentError, InputFileError, TargetMissingError, UnavailableError
+from tokitai.errors import ArgumentError, InputFileError, UnavailableError
 from tokitai.evidence.check import check
-from tokitai.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.gpu_targets import SimTarget
 from tokitai.lang import Sizes
-from tokitai.lower import make_plan
 from tokitai.verification import verify
 from tokitai.verification.files import case_from_file
 from tokitai.verification.recheck import recheck
 from tokitai.verification.verdict import Variant
 from tokitai.worker import Pool
-from tokitai.worker.isolated import call, isolated_gpu
+from tokitai.worker.isolated import call
 
 PLAIN, FULL = Variant(frozenset()), Variant(frozenset({"c"}))
 
@@ -80,20 +77,6 @@ def test_one_case_can_be_run_again() -> None:
 def test_wrong_sizes_are_refused(name: str, shape: dict[str, int], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         verify(ops.get(name), shape=shape)
-
-
-def test_a_target_without_kernels_of_products_leaves_it_undecided() -> None:
-    verdict = verify(ops.linear, device="sim", dtype="f16")
-    assert (verdict.verdict, verdict.exit_code, verdict.cases) == ("undecided", 3, 0)
-    assert verdict.failure == "linear: there are no kernels of products for sim yet; accepted: cpu"
-    graph = ops.linear.trace("f16")
-    for target in ("sim", "cuda", "hip"):
-        with pytest.raises(TargetMissingError, match=f"^linear: there are no kernels of products for {target} yet"):
-            gpu_plan(graph, target)
-    with pytest.raises(TargetMissingError):  # a plan of the cpu's in a kernel for a GPU
-        GpuKernel(ops.linear, graph, make_plan(graph), False, SimTarget())
-    with Pool(1) as pool, pytest.raises(TargetMissingError):
-        isolated_gpu(ops.linear, graph, "sim", False, None, pool)
 
 
 def test_in_a_worker_process() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 from .. import gpu_hip
 from ..emit.cpp import emit_cpu
-from ..emit.gpu_text import emit_flat, emit_rows, emit_scatter
+from ..emit.gpu_text import emit_flat, emit_product, emit_rows, emit_scatter
 from ..errors import UnknownNameError
 from ..gpu_kernel import gpu_plan
 from ..kernel import TARGETS, is_product, targets_of
-from ..lang import MATRICES, Operator, TensorSpec
+from ..lang import MATRICES, Operator, Sizes, TensorSpec, shape_text
 from ..lang.graph import Space
-from ..lower import FlatPlan, ScatterPlan, gpu_scatter, make_plan
+from ..lower import FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_product, gpu_scatter, make_plan
 from ..lower import gpu as layout
 from ..lower.rowwise import RowPlan, plan_rows
 from ..meaning.structure import drawn_entries
@@ -113,7 +113,7 @@ def _usual_shape(o: Operator) -> tuple[int, int]:
     return min(4096, c.max_rows), min(max(4096, c.min_cols), c.max_cols)
 
 
-def _gpu_text(plan: RowPlan | FlatPlan | ScatterPlan, part: str, shape: tuple[int, int], warp: int) -> str:
+def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int) -> str:
     """The plan with its schedule and launches, or the source, for one shape."""
     if isinstance(plan, FlatPlan):
         steps, schedule = layout.flat_steps(plan, [shape]), f"tiles of {layout.TILE} elements"
@@ -122,7 +122,13 @@ def _gpu_text(plan: RowPlan | FlatPlan | ScatterPlan, part: str, shape: tuple[in
         entries, width = drawn_entries(shape[0]), layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1
         steps, schedule = gpu_scatter.scatter_steps(plan, *shape, entries), f"{entries} entries"
         text = emit_scatter(plan, width)
+    elif isinstance(plan, ProductPlan):
+        sizes = Sizes.of(shape)
+        tiling = gpu_product.tiling_of(plan, sizes, layout.CHUNK if sizes.inner % layout.CHUNK == 0 else 1)
+        steps, schedule = gpu_product.product_steps(tiling, sizes), str(tiling)
+        text = emit_product(plan, tiling)
     else:
+        assert isinstance(plan, RowPlan), "others have no text for GPUs"
         chosen = layout.schedule_rows(plan, shape[1], layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1, warp)
         steps, schedule = layout.row_steps(plan, chosen, *shape), str(chosen)
         text = emit_rows(plan if chosen.kept else plan_rows(plan.graph, "nothing"), chosen)
@@ -131,6 +137,9 @@ def _gpu_text(plan: RowPlan | FlatPlan | ScatterPlan, part: str, shape: tuple[in
     launches = [f"{s.name}: {s.grid} blocks of {s.block} threads{', or fewer in turn' * s.in_turn}" for s in steps]
     of_shape = {"rows x cols": f"{shape[0]} x {shape[1]}", "schedule": schedule}
     described = {k: v for k, v in plan.describe().items() if k != "elements in a tile"}  # the CPU's tile
+    if isinstance(plan, ProductPlan):
+        of_shape = {"sizes": shape_text(Sizes.of(shape)), "schedule": schedule}
+        described = gpu_product.described(plan)
     return _aligned({**described, **of_shape, "launches": "; ".join(launches) or "none"})
 
 

@@ -9,21 +9,25 @@ from importlib import resources
 
 from ..lower.flat import FlatPlan
 from ..lower.gpu import FlatSchedule, Schedule
+from ..lower.gpu_product import Tiling
+from ..lower.product import ProductPlan
 from ..lower.rowwise import RowPlan
 from ..lower.scatter import ScatterPlan
 from .cpp import KernelText, first, segments
 from .gpu_flat import GpuFlatEmitter
+from .gpu_product import GpuProductEmitter
 from .gpu_rows import GpuRowEmitter
 from .gpu_scatter import GpuScatterEmitter
 
 OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "quotients.h", "sim.h", "hip.h")
+OF_PRODUCTS = ("accumulators.h", "products.h")
 SHARED = ("integers.h", "hashes.h")  # with the cpu target
 
 
-def headers() -> dict[str, str]:
+def headers(of_products: bool = False) -> dict[str, str]:
     """The headers of GPU kernels, by the name under which a kernel includes them."""
     package = resources.files(__package__)
-    own = {name: (package / "gpu" / name).read_text() for name in OWN}
+    own = {name: (package / "gpu" / name).read_text() for name in OWN + OF_PRODUCTS * of_products}
     return own | {name: (package / "cpu" / name).read_text() for name in SHARED}
 
 
@@ -41,3 +45,8 @@ def emit_scatter(plan: ScatterPlan, width: int) -> KernelText:
 def emit_flat(plan: FlatPlan, width: int, schedule: FlatSchedule) -> KernelText:
     """The text of an element-wise operator's kernels for one schedule, with accesses of at most `width` elements."""
     return KernelText(GpuFlatEmitter(plan, width, schedule).text(), headers())
+
+
+def emit_product(plan: ProductPlan, tiling: Tiling) -> KernelText:
+    """The text of a matrix product's kernels for one tiling."""
+    return KernelText(GpuProductEmitter(plan, tiling).text(), headers(of_products=True))

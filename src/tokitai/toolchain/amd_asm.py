@@ -37,21 +37,22 @@ _ATTRIBUTE = re.compile(r'"([\w-]*fp-math[\w-]*)"="([^"]*)"')
 Counts = dict[str, Counter[str]]
 
 
-def read_ir(ir: str, fma_allowed: bool = False) -> tuple[Counts, list[Finding]]:
-    """How often each function has each operation, elements of vectors one by one; and what does not belong there."""
+def read_ir(ir: str, fma_allowed: bool = False, f64_allowed: bool = False) -> tuple[Counts, list[Finding]]:
+    """How often each function has each operation, elements of vectors one by one; and what does not belong there.
+    Sums and fused operations in f64 have names of their own."""
     counts: Counts = defaultdict(Counter)
     found: list[Finding] = []
     name = ""
     for number, line in enumerate(ir.splitlines(), 1):
         head = re.match(r"define\b[^@]*@([\w.$]+)\(", line)
         name = head[1] if head else name
-        reason = _ir_reason(line, counts[name], fma_allowed)
+        reason = _ir_reason(line, counts[name], fma_allowed, f64_allowed)
         if reason:
             found.append(Finding(number, name or "intermediate text", line.strip()[:120], reason))
     return {n: c for n, c in counts.items() if c}, found
 
 
-def _ir_reason(line: str, count: Counter[str], fma_allowed: bool) -> str | None:
+def _ir_reason(line: str, count: Counter[str], fma_allowed: bool, f64_allowed: bool) -> str | None:
     for attribute, value in _ATTRIBUTE.findall(line) if line.startswith("attributes") else ():
         if attribute.startswith("denormal") and value != "ieee,ieee":
             return f"{attribute}={value} flushes subnormal numbers to zero"
@@ -71,13 +72,16 @@ def _ir_reason(line: str, count: Counter[str], fma_allowed: bool) -> str | None:
     arithmetic = _ARITHMETIC.search(line)
     if arithmetic:
         operation, _, lanes, kind = arithmetic.groups()
+        if kind == "double" and operation == "fadd" and f64_allowed:
+            count["f64 fadd"] += int(lanes or 1)
+            return None
         count[operation] += int(lanes or 1)
         return None if kind == "float" and operation != "frem" else f"computes in {kind}"
     called = _CALL.search(line)
-    return _call_reason(called[1], count, fma_allowed) if called else None
+    return _call_reason(called[1], count, fma_allowed, f64_allowed) if called else None
 
 
-def _call_reason(name: str, count: Counter[str], fma_allowed: bool) -> str | None:
+def _call_reason(name: str, count: Counter[str], fma_allowed: bool, f64_allowed: bool) -> str | None:
     if not name.startswith("llvm."):
         return None  # a function of this text, or else the linker refuses it
     if name.startswith("llvm.amdgcn."):
@@ -86,9 +90,10 @@ def _call_reason(name: str, count: Counter[str], fma_allowed: bool) -> str | Non
     if function is None:
         return None  # on integers, or on memory
     operation, lanes, kind = function.groups()
-    if operation not in _EXACT or kind != "f32":
+    wide = kind == "f64" and operation == "fma" and f64_allowed
+    if operation not in _EXACT or (kind != "f32" and not wide):
         return "is not on the list of instructions with the defined bits"
-    count[operation] += int(lanes or 1)
+    count["f64 fma" if wide else operation] += int(lanes or 1)
     if operation == "fma" and not fma_allowed:
         return "is a fused multiply-add that the definition does not hold"
     return None
@@ -110,6 +115,11 @@ _KINDS = {
         r"|v(_dual)?_(max|min)(_num)?_f32|s_(max|min)_num_f32|v_ldexp_f32"
     ),
 }  # fmt: skip
+_IN_F64 = {
+    "f64 plain": re.compile(r"v_add_f64"),
+    "f64 fused": re.compile(r"v_(fma|fmac)_f64"),
+    "": re.compile(r"v_cvt_f64_f32|v_cvt_f32_f64"),
+}
 # Of the division of 64-bit integers on gfx9: 2^32 and -2^32 times a whole number.
 _WHOLE = re.compile(r"v_(mac|mad|madmk)_f32 .*\b0x[4c]f800000\b")
 _FLOAT = re.compile(r"_(pk_)?b?f(16|32|64)(_|$)|_fp?8|_bf8|_xf32")
@@ -118,20 +128,20 @@ _MODE = re.compile(r"s_setreg\w* (?!hwreg\(HW_REG_FLAT_SCR_(LO|HI)\)).*|s_(denor
 _WANTED = {"round_mode_32": "0", "round_mode_16_64": "0", "denorm_mode_32": "3", "denorm_mode_16_64": "3"}
 
 
-def read_asm(asm: str) -> tuple[Counts, list[Finding]]:
+def read_asm(asm: str, f64_allowed: bool = False) -> tuple[Counts, list[Finding]]:
     """How often each kernel has each kind of operation, and what does not belong there."""
     counts: Counts = defaultdict(Counter)
     found = []
     for line, kernel, text in instructions(asm):
         opcode = re.sub(r"(_e32|_e64|_dpp|_e64_dpp|_sdwa)+$", "", text.split()[0])
-        reason = _asm_reason(opcode, text, counts[kernel])
+        reason = _asm_reason(opcode, text, counts[kernel], f64_allowed)
         if reason:
             found.append(Finding(line, kernel or "assembly", text, reason))
     found += _modes(asm)
     return {n: c for n, c in counts.items() if c}, found
 
 
-def _asm_reason(opcode: str, text: str, count: Counter[str]) -> str | None:
+def _asm_reason(opcode: str, text: str, count: Counter[str], f64_allowed: bool) -> str | None:
     if _MODE.fullmatch(text):
         return "changes how floats are rounded, or whether subnormal numbers count"
     if _ATOMIC.match(opcode):
@@ -142,7 +152,7 @@ def _asm_reason(opcode: str, text: str, count: Counter[str]) -> str | None:
         return "clamps its result to [0, 1]"
     if re.search(r"\b(mul:[24]|div:2)\b", text):
         return "flushes subnormal numbers to zero"
-    for kind, pattern in _KINDS.items():
+    for kind, pattern in (*_KINDS.items(), *(_IN_F64.items() if f64_allowed else ())):
         if pattern.fullmatch(opcode):
             count[kind] += 2 if opcode.startswith("v_pk_") else 1
             return None
@@ -183,10 +193,11 @@ def instructions(asm: str) -> Iterator[tuple[int, str, str]]:
 
 
 # ------------------------------------------------------------------ both together
-def scan(ir: str, asm: str, fma_allowed: bool = False) -> list[Finding]:
-    """Everything in the two texts of a kernel that may compute something else than was defined."""
-    asked, found = read_ir(ir, fma_allowed)
-    made, more = read_asm(asm)
+def scan(ir: str, asm: str, fma_allowed: bool = False, f64_allowed: bool = False) -> list[Finding]:
+    """Everything in the two texts of a kernel that may compute something else than was defined. ``f64_allowed``: where
+    it holds sums and fused operations in f64."""
+    asked, found = read_ir(ir, fma_allowed, f64_allowed)
+    made, more = read_asm(asm, f64_allowed)
     return [*found, *more, *_differences(asked, made)]
 
 
@@ -202,6 +213,8 @@ def _differences(asked: Counts, made: Counts) -> Iterator[Finding]:
             ("fused operations", m["fused"], a["fma"] + 5 * division + 2 * root + 2 * wide),
             ("sums, differences and products", m["plain"],
              a["fadd"] + a["fsub"] + a["fmul"] + division + 2 * root + narrow + 2 * wide),
+            ("fused operations in f64", m["f64 fused"], a["f64 fma"]),
+            ("sums in f64", m["f64 plain"], a["f64 fadd"]),
         ):  # fmt: skip
             if there != wanted:
                 yield Finding(0, kernel, f"{there} {what}", f"the intermediate text asks for {wanted}")

@@ -113,10 +113,10 @@ _FILES = {"ir": "kernels.ll", "asm": "kernels.s"}
 
 def build(
     source: Source, arch: str, structure: bool = False, fma_allowed: bool = False, defines: Sequence[str] = (),
-    compiler: HipCompiler | None = None,
+    compiler: HipCompiler | None = None, f64_allowed: bool = False,
 ) -> HipArtifact:  # fmt: skip
-    """Compile `source` for `arch` (``"gfx942"``), or take it from the cache. ``fma_allowed``: whether the definition
-    holds fused multiply-adds.
+    """Compile `source` for `arch` (``"gfx942"``), or take it from the cache. ``fma_allowed``, ``f64_allowed``: whether
+    the definition holds fused multiply-adds, and sums in f64.
 
     The text sees ``TOKITAI_HIP=1`` and, in a structure build, ``TOKITAI_STRUCTURE=1``. Every kernel takes one argument
     by value. Raises UnknownNameError, ArgumentError, CompilerMissingError, CacheError, and CompileError also where the
@@ -125,8 +125,9 @@ def build(
     flags = flags_of(arch, structure, defines)
     check_names(source)
     compiler = compiler or find_hip()
-    key = key_of(source, compiler, flags, fma_allowed)
-    entry = cache.obtain(key, lambda folder: _compile(folder, key, source, arch, compiler, flags, fma_allowed))
+    allowed = (fma_allowed, f64_allowed)
+    key = key_of(source, compiler, flags, *allowed)
+    entry = cache.obtain(key, lambda folder: _compile(folder, key, source, arch, compiler, flags, allowed))
     notes = entry.notes
     return HipArtifact(
         entry.path, entry.fingerprint, entry.digest, arch, structure, float(notes["seconds"]), entry.cached, flags,
@@ -145,12 +146,14 @@ def flags_of(arch: str, structure: bool = False, defines: Sequence[str] = ()) ->
     return (*FRONT, f"--offload-arch={arch}", *(f"-D{define}" for define in (*own, *defines)))
 
 
-def key_of(source: Source, compiler: HipCompiler, flags: Sequence[str], fma_allowed: bool) -> str:
+def key_of(
+    source: Source, compiler: HipCompiler, flags: Sequence[str], fma_allowed: bool, f64_allowed: bool = False
+) -> str:
     """The cache key of a build, known before it runs."""
     clang = {**asdict(compiler.clang), "path": str(compiler.clang.path)}
     toolchain = {
         "compiler": clang, "linker": compiler.linker_digest, "flags": list(flags), "back": [*BACK, *JOIN],
-        "fma": fma_allowed, "stem": source.stem,
+        "fma": fma_allowed, "stem": source.stem, **({"f64": True} if f64_allowed else {}),
     }  # fmt: skip
     return cache_key("hip", source.text, source.headers, toolchain)
 
@@ -191,7 +194,8 @@ def find_hip(prefer: str | None = None) -> HipCompiler:
 
 
 def _compile(
-    folder: Path, key: str, source: Source, arch: str, compiler: HipCompiler, flags: tuple[str, ...], fma: bool
+    folder: Path, key: str, source: Source, arch: str, compiler: HipCompiler, flags: tuple[str, ...],
+    allowed: tuple[bool, bool],
 ) -> cache.Made:  # fmt: skip
     """Compile in `folder` by names relative to it; what went in and what came out is left there."""
     main, binary = f"{source.stem}.hip", f"{source.stem}.co"
@@ -211,7 +215,7 @@ def _compile(
             _fail(folder, key, compiler, main, f"{how}: {' '.join(command)}", (folder / "messages.txt").read_text())
     seconds = time.perf_counter() - started
     text = (folder / asm).read_text()
-    found = [str(f) for f in scan((folder / ir).read_text(), text, fma)]
+    found = [str(f) for f in scan((folder / ir).read_text(), text, *allowed)]
     resources = parse_metadata(text)
     found += [f"{name}: {problem}" for name, r in resources.items() if (problem := _refused(r, arch))]
     strange = set(parse_depfile((folder / READ).read_text())) - {main} - set(source.headers)

@@ -32,6 +32,7 @@ F64 = re.compile(
     rf"({_ARITHMETIC}|{_OTHER})\.f64|cvt\.rn\.f64\.{_INT}|cvt\.r[nzmp]i\.{_INT}\.f64|cvt\.r[nzmp]i\.f64\.f64"
     r"|cvt\.f64\.(f32|b?f16)|cvt\.rn\.(f32|b?f16)\.f64"
 )
+MATRIX = re.compile(r"mma\.sync\.aligned\.m16n8k4\.row\.col\.f64\.f64\.f64\.f64")
 FMA = re.compile(r"fma\.rn\.(f32|f64)")
 
 _BAD = {
@@ -58,16 +59,19 @@ class Finding:
 
 
 def scan(
-    ptx: str, fma_allowed: bool = False, f64_allowed: bool = False, quotients_allowed: bool = False
-) -> list[Finding]:
+    ptx: str, fma_allowed: bool = False, f64_allowed: bool = False, quotients_allowed: bool = False,
+    matrix_allowed: bool = False,
+) -> list[Finding]:  # fmt: skip
     """Everything in `ptx` that is not on the list: ``fma_allowed`` where the definition holds fused multiply-adds,
     ``f64_allowed`` where it computes in f64, ``quotients_allowed`` where it divides: an approximate reciprocal may then
-    be the start of a quotient (emit/gpu/quotients.h), and nothing else."""
+    be the start of a quotient (emit/gpu/quotients.h), and nothing else; ``matrix_allowed`` where FP64 matrix units
+    stand for chains of multiply-adds."""
     found = []
     listed = list(instructions(ptx))
     starts = quotient_starts(listed) if quotients_allowed else frozenset()
     for line, kernel, opcode, text in listed:
-        reason = None if line in starts else _reason(opcode, fma_allowed, f64_allowed)
+        expected = line in starts or (matrix_allowed and MATRIX.fullmatch(opcode))
+        reason = None if expected else _reason(opcode, fma_allowed, f64_allowed)
         if reason:
             found.append(Finding(line, kernel, text, reason))
     for place in re.finditer(r"^\s*\.extern\s+\.func\b.*$", _plain(ptx), flags=re.MULTILINE):

@@ -33,7 +33,7 @@ def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
             compiler=ev.CompilerIdentity(binary.compiler, binary.compiler_version, binary.compiler_digest),
             isa=binary.isa,
             flags=binary.flags,
-            plan=first.plan.describe(),
+            plan=first.described(),
             kernels=[
                 ev.KernelIdentity(i.structure, i.fingerprint, i.digest, i.source_digest)
                 for k in verdict.kernels

@@ -35,6 +35,8 @@ PRODUCTS: tuple[tuple[int, int], ...] = (
     Sizes(3, 1031, 5), Sizes(2053, 3, 4), Sizes(2, 3, 0), Sizes(0, 3, 4), Sizes(3, 0, 4), Sizes(0, 0, 0),
 )  # fmt: skip
 BATCHES: tuple[tuple[int, int], ...] = (Sizes(3, 5, 7, 2), Sizes(7, 17, 33, 3), Sizes(2, 3, 5, 40), Sizes(2, 3, 0, 2))
+# Larger tiles of a GPU's kernels, cut off at the edges.
+GPU_PRODUCTS: tuple[tuple[int, int], ...] = (Sizes(650, 643, 19), Sizes(129, 13000, 9))
 # Of products in groups, by rows, columns, inner side and groups; where these share out the inner side, rows are that.
 GROUPED = (
     Sizes(1, 1, 1, 1), Sizes(3, 5, 7, 2), Sizes(25, 33, 12, 3), Sizes(40, 18, 257, 7), Sizes(70, 9, 31, 64),
@@ -64,7 +66,8 @@ def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) ->
         kept = any(o.space == "r" for o in plan.graph.outputs)  # without an inner side there is nothing else to compare
         return [s for s in ATTENTION if kept or Sizes.of(s).inner]
     if isinstance(plan, ProductPlan):
-        return [*PRODUCTS, *BATCHES] if operator.contract.batched else [*PRODUCTS]
+        larger = GPU_PRODUCTS * (device != "cpu")
+        return [*PRODUCTS, *(BATCHES if operator.contract.batched else ()), *larger]
     most = operator.contract.max_rows
     if device == "cpu":
         return branch_shapes(plan, lanes, most) + list(EMPTY)
@@ -105,7 +108,8 @@ def number_cases(
         shapes = structure_shapes(operator, plan, lanes, device)
         tried = [(how, shapes[i + 3]) for i, how in enumerate(cases.DRAWS)]
         # Structure runs take every shape for all inputs; numbers take every other one again.
-        tried += [("normal", s) for s in (*shapes[::2], *of_use)]
+        larger = GPU_PRODUCTS * (device != "cpu" and isinstance(plan, ProductPlan))
+        tried += [("normal", s) for s in (*shapes[::2], *larger, *of_use)]
         yield from (cases.seeded(operator, graph, how, s, seed) for how, s in dict.fromkeys(tried))
         return
     every = cases.exhaustive(operator, graph)

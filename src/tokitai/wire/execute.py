@@ -19,7 +19,7 @@ from ..formats import FORMATS
 from ..gpu_kernel import GpuKernel, Program, gpu_plan
 from ..gpu_targets import CudaKernel, CudaProgram, CudaTarget, SimProgram, SimTarget
 from ..kernel import Identity, Kernel, KernelBase, Scalars, compile
-from ..lang import Operator
+from ..lang import Operator, extent
 from ..toolchain.build import native_isa
 from .reply import Reply
 
@@ -89,9 +89,8 @@ class Runner:
         _, params, options = bind(operator, (), {**tensors, **given})
         check_params(operator, params)
         kernel = self._kernel(operator, frozenset(tensors), tuple(sorted(options.items())))
-        sizes = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": (1,)}
         results = {
-            o.name: tensors[o.name] if o.inplace else cpu.aligned_empty(sizes[o.space], FORMATS[o.format].dtype)
+            o.name: tensors[o.name] if o.inplace else cpu.aligned_empty(extent(o.space, shape), FORMATS[o.format].dtype)
             for o in kernel.graph.outputs
         }
         self.launches.clear()

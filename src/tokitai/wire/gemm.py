@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..lang import Sizes
 from ..ops import get
 from .execute import Ran, Runner
 from .fields import Fields
@@ -43,5 +44,7 @@ def answer(payload: bytearray, runner: Runner) -> list[Buffer]:
 
 
 def product(runner: Runner, a: Array, b: Array, layout: str) -> Ran:
-    """y = a b; with the layout NT b is given as its transpose, with TN a. Raises DeviceMissingError but on the cpu."""
-    return runner.call(get("matmul"), "y", a, b, layout=layout)
+    """y = a b; with the layout NT b is given as its transpose, with TN a."""
+    rows, inner = a.shape[:: -1 if layout == "TN" else 1]
+    sizes = Sizes(rows, b.shape[0 if layout == "NT" else 1], inner)
+    return runner.run(get("matmul"), {"a": a, "b": b}, sizes, beta=0.0, layout=layout)

@@ -11,7 +11,7 @@ import numpy as np
 from ..gpu_kernel import GpuKernel, gpu_plan
 from ..gpu_targets import gpu_kernel_class, target_named
 from ..kernel import Array, Scalars
-from ..lang import Operator
+from ..lang import Operator, Sizes
 from .graphs import restored
 
 _kernels: dict[tuple[object, ...], GpuKernel] = {}
@@ -43,20 +43,20 @@ def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> list[dict[st
     """
     *memory, table, graph = (np.frombuffer(t, np.uint8) for t in tensors[: arguments["buffers"] + 2])
     kernel = _kernel(arguments, graph)
-    where = iter(zip(arguments["at"], arguments["sizes"], arguments["strides"], strict=True))
+    where = iter(zip(arguments["at"], arguments["extents"], arguments["strides"], strict=True))
     seen: dict[tuple[int, int], Buffer] = {}  # a result may take an input's place, or be one for a whole list
 
     def buffer(fmt: str) -> Buffer:
-        (i, first), sizes, strides = next(where)
+        (i, first), extent, strides = next(where)
         if (i, first) not in seen:
-            seen[i, first] = Buffer(memory[i], first, tuple(sizes), strides, kernel.element(fmt))
+            seen[i, first] = Buffer(memory[i], first, tuple(extent), strides, kernel.element(fmt))
         return seen[i, first]
 
     inputs, results = [], []
-    for _ in arguments["shapes"]:
+    shapes = [(s[0], s[1]) if len(s) == 2 else Sizes(*s) for s in arguments["shapes"]]
+    for _ in shapes:
         inputs.append({t.name: buffer(str(t.format)) for t in kernel.graph.inputs})
         results.append({o.name: buffer(o.format) for o in kernel.graph.outputs})
-    shapes = [(rows, cols) for rows, cols in arguments["shapes"]]
     scalars = Scalars(table.view(np.uint64 if kernel.structure else np.float32), tuple(arguments["whole"]))
     workspace = None
     if arguments["workspace"] is not None:

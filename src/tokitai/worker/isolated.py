@@ -16,7 +16,7 @@ from ..emit.cpp import KernelText
 from ..errors import DeviceError, UnavailableError
 from ..gpu_kernel import GpuKernel, Program, gpu_plan
 from ..kernel import Array, Identity, Kernel, Placed, Scalars
-from ..lang import MATRICES, Graph, Operator
+from ..lang import MATRICES, Graph, Operator, Sizes
 from .graphs import flattened
 from .pool import Pool
 
@@ -202,10 +202,16 @@ def isolated_gpu(
     )
 
 
+def _listed(shape: tuple[int, int]) -> list[int]:
+    """Rows and columns, of a product also its inner size and those of a batch."""
+    return [*shape, shape.inner, shape.batch] if isinstance(shape, Sizes) else [*shape]
+
+
 class _Elsewhere:
     """A target that another process has."""
 
     warp, shared_bytes = 32, 0
+    matrix_units = False  # that is for the other process to say
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -252,8 +258,9 @@ class IsolatedGpuKernel(GpuKernel):
             "device": self.target.name, "compiler": self.compiler, "structure": self.structure,
             "buffers": len(whole), "graph": hashlib.sha256(packed).hexdigest(), "at": at, "workspace": place,
             "room": 0 if workspace is None else workspace.array.size,
-            "sizes": [list(b.array.shape) for b in ordered], "strides": [list(b.array.strides) for b in ordered],
-            "shapes": [list(s) for s in shapes], "whole": list(scalars.whole), "threads": threads,
+            "strides": [list(b.array.strides) for b in ordered],
+            "extents": [list(b.array.shape) for b in ordered], "shapes": [_listed(s) for s in shapes],
+            "whole": list(scalars.whole), "threads": threads,
         }  # fmt: skip
         table = np.ascontiguousarray(scalars.table)
         found = self.pool.run(LAUNCH_GPU, arguments, [*whole, table, graph], whole)

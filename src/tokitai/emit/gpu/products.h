@@ -1,0 +1,323 @@
+// Matrix products: blocks of threads walk along k through slabs of the operands in shared memory, widened to accumulators;
+// a thread adds to a tile of accumulators in the order of k; whole chains are added as the balanced tree; then results
+// are made, neighbouring columns by neighbouring threads.
+#pragma once
+#include "accumulators.h"
+
+namespace tokitai {
+
+constexpr int64_t CHAIN = 4096;  // products in a chain
+constexpr int PRODUCTS = PLAN_PRODUCTS, ROWS = PLAN_ROWS, COLS = PLAN_COLS, TALL = PLAN_TALL, WIDE = PLAN_WIDE;
+constexpr int WIDTH = PLAN_WIDTH, THREADS = ROWS / TALL * (COLS / WIDE);
+constexpr int DEPTH = PLAN_DEPTH * 4 / int(sizeof(E));  // products along k in a slab
+constexpr int SLAB = DEPTH * (ROWS + PRODUCTS * COLS);  // accumulators in the slabs of all operands
+#if TOKITAI_HIP  // clang reads whole slabs into registers otherwise
+constexpr int AT_ONCE = 2;
+#else
+constexpr int AT_ONCE = least<int>(PLAN_UNROLLED, DEPTH);
+#endif
+constexpr int LINE = ROWS / TALL;                       // rows of a tile whose results are made at a time
+static_assert(CHAIN % DEPTH == 0, "a chain is whole slabs");
+static_assert(PRODUCTS * LINE * COLS <= 2 * SLAB, "sums of rows fit where slabs were");
+
+INLINE constexpr int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// An operand: its first element and the distance from row to row.
+template <class P> struct Side {
+  const P* data;
+  int64_t stride;
+};
+
+// ------------------------------------------------------------------ what blocks work on
+// Parts of the chains of each tile of each product of a batch; `together` chains are a part.
+struct Work {
+  int64_t rows, cols, inner, batch, together, down, across, chains, parts, units;
+  INLINE Work(int64_t rows, int64_t cols, int64_t inner, int64_t batch, int64_t together)
+      : rows(rows), cols(cols), inner(inner), batch(batch), together(together), down(over(rows, ROWS)),
+        across(over(cols, COLS)), chains(over(inner, CHAIN)) {
+    parts = chains > together ? over(chains, together) : 1;
+    units = down * across * batch * parts;
+  }
+  // The workspace: sums of parts, where there are several, then those of each block that wait for others.
+  INLINE int64_t sums_of_parts() const { return parts > 1 ? parts * PRODUCTS * batch * rows * cols : 0; }
+  INLINE int64_t place(int64_t part, int n, int64_t item, int64_t r, int64_t c) const {
+    return (((part * PRODUCTS + n) * batch + item) * rows + r) * cols + c;
+  }
+  INLINE int64_t waiting_of_block() const {
+    int64_t levels = 0;
+    for (int64_t n = least(chains, together) - 1; n > 0; n >>= 1) ++levels;
+    return levels * PRODUCTS * ROWS * COLS;
+  }
+};
+struct Unit {
+  int64_t r0, c0, part, item;  // its tile's first row and column
+  INLINE Unit(const Work& work, int64_t unit) {
+    r0 = unit % work.down * ROWS, unit /= work.down;
+    c0 = unit % work.across * COLS, unit /= work.across;
+    part = unit % work.parts, item = unit / work.parts;
+  }
+};
+
+// ------------------------------------------------------------------ operands
+// A slab of one operand on its way into shared memory: LINES rows or columns of a tile. Where the elements of a line are
+// neighbours in memory (ALONG_K), lines are stored with their lowest bits changed from V products to the next, so that
+// the threads of a warp store in different banks.
+template <int LINES, bool ALONG_K, bool LEFT, class P> struct Feed {
+  static constexpr int EACH = LINES * DEPTH / THREADS, V = least<int>(EACH, 16 / int(sizeof(P))), PIECES = EACH / V;
+  static constexpr int PER_LINE = (ALONG_K ? DEPTH : LINES) / V, TURN = 32 * V / DEPTH;
+  static constexpr int BYTES = least<int>(16, least(V, WIDTH) * int(sizeof(P)));
+  static_assert(PIECES * V == EACH && V % QUAD == 0 && (!ALONG_K || TURN % QUAD == 0), "whole pieces");
+  struct alignas(16) Piece {
+    P e[V];
+  };
+  Piece held[PIECES];
+  const P* at[PIECES];
+  int64_t step;
+  int lines;
+
+  static INLINE int line_of(int i) {
+    const int place = thread_index() + i * THREADS;
+    return ALONG_K ? place / PER_LINE : place % PER_LINE * V;
+  }
+  static INLINE int k_of(int i) {
+    const int place = thread_index() + i * THREADS;
+    return ALONG_K ? place % PER_LINE * V : place / PER_LINE;
+  }
+#if MATRIX_UNITS  // where four products along k are read at a time
+  static INLINE constexpr int turned(int k) { return k % 4 * 4; }
+#else
+  static INLINE constexpr int turned(int k) { return ALONG_K ? k / V * TURN : 0; }
+#endif
+
+  INLINE void start(Side<P> from, int64_t line0, int64_t count, int64_t k0) {
+    step = ALONG_K ? DEPTH : DEPTH * from.stride, lines = int(least<int64_t>(count - line0, LINES));
+    UNROLL for (int i = 0; i < PIECES; ++i) {
+      const int64_t line = line0 + line_of(i), k = k0 + k_of(i);
+      at[i] = from.data + (ALONG_K ? line * from.stride + k : k * from.stride + line);
+    }
+  }
+
+  // The next slab, of which so many products are left; a WHOLE one lies inside the operand.
+  template <bool WHOLE> INLINE void fetch(int left) {
+    UNROLL for (int i = 0; i < PIECES; ++i) {
+      const int line = line_of(i), k = k_of(i);
+      const int there = ALONG_K ? (line < lines ? left - k : 0) : (k < left ? lines - line : 0);
+      char* const to = reinterpret_cast<char*>(&held[i]);
+      if (WHOLE || there >= V) {
+        UNROLL for (int b = 0; b < V * int(sizeof(P)); b += BYTES)
+          keep<BYTES>(to + b, reinterpret_cast<const char*>(at[i]) + b);
+      } else {
+        UNROLL for (int e = 0; e < V; ++e) {
+          held[i].e[e] = behind<P, LEFT>();
+          if (e < there) keep<int(sizeof(P))>(to + e * sizeof(P), at[i] + e);
+        }
+      }
+    }
+  }
+  INLINE void advance() {
+    UNROLL for (int i = 0; i < PIECES; ++i) at[i] += step;
+  }
+
+  INLINE void put(E* slab) const {
+    UNROLL for (int i = 0; i < PIECES; ++i) {
+      const int line = line_of(i), k = k_of(i);
+      if constexpr (ALONG_K) {
+        UNROLL for (int e = 0; e < V; ++e)
+          slab[(k + e) * LINES + (line ^ turned(k + e))] = widened(load1(&held[i].e[e]));
+      } else {
+        UNROLL for (int e = 0; e < V; e += QUAD) {
+          Quad q;
+          UNROLL for (int j = 0; j < QUAD; ++j) q.e[j] = widened(load1(&held[i].e[e + j]));
+          *reinterpret_cast<Quad*>(slab + k * LINES + ((line + e) ^ turned(k))) = q;
+        }
+      }
+    }
+  }
+};
+
+// ------------------------------------------------------------------ tiles
+// 32 threads are ACROSS side by side and DOWN below each other; each has rows and columns QUAD at a time.
+constexpr int ACROSS = PLAN_LANES, DOWN = 32 / ACROSS, GROUPS = COLS / (ACROSS * WIDE);
+static_assert(THREADS % 32 == 0 && COLS % (ACROSS * WIDE) == 0 && ROWS % (DOWN * TALL) == 0, "whole groups");
+static_assert(TALL % QUAD == 0 && WIDE % QUAD == 0, "whole quads");
+#if MATRIX_UNITS
+constexpr int STEP = 4, BELOW = 1;  // products along k at a time, rows of a thread that are neighbours
+static_assert(ACROSS == 4 && QUAD == 2 && TALL % 2 == 0 && AT_ONCE % STEP == 0, "as matrix units have it");
+#else
+constexpr int STEP = 1, BELOW = QUAD;
+#endif
+
+// Row i of those at `line` of LINE, of a tile; column j of a thread's.
+INLINE int row_at(int line, int i) {
+  return line / DOWN * DOWN * TALL + i / BELOW * DOWN * BELOW + line % DOWN * BELOW + i % BELOW;
+}
+INLINE int line_here() { return thread_index() / 32 / GROUPS * DOWN + thread_index() % 32 / ACROSS; }
+INLINE int column_here(int j) {
+  const int first = thread_index() / 32 % GROUPS * ACROSS * WIDE + thread_index() % ACROSS * QUAD;
+  return first + j / QUAD * ACROSS * QUAD + j % QUAD;
+}
+
+struct Tile {
+  E sum[PRODUCTS][TALL][WIDE];
+
+  INLINE void fill(E x) {
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int i = 0; i < TALL; ++i)
+        UNROLL for (int j = 0; j < WIDE; ++j) sum[n][i][j] = x;
+  }
+
+  // One slab: in the order of k.
+  template <class Left, class Right> INLINE void multiply(const E* slab) {
+    ROLLED for (int k = 0; k < DEPTH; k += AT_ONCE)
+      UNROLL for (int i = 0; i < AT_ONCE; i += STEP) step<Left, Right>(slab, k + i);
+  }
+
+#if MATRIX_UNITS
+  template <class Left, class Right> INLINE void step(const E* slab, int k0) {
+    const int g = thread_index() % 32 / 4, k = k0 + thread_index() % 4, first = column_here(0) - thread_index() % 4 * 2;
+    E a[TALL], b[PRODUCTS][WIDE / 2];
+    UNROLL for (int i = 0; i < TALL; ++i) a[i] = slab[k * ROWS + (row_at(line_here(), i) ^ Left::turned(k))];
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int j = 0; j < WIDE / 2; ++j)
+        b[n][j] = slab[DEPTH * (ROWS + n * COLS) + k * COLS + ((first + j * 8 + g) ^ Right::turned(k))];
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int i = 0; i < TALL; i += 2)
+        UNROLL for (int j = 0; j < WIDE; j += 2)
+          multiply_add(
+              sum[n][i][j], sum[n][i][j + 1], sum[n][i + 1][j], sum[n][i + 1][j + 1], a[i], a[i + 1], b[n][j / 2]);
+  }
+#else
+  template <class Left, class Right> INLINE void step(const E* slab, int k) {
+    E a[TALL], b[PRODUCTS][WIDE];
+    UNROLL for (int i = 0; i < TALL; i += QUAD) {
+      const Quad q = *reinterpret_cast<const Quad*>(slab + k * ROWS + (row_at(line_here(), i) ^ Left::turned(k)));
+      UNROLL for (int e = 0; e < QUAD; ++e) a[i + e] = q.e[e];
+    }
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int j = 0; j < WIDE; j += QUAD) {
+        const E* const from = slab + DEPTH * (ROWS + n * COLS) + k * COLS;
+        const Quad q = *reinterpret_cast<const Quad*>(from + (column_here(j) ^ Right::turned(k)));
+        UNROLL for (int e = 0; e < QUAD; ++e) b[n][j + e] = q.e[e];
+      }
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int i = 0; i < TALL; ++i)
+        UNROLL for (int j = 0; j < WIDE; ++j) sum[n][i][j] = chain(a[i], b[n][j], sum[n][i][j]);
+  }
+#endif
+
+  // One chain: `length` products from k0 on. While a slab is worked on the next one is fetched.
+  template <class Left, class Right, class L, class R>
+  INLINE void run_chain(
+      const Work& work, const Unit& unit, Side<L> left_side, const Side<R> (&right_sides)[PRODUCTS], int64_t k0,
+      int length, E* slabs) {
+    Left left;
+    Right right[PRODUCTS];
+    left.start(left_side, unit.r0, work.rows, k0);
+    UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].start(right_sides[n], unit.c0, work.cols, k0);
+    const bool inside = left.lines == ROWS && right[0].lines == COLS;
+    const auto fetch = [&](int rest) {
+      if (inside && rest >= DEPTH) {
+        left.template fetch<true>(rest);
+        UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].template fetch<true>(rest);
+      } else {
+        left.template fetch<false>(rest);
+        UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].template fetch<false>(rest);
+      }
+      left.advance();
+      UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].advance();
+    };
+    const auto put = [&](E* slab) {
+      left.put(slab);
+      UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].put(slab + DEPTH * (ROWS + n * COLS));
+    };
+    fill(NEUTRAL);
+    fetch(length);
+    put(slabs);
+    barrier();
+    int half = 0;
+    ROLLED for (int k = 0; k < length; k += DEPTH, half ^= 1) {
+      const bool more = k + DEPTH < length;
+      if (more) fetch(length - k - DEPTH);
+      multiply<Left, Right>(slabs + half * SLAB);
+      if (more) put(slabs + (half ^ 1) * SLAB);
+      barrier();
+    }
+  }
+
+  // f(sum, place): every accumulator, and where this thread's has its place among those of a block.
+  template <class F> INLINE void each(const F& f) {
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int i = 0; i < TALL; ++i)
+        UNROLL for (int j = 0; j < WIDE; ++j)
+          f(sum[n][i][j], ((n * TALL + i) * WIDE + j) * THREADS + thread_index());
+  }
+
+  // Chain `n` of a part joins those before it: one sum waits at each level of the tree whose bit is set in the number
+  // of chains so far. After the last chain all that wait are added, and the tile is the sum.
+  INLINE void join_chain(E* waiting, int64_t n, bool last) {
+    constexpr int64_t LEVEL = int64_t(PRODUCTS) * ROWS * COLS;
+    const auto add_waiting = [&](const E* from) { each([&](E& x, int place) { x = both(from[place], x); }); };
+    int64_t rest = n;
+    ROLLED for (; rest & 1; rest >>= 1, waiting += LEVEL) add_waiting(waiting);
+    if (!last) {
+      each([&](E& x, int place) { waiting[place] = x; });
+      return;
+    }
+    ROLLED for (rest >>= 1, waiting += LEVEL; rest; rest >>= 1, waiting += LEVEL)
+      if (rest & 1) add_waiting(waiting);
+  }
+
+  // The chains of a unit's part, as one sum. `waiting` has room for those sums of this block that wait.
+  template <class Left, class Right, class L, class R>
+  INLINE void run(
+      const Work& work, const Unit& unit, Side<L> left, const Side<R> (&right)[PRODUCTS], E* waiting, E* slabs) {
+    const int64_t first = unit.part * work.together, count = least(work.together, work.chains - first);
+    if (count == 0) fill(nothing());
+    ROLLED for (int64_t n = 0; n < count; ++n) {
+      const int64_t k0 = (first + n) * CHAIN;
+      run_chain<Left, Right>(work, unit, left, right, k0, int(least(CHAIN, work.inner - k0)), slabs);
+      if (count > 1) join_chain(waiting, n, n + 1 == count);
+    }
+  }
+
+  // at(r, c, sums) for every element of the result that the tile has: the sums of LINE rows at a time go through shared
+  // memory, so that neighbouring threads have neighbouring columns.
+  template <class F> INLINE void results(const Work& work, const Unit& unit, E* slabs, const F& at) {
+    ROLLED for (int i = 0; i < TALL; ++i) {
+      UNROLL for (int n = 0; n < PRODUCTS; ++n)
+        UNROLL for (int y = 0; y < TALL; ++y)
+          if (y == i)
+            UNROLL for (int j = 0; j < WIDE; ++j)
+              slabs[(n * LINE + line_here()) * COLS + column_here(j)] = sum[n][y][j];
+      barrier();
+      ROLLED for (int e = thread_index(); e < LINE * COLS; e += THREADS) {
+        const int64_t r = unit.r0 + row_at(e / COLS, i), c = unit.c0 + e % COLS;
+        if (r >= work.rows || c >= work.cols) continue;
+        E sums[PRODUCTS];
+        UNROLL for (int n = 0; n < PRODUCTS; ++n) sums[n] = slabs[n * LINE * COLS + e];
+        at(r, c, sums);
+      }
+      barrier();
+    }
+  }
+};
+
+// The tree over the sums of `parts` parts, at(i): as a binary counter.
+template <class F> INLINE E over_parts(int64_t parts, const F& at) {
+  E level[32];
+  ROLLED for (int64_t n = 0; n < parts; ++n) {
+    E x = at(n);
+    int i = 0;
+    for (int64_t rest = n; rest & 1; rest >>= 1) x = both(level[i++], x);
+    if (n + 1 == parts) {
+      ++i;
+      for (int64_t rest = n >> i; rest; rest >>= 1, ++i)
+        if (rest & 1) x = both(level[i], x);
+      return x;
+    }
+    level[i] = x;
+  }
+  return nothing();
+}
+
+}  // namespace tokitai

@@ -1,0 +1,144 @@
+"""CUDA C++, also for the CPU's fibers, of a matrix product with element-wise work on its result, from plan and tiling.
+
+Two kernels: ``work`` (tiles of the result, or parts of the sums in them) and ``finish`` (the tree over the parts, where
+there are several). Both take one ``Call`` by value: ``together`` says how many chains along k are a part; the rest is
+as `emit.product` has it.
+"""
+
+from __future__ import annotations
+
+from ..lang import MATRICES
+from ..lower.gpu_product import FINISH_THREADS, Tiling
+from ..lower.product import ProductPlan
+from .text import POINTER, Printer
+
+
+class GpuProductEmitter(Printer):
+    """Prints the kernels of one operator for one tiling."""
+
+    includes = ("products.h",)
+
+    def __init__(self, plan: ProductPlan, tiling: Tiling) -> None:
+        super().__init__(plan.graph)
+        self.plan, self.tiling = plan, tiling
+        g = plan.graph
+        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
+        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
+        t = tiling
+        sizes = {
+            "PRODUCTS": len(plan.products), "ROWS": t.rows, "COLS": t.cols, "TALL": t.tall, "WIDE": t.wide,
+            "DEPTH": t.depth, "LANES": t.lanes, "UNROLLED": t.unrolled, "WIDTH": t.width,
+        }  # fmt: skip
+        self.defines = (
+            f"// {t}",
+            f"#define ACCUMULATORS_F64 {int(plan.accumulator == 'f64')}",
+            f"#define MATRIX_UNITS {int(t.matrix)}",
+            *(f"#define PLAN_{name} {value}" for name, value in sizes.items()),
+        )
+
+    def kernels(self) -> None:
+        """The call, and the kernels."""
+        matrices = sum(space in MATRICES for _, space, _, _ in self.tensors)
+        self.line()
+        self.open("struct Call")
+        self.line(f"void* tensors[{len(self.tensors)}];")
+        self.line("int64_t together;")
+        self.line(f"int64_t sizes[{4 + 2 * matrices + len(self.whole_slot)}];")
+        self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
+        self.line("void* workspace;")
+        self.close("};")
+        for name, threads, per_sm, body in (
+            ("work", self.tiling.threads, self.tiling.per_sm, self.work), ("finish", FINISH_THREADS, 1, self.finish),
+        ):  # fmt: skip
+            self.line()
+            self.open(f"KERNEL({name}, {threads}, {per_sm})")
+            self.arguments()
+            body()
+            self.close()
+
+    def arguments(self) -> None:
+        self.line("const int64_t rows = call.sizes[0], cols = call.sizes[1], inner = call.sizes[2];")
+        self.line("const int64_t batch = call.sizes[3];")
+        place = 4
+        for i, (name, space, kind, const) in enumerate(self.tensors):
+            matrix = space in MATRICES
+            shown = f"all_{name}" if matrix else name
+            self.line(f"{const}{kind}* const {shown} = static_cast<{const}{kind}*>(call.tensors[{i}]);")
+            self.line(f"(void){shown};")
+            if matrix:
+                self.line(f"const int64_t {name}_stride = call.sizes[{place}], {name}_batch = call.sizes[{place + 1}];")
+                self.line(f"(void){name}_stride, (void){name}_batch;")
+                place += 2
+        self.line(f"const int64_t* const integers = call.sizes + {place};")
+        self.line("const Stored* const scalars = call.scalars;")
+        self.line("E* const parts = static_cast<E*>(call.workspace);  // where there are several")
+        self.line("const Work work(rows, cols, inner, batch, call.together);")
+        self.line("(void)integers, (void)scalars;")
+        for n in self.plan.uniform:
+            self.declare(n, self.expression(n, False, self.name), vector=False)
+
+    # ------------------------------------------------------------------ kernels
+    def work(self) -> None:
+        left, layout = self.plan.left.data, str(self.plan.products[0].data[0])
+        rights = [n.args[1].data for n in self.plan.products]
+        kinds = POINTER[str(left[1])], POINTER[str(rights[0][1])]
+        along = ["true" if flag else "false" for flag in (layout[0] == "N", layout[1] == "T")]
+        self.line(f"typedef Feed<ROWS, {along[0]}, true, {kinds[0]}> Left;")
+        self.line(f"typedef Feed<COLS, {along[1]}, false, {kinds[1]}> Right;")
+        self.line("SHARED(Quad, memory, 2 * SLAB / QUAD);")
+        self.line("E* const slabs = memory->e;")
+        self.line("E* const waiting = parts + work.sums_of_parts() + block_index() * work.waiting_of_block();")
+        self.open("for (int64_t at = block_index(); at < work.units; at += grid_size())")
+        self.line("const Unit unit(work, at);")
+        self.matrices("unit.item")
+        self.line(f"const Side<{kinds[0]}> left = {{in_{left[0]}, in_{left[0]}_stride}};")
+        sides = ", ".join(f"{{in_{name}, in_{name}_stride}}" for name, _ in rights)
+        self.line(f"const Side<{kinds[1]}> right[PRODUCTS] = {{{sides}}};")
+        self.line("Tile tile;")
+        self.line("tile.run<Left, Right>(work, unit, left, right, waiting, slabs);")
+        self.open("tile.results(work, unit, slabs, [&](int64_t r, int64_t c, const E (&sums)[PRODUCTS])")
+        self.open("if (work.parts > 1)")
+        place = "parts[work.place(unit.part, n, unit.item, r, c)]"
+        self.line(f"UNROLL for (int n = 0; n < PRODUCTS; ++n) {place} = sums[n];")
+        self.line("return;")
+        self.close()
+        self.elements()
+        self.close("});")
+        self.close()
+
+    def finish(self) -> None:
+        self.open(
+            f"for (int64_t e = block_index() * {FINISH_THREADS} + thread_index(); e < batch * rows * cols; "
+            f"e += grid_size() * {FINISH_THREADS})"
+        )
+        self.line("const int64_t item = e / (rows * cols), r = e / cols % rows, c = e % cols;")
+        self.matrices("item")
+        self.line("E sums[PRODUCTS];")
+        self.open("UNROLL for (int n = 0; n < PRODUCTS; ++n)")
+        at = "[&](int64_t part) { return parts[work.place(part, n, item, r, c)]; }"
+        self.line(f"sums[n] = over_parts(work.parts, {at});")
+        self.close()
+        self.elements()
+        self.close()
+
+    def matrices(self, item: str) -> None:
+        """Pointers to the matrices of one product of the batch."""
+        for name, space, kind, const in self.tensors:
+            if space in MATRICES:
+                self.line(f"{const}{kind}* const {name} = all_{name} + {item} * {name}_batch;")
+                self.line(f"(void){name};")
+
+    def elements(self) -> None:
+        """What is made of the products at row r and column c, and its store."""
+        for i, n in enumerate(self.plan.products):
+            self.declare(n, f"finished(sums[{i}])", vector=False)
+        for n in self.plan.compute:
+            if n.space == "r":
+                self.row_value(n)
+            elif n.op == "input":
+                row = f" + r * in_{n.data[0]}_stride" if n.space == "rc" else ""
+                self.declare(n, f"load1(in_{n.data[0]}{row} + c)", vector=False)
+            else:
+                self.one_column(n)
+        for o in self.graph.outputs:
+            self.line(f"store1(out_{o.name} + r * out_{o.name}_stride + c, {self.name[o.node]});")
