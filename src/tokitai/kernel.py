@@ -308,5 +308,6 @@ def build_text(
 
 
 __all__ = [
-    "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_product", "targets_of",
+    "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_attention", "is_product",
+    "targets_of",
 ]  # fmt: skip
