@@ -324,6 +324,6 @@ def build_text(
 
 
 __all__ = [
-    "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_grouped", "is_product",
-    "target_of", "targets_of",
+    "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_attention", "is_grouped",
+    "is_product", "target_of", "targets_of",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import BF16, F16, F32, array, same_bits
 
-from tokitai import ops, verify
+from tokitai import ops
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import ArgumentError, DefinitionError
-from tokitai.evidence.check import check
-from tokitai.kernel import Kernel, build_text, compile, targets_of
+from tokitai.kernel import Kernel, build_text, compile
 from tokitai.lang import (
     Operand,
     Rows,
@@ -37,11 +35,7 @@ from tokitai.lower import make_plan
 from tokitai.meaning import bits, bounds
 from tokitai.toolchain.build import isas_here
 from tokitai.verification import cases
-from tokitai.verification.files import case_from_file
-from tokitai.verification.recheck import recheck
 from tokitai.verification.run import Layout, run_numbers, run_structure
-from tokitai.verification.verdict import Variant
-from tokitai.worker import Pool
 
 FORMATS = pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 SCALE = 0.375
@@ -178,7 +172,7 @@ def test_equal_values_are_their_own_mean() -> None:
     y = ops.attention(q, k, np.ones_like(k), scale=SCALE)[0]
     assert np.abs(y - 1).max() <= (200 + 8 + 1) * 2.0**-24
     same = ops.attention(q, np.ones_like(k), noise(3, 1, 200, 8), scale=SCALE)[0]
-    assert all(same_bits(same[:, 0], same[:, r]) or np.ptp(q) for r in range(9))
+    assert all(same_bits(same[:, 0], same[:, r]) for r in range(9)), "equal keys weigh alike, whatever the query"
 
 
 @FORMATS
@@ -321,43 +315,6 @@ def test_what_does_not_fit_is_refused(call: Any, words: str) -> None:
     with pytest.raises(ArgumentError) as error:
         call()
     assert words in str(error.value)
-
-
-# ------------------------------------------------------------------ verification, files, other devices
-def test_the_users_own_tensors(tmp_path: Path) -> None:
-    path = tmp_path / "mine.npz"
-    q, k, v = drawn(F32, 4, 2, 6, 7, 3)
-    np.savez(path, q=q, k=k, v=v)
-    _, case = case_from_file(ops.attention, path, "f16")
-    assert case.shape == Sizes(12, 7, 3, 2) and case.tensors["q"].shape == (2, 12, 3)
-    verdict = verify(ops.attention, dtype="f16", inputs=path, variant=Variant(frozenset()), case=case.id)
-    assert (verdict.verdict, verdict.cases) == ("verified", 1), verdict.failure
-
-
-def test_a_certificate_can_be_checked_again(tmp_path: Path) -> None:
-    """What the backward pass takes from the forward pass is computed again from the seeds."""
-    shape = dict(rows=10, cols=12, inner=8, batch=2)
-    verdict = verify(ops.attention_backward, dtype="f16", shape=shape, out=tmp_path)
-    assert verdict.verdict == "verified" and verdict.certificate is not None, verdict.failure
-    assert check(verdict.certificate) == []
-    assert recheck(verdict.certificate, ops.attention_backward, sample=12) == []
-
-
-def test_in_a_worker_process() -> None:
-    with Pool(1, deadline=60) as pool:
-        for case in ("structure/all inputs@3x5x7x2#0", "seeded/normal@3x5x7x2#0"):
-            variant = Variant(frozenset({"limit"}))
-            verdict = verify(ops.attention, dtype="f16", variant=variant, case=case, pool=pool)
-            assert (verdict.verdict, [r.id for r in verdict.results]) == ("verified", [case]), verdict.failure
-
-
-def test_other_devices_are_undecided() -> None:
-    assert targets_of(ops.attention) == targets_of(ops.attention_backward) == ("cpu",)
-    for device in ("sim", "cuda"):
-        verdict = verify(ops.attention, dtype="f16", device=device, variant=Variant(frozenset()))
-        assert verdict.verdict == "undecided"
-    verdict = verify(ops.attention, dtype="f16", device="sim", variant=Variant(frozenset()))
-    assert verdict.failure == "attention: there are no kernels of attention for sim yet; accepted: cpu"
 
 
 # ------------------------------------------------------------------ what the language refuses

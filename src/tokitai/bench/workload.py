@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..formats import format_of
-from ..kernel import Kernel, compile, is_product
+from ..kernel import Kernel, compile, is_attention, is_product
 from ..lang import GROUPS, Operator, TensorSpec
 from ..meaning.structure import drawn_entries
 from ..verification import cases
@@ -86,8 +86,9 @@ def workload(operator: Operator, dtype: str, shapes: tuple[tuple[int, int], ...]
     shapes = tuple(cases.in_groups(kernel.graph, s) for s in shapes)
     scalars = _scalars(operator, shapes)
     tensors = {t.name: [_draw(operator, t, s, SEED + i) for i, s in enumerate(shapes)] for t in kernel.graph.inputs}
-    if operator.backward_of is not None and not is_product(operator.backward_of):  # it saves nothing but inputs
-        tensors |= _saved(operator.backward_of, dtype, shapes, {t.name for t in kernel.graph.inputs}, tensors)
+    forward = operator.backward_of
+    if forward is not None and (is_attention(forward) or not is_product(forward)):  # a product saves nothing but inputs
+        tensors |= _saved(forward, dtype, shapes, {t.name for t in kernel.graph.inputs}, tensors)
     if takes_lists(operator):
         tensors = {n: [a.reshape(-1) for a in arrays] for n, arrays in tensors.items()}
     return Workload(operator, kernel, shapes, tensors, scalars)
