@@ -16,7 +16,7 @@ from ..call import prepare_lists
 from ..device import cpu
 from ..errors import ArgumentError, UnavailableError, UnknownNameError
 from ..formats import FORMATS
-from ..lang import Operator
+from ..lang import OPERANDS, Operator, extent
 from .count import bytes_of, operations_of
 from .timing import Copy, alternate
 from .workload import Array, Workload, workload
@@ -137,8 +137,9 @@ def _ours(work: Workload, threads: int) -> _Calls:
 
         return lambda: prepared(scalars, threads), call, first
     shape = work.shapes[0]
-    full = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": ()}
-    out = tuple(cpu.aligned_empty(full[o.space], FORMATS[o.format].dtype) for o in outputs)
+    full: dict[str, tuple[int, ...]] = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": ()}
+    sizes = [extent(o.space, shape) if o.space in OPERANDS else full[o.space] for o in outputs]
+    out = tuple(cpu.aligned_empty(size, FORMATS[o.format].dtype) for size, o in zip(sizes, outputs, strict=True))
 
     def into() -> object:
         return op(*args, out=out if len(out) > 1 else out[0], threads=threads, **work.scalars)

@@ -226,12 +226,19 @@ INLINE X if_seen(int64_t c, const int32_t* limit, X a, X b) {
 // To MR x NR accumulators the products of the keys from `begin` to `end`, where a query sees them.
 static __attribute__((noinline, unused)) void micro_seen(
     int64_t begin, int64_t end, const E* left, const E* right, E* tile, const int32_t* limit) {
+  X sum[MR][NV];
+  for (int i = 0; i < MR; ++i)
+    for (int j = 0; j < NV; ++j) sum[i][j] = get(tile + i * NR + j * XLANES);
   for (int64_t c = begin; c < end; ++c, left += MR, right += NR)
+#pragma GCC unroll 16
     for (int i = 0; i < MR; ++i)
-      for (int64_t j = 0; j < NR; j += XLANES) {
-        const X old = get(tile + i * NR + j);
-        put(tile + i * NR + j, if_seen(c, limit + j, chain(left[i], get(right + j), old), old));
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; ++j) {
+        const X more = chain(left[i], get(right + j * XLANES), sum[i][j]);
+        sum[i][j] = if_seen(c, limit + j * XLANES, more, sum[i][j]);
       }
+  for (int i = 0; i < MR; ++i)
+    for (int j = 0; j < NV; ++j) put(tile + i * NR + j * XLANES, sum[i][j]);
 }
 
 // Tiles of the inner side x queries, `size` elements in all; above them the sums that wait. `left` holds panels of MR of
