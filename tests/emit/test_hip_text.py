@@ -51,6 +51,7 @@ class Compiler:
     arch: str
     fma: bool
     name: str = "hip"
+    shared_bytes: int = 0
 
     @property
     def warp(self) -> int:
