@@ -15,9 +15,9 @@ import torch
 
 from tokitai.emit.gpu_text import emit_rows
 from tokitai.errors import TokitaiError
+from tokitai.gpu_kernel import gpu_plan
 from tokitai.gpu_targets import CudaTarget, target_named
-from tokitai.lower import make_plan
-from tokitai.lower.gpu import CHUNK, Schedule, blocked, schedule_rows
+from tokitai.lower.gpu import CHUNK, Schedule, blocked, schedule_rows, stage_bytes
 from tokitai.lower.rowwise import RowPlan
 from tokitai.ops import registry
 from tokitai.toolchain import nvrtc
@@ -36,11 +36,16 @@ def candidates(plan: RowPlan, cols: int, width: int, warp: int) -> Iterator[Sche
             continue
         rows = max(1, 128 // threads) if threads <= warp else 1
         own = replace(base, threads=threads, chunks=chunks, rows=rows, full=True)
-        ways = ((1, True), (2, True), (4, True)) if blocked(plan) else ((0, False), (1, False))
+        ways = ((1, True), (1, False)) if blocked(plan) else ((0, False), (1, False))
         for warps in (0, 16, 20, 24, 28, 32, 40, 48):
             per_sm = max(1, warps * warp // (threads * rows))
             for ahead, hoisted in ways:
-                yield replace(own, ahead=ahead, per_sm=per_sm, hoisted=hoisted)
+                for staged in (False, True):
+                    rows_ahead = ahead if blocked(plan) or not staged else 0
+                    s = replace(own, ahead=rows_ahead, per_sm=per_sm, hoisted=hoisted, staged=staged)
+                    alone = s.rows == 1 or blocked(plan)
+                    if not staged or (alone and stage_bytes(plan, s) <= 227 << 10):
+                        yield s
 
 
 def build(target: CudaTarget, plan: RowPlan, s: Schedule) -> None:
@@ -59,7 +64,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         for rows, cols in SHAPES.get(name, NORMS):
             found = []
-            plan = make_plan(registry()[name].trace("f16"))
+            plan = gpu_plan(registry()[name].trace("f16"), "cuda")
             assert isinstance(plan, RowPlan)
             tried = list(dict.fromkeys(candidates(plan, cols, 8, 32)))
             with ThreadPoolExecutor(14) as pool:  # into the build cache

@@ -33,7 +33,6 @@ CYCLE = ("f16", "bf16", "f32")
 # and 512 threads have 128 registers each.
 SPILLS = {
     ("add_layer_norm_backward", "f32", 8192): 800,
-    ("layer_norm_backward", "f32", 8192): 250,
     ("add_rms_norm_backward", "f32", 8192): 400,
 }
 

@@ -53,6 +53,7 @@ class Compiler:
     f64: bool = False
     name: str = "hip"
     matrix_units: bool = False
+    shared_bytes: int = 0
 
     @property
     def warp(self) -> int:

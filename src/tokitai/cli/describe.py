@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 from .. import gpu_hip
@@ -101,7 +102,7 @@ def part_text(
         return str(graph)
     if target != "cpu":
         warp = hip.ARCHITECTURES[archs[0]] if archs else 32
-        return _gpu_text(gpu_plan(graph, target), part, shape or _usual_shape(o), warp)
+        return _gpu_text(gpu_plan(graph, target), part, shape or _usual_shape(o), warp, staged=not archs)
     plan = make_plan(graph)
     if part == "plan":
         return _aligned(plan.describe())
@@ -113,7 +114,7 @@ def _usual_shape(o: Operator) -> tuple[int, int]:
     return min(4096, c.max_rows), min(max(4096, c.min_cols), c.max_cols)
 
 
-def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int) -> str:
+def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int, staged: bool) -> str:
     """The plan with its schedule and launches, or the source, for one shape."""
     if isinstance(plan, FlatPlan):
         steps, schedule = layout.flat_steps(plan, [shape]), f"tiles of {layout.TILE} elements"
@@ -130,6 +131,7 @@ def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int) -> str:
     else:
         assert isinstance(plan, RowPlan), "others have no text for GPUs"
         chosen = layout.schedule_rows(plan, shape[1], layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1, warp)
+        chosen = replace(chosen, staged=chosen.staged and staged)
         steps, schedule = layout.row_steps(plan, chosen, *shape), str(chosen)
         text = emit_rows(plan if chosen.kept else plan_rows(plan.graph, "nothing"), chosen)
     if part == "source":
