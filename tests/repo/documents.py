@@ -38,7 +38,8 @@ FENCE = re.compile(r"^(?P<indent> {0,3})(?P<fence>`{3,}|~{3,})(?P<language>[\w+-
 DIRECTIVE = re.compile(
     r"^<!-- (?:not run: (?P<reason>.+?)|file: (?P<file>[\w.-]+)|(?P<on>continues)|exits with (?P<exit>\d+)) -->$"
 )
-MAKE = re.compile(r"^\s*make(?:\s+[\w.-]+=(?:\"[^\"]*\"|\S+))*(?:\s+(?P<target>[\w-]+))?\s*(?:#.*)?$")
+VARIABLES = r"(?:\s+[\w.-]+=(?:\"[^\"]*\"|\S+))*"
+MAKE = re.compile(rf"^\s*make{VARIABLES}(?:\s+(?P<target>[\w-]+))?{VARIABLES}\s*(?:#.*)?$")
 
 
 class DocumentError(Exception):
