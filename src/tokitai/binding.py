@@ -1,9 +1,13 @@
-"""Sort the arguments of a call, and check those that are no tensors."""
+"""Sort the arguments of a call, and check those that are no tensors.
+
+Calls that look like one that was checked need not be sorted again: a `Form` is how a call is written. Recipes, which
+`call_again` and `gpu_recipe` keep, are found by a form and what its tensors look like.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,3 +74,52 @@ def check_threads(threads: object) -> None:
     """A whole number of at least 1, or None. Raises ArgumentError."""
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")
+
+
+# ------------------------------------------------------------------ calls that are repeated
+MOST_RECIPES = 4096
+MOST_SCALARS = 256  # sets of host scalars that a recipe keeps
+
+
+class Form:
+    """How a call is written: by the names of its arguments, and how many there are in ``out``."""
+
+    def __init__(self, operator: Operator, count: int, names: Sequence[str], results: int) -> None:
+        self.operator = operator
+        declared = [t.name for t in operator.tensors]
+        scalars = {p.name for p in operator.params}
+        self.tensors = tuple(n for n in names if n in declared)
+        self.scalars = tuple(n for n in names if n in scalars)
+        self.others = tuple(n for n in names if n not in declared and n not in scalars)
+        self.named: list[object] = [*declared[:count], *self.tensors, *range(results)]  # or places in ``out``
+        self.fits = count <= len(declared) and not set(declared[:count]) & set(names)
+        # Options, or the sizes of a launch, follow from the scalars.
+        self.sized = "entries" in scalars
+        self.by_scalars = bool(operator.contract.switches) or self.sized
+
+    def told(self, kwargs: Mapping[str, Any]) -> tuple[object, ...]:
+        """The scalars that a call gives, so that equal ones are the same: True is not 1 and -0.0 is not 0.0, although
+        they compare equal. Raises TypeError for what cannot be hashed, and so is no scalar."""
+        found: list[object] = []
+        for n in self.scalars:
+            value = kwargs[n]
+            found += type(value), value or repr(value)
+        scalars = tuple(found)
+        hash(scalars)
+        return scalars
+
+
+_forms: dict[tuple[object, ...], Form] = {}
+
+
+def form_of(
+    operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+) -> tuple[Form, Sequence[Any]]:
+    """How a call is written, and what is in its ``out``."""
+    several = type(out) is tuple or type(out) is list
+    results: Sequence[Any] = () if out is None else out if several else (out,)
+    how = (operator, len(args), -1 if out is None else len(results) if several else -2, *kwargs)
+    form = _forms.get(how)
+    if form is None:
+        form = _forms[how] = Form(operator, len(args), tuple(kwargs), len(results))
+    return form, results

@@ -7,13 +7,14 @@ read as it is; any other view is copied once, or refused with ``copy=False``. Re
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .binding import bind, check_params, check_threads
-from .call_again import Seen, recipe_for, remember
+from .call_again import Seen, recipe_for, remember, seen_as
 from .call_checks import check_indices, check_slots, table_entries
 from .call_list import Prepared, prepare
 from .device import cpu
@@ -52,12 +53,12 @@ def call(
             if threads is not None:
                 raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")
             return _call_gpu()(operator, args, kwargs, out, copy, cuda_stream, check)
-    seen = Seen.of(operator, args, kwargs, out) if cuda_stream is None and check else None
+    seen = seen_as(operator, args, kwargs, out) if cuda_stream is None and check else None
     if seen is not None and (recipe := recipe_for(seen)) is not None:
         check_threads(threads)
         known = recipe.prepared(seen, args, kwargs)
         if operator.contract.indices:
-            named = {str(n): x for n, x in zip(seen.names, seen.tensors, strict=True)}
+            named = {str(n): x for n, x in zip(seen.form.named, seen.tensors, strict=True) if x is not None}
             check_indices(operator, named, known.params, recipe.shape, recipe.entries)
         return recipe.run(seen, known, threads)
     if cuda_stream is not None or not check:
@@ -105,34 +106,44 @@ def call_with(
     if isinstance(kernel.plan, ProductPlan):
         from .call_product import call_product
 
-        return call_product(operator, kernel, given, arrays, params, out, threads or cpu.default_threads(), copy)
+        return call_product(operator, kernel, given, arrays, params, out, threads, copy)
     if isinstance(kernel.plan, AttentionPlan):
         from .call_attention import call_attention
 
-        return call_attention(operator, kernel, given, arrays, params, out, threads or cpu.default_threads(), copy)
+        return call_attention(operator, kernel, given, arrays, params, out, threads, copy)
     lead, shape = common_shape(operator, arrays, kernel.graph.options)
     check_slots(operator, kernel.graph.options, arrays, shape)
     entries = table_entries(operator, arrays, params)
     check_indices(operator, arrays, params, shape, entries)
     tensors = {t.name: flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
-    results, supplied = place_results(kernel, arrays, lead, shape, entries, out)
+    full = {o.name: full_shape(o, lead, shape, entries) for o in kernel.graph.outputs}
+    made, results, supplied = launch(kernel, given, arrays, tensors, shape, entries, full, params, out, threads)
+    if seen is not None:
+        remember(seen, kernel, shape, entries, tensors, results, full, supplied)
+    return made
+
+
+def launch(
+    kernel: Kernel, given: Mapping[str, Any], arrays: Mapping[str, Array], tensors: Mapping[str, Array],
+    shape: tuple[int, int], entries: int, full: Mapping[str, tuple[int, ...]], params: Mapping[str, float], out: Any,
+    threads: int | None,
+) -> tuple[Any, dict[str, Array], dict[str, Any]]:  # fmt: skip
+    """Run a kernel on ``tensors``, as it reads them, whose results have the shapes ``full`` as the caller sees them.
+    Returns what the caller gets; and for `remember` the results as the kernel has them, and those that the caller
+    supplied."""
+    operator = kernel.operator
+    results, supplied = place_results(kernel, arrays, shape, entries, full, out)
     kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
     for name in set(supplied).intersection(operator.contract.places):
         target = as_numpy(name, supplied[name])
         target[...] = results[name].astype(target.dtype).reshape(target.shape)
-    if seen is not None:
-        full = {o.name: full_shape(o, lead, shape, entries) for o in kernel.graph.outputs}
-        remember(seen, kernel, shape, entries, tensors, results, full, supplied)
     example = next(iter(given.values()))
     returned = []
     for o in kernel.graph.outputs:
         theirs = given[o.name] if o.inplace else supplied.get(o.name)
-        returned.append(
-            like(finished(operator, o, results[o.name]).reshape(full_shape(o, lead, shape, entries)), example)
-            if theirs is None
-            else theirs
-        )
-    return returned[0] if len(returned) == 1 else tuple(returned)
+        new = finished(operator, o, results[o.name]).reshape(full[o.name]) if theirs is None else None
+        returned.append(like(new, example) if new is not None else theirs)
+    return returned[0] if len(returned) == 1 else tuple(returned), results, supplied
 
 
 def prepare_lists(
@@ -241,12 +252,12 @@ def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
 
 
 def place_results(
-    kernel: KernelBase, arrays: Mapping[str, Array], lead: tuple[int, ...],
-    shape: tuple[int, int], entries: int, out: Any, seen: Callable[[str, Any], Array] = as_numpy,
+    kernel: KernelBase, arrays: Mapping[str, Array], shape: tuple[int, int], entries: int,
+    full: Mapping[str, tuple[int, ...]], out: Any, seen: Callable[[str, Any], Array] = as_numpy,
     make: Callable[[Output, tuple[int, ...]], Array] = lambda o, want: cpu.aligned_empty(want, FORMATS[o.format].dtype),
 ) -> tuple[dict[str, Array], dict[str, Any]]:  # fmt: skip
-    """For each result the array that the kernel writes; and what the caller supplied, by name. ``seen`` views what the
-    caller gives as an array of NumPy, ``make`` gives a new one."""
+    """For each result the array that the kernel writes; and what the caller supplied, by name. ``full`` are the shapes
+    that the caller sees, ``seen`` views what the caller gives as an array of NumPy, ``make`` gives a new one."""
     fresh = [o for o in kernel.graph.outputs if not o.inplace]
     supplied = list(out) if isinstance(out, (tuple, list)) else [out] * (out is not None)
     if out is not None and len(supplied) != len(fresh):
@@ -260,13 +271,13 @@ def place_results(
         if o.inplace:
             flat[o.name] = _writable(o.name, arrays[o.name], want, {n: a for n, a in apart.items() if n != o.name})
         elif o.name in theirs:
-            name, full = f"out ({o.name})", full_shape(o, lead, shape, entries)
+            name, wanted = f"out ({o.name})", full[o.name]
             target = seen(name, theirs[o.name])
             place = o.name in kernel.operator.contract.places
             stored_as = "i32" if place else o.format
-            if target.shape != full or target.dtype != FORMATS[stored_as].dtype:
+            if target.shape != wanted or target.dtype != FORMATS[stored_as].dtype:
                 found = f"shape {target.shape} of {target.dtype}"
-                raise ArgumentError(f"{name}: {found}; accepted: {full} of {stored_as}")
+                raise ArgumentError(f"{name}: {found}; accepted: {wanted} of {stored_as}")
             flat[o.name] = _writable(name, target, want, apart)
             apart[name] = target
             if place:  # kernels give f32, which is copied
@@ -297,6 +308,8 @@ def _writable(name: str, target: Array, want: tuple[int, ...], apart: Mapping[st
         raise ArgumentError(f"{name}: strides {target.strides}; accepted for a result: contiguous, or a row stride")
     if view.ndim == 2 and view.shape[0] > 1 and abs(view.strides[0]) < view.shape[1] * view.itemsize:
         raise ArgumentError(f"{name}: strides {target.strides}, so that rows overlap; accepted: rows of their own")
+    if view.ndim == 3 and any(np.shares_memory(a, b) for a, b in itertools.pairwise(view)):
+        raise ArgumentError(f"{name}: strides {target.strides}, so that products overlap; accepted: memory of each")
     for other, array in apart.items():
         if np.may_share_memory(target, array) and np.shares_memory(target, array):
             raise ArgumentError(f"{name}: overlaps {other}; accepted: memory of its own")

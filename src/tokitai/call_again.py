@@ -9,91 +9,65 @@ integers in them that choose a column or an entry.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .binding import bind, check_params
+from .binding import MOST_RECIPES, MOST_SCALARS, Form, bind, check_params, form_of
 from .device import cpu
 from .formats import FORMATS
 from .kernel import Array, Kernel, Scalars
 from .lang import Operator
 
-MOST_RECIPES = 4096
-MOST_SCALARS = 256  # sets of host scalars that a recipe keeps
-KEPT_ROOM = 1 << 20  # bytes of workspace that may be kept from call to call
+KEPT_ROOM = 1 << 20  # bytes of workspace that a thread keeps from call to call
 ALONE = 1 << 16  # bytes that one thread works through before another has woken up
 
 
-class Seen:
-    """What a call looks like whose arrays are all NumPy's."""
+class Seen(NamedTuple):
+    """A call whose arrays are all NumPy's. Optional tensors that are None count as arrays at address 0."""
 
-    __slots__ = ("addresses", "key", "names", "params", "tensors")
-
-    addresses: list[int]
+    form: Form
     key: tuple[object, ...]
-    names: list[object]  # of the tensors: of inputs, and places in ``out``
-    params: tuple[object, ...]
-    tensors: list[Array]
+    scalars: tuple[object, ...]
+    tensors: list[Array | None]
+    addresses: list[int]
 
-    @classmethod
-    def of(cls, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Seen | None:
-        """None where there is anything else, and where only the full checks can judge."""
-        declared, scalars, refused = _declared(operator)
-        if refused or len(args) > len(declared):
-            return None
-        key: list[Any] = [operator]
-        names: list[object] = []
-        tensors: list[Any] = []
-        params: list[object] = []
-        for name, x in zip(declared, args, strict=False):
-            if x is not None:
-                names.append(name)
-                tensors.append(x)
-        for name, x in kwargs.items():
-            if name in declared:
-                if x is not None:
-                    names.append(name)
-                    tensors.append(x)
-            elif name in scalars:
-                params += name, type(x), x if x else str(x)  # 0.0 and -0.0 are equal, and differ
-            else:
-                key += name, type(x), x
-        if out is not None:
-            several = isinstance(out, (tuple, list))
-            for i, x in enumerate(out if several else (out,)):
-                if x is not None:
-                    names.append(i)
-                    tensors.append(x)
-            key.append(len(out) if several else -1)
-        for x in tensors:
-            if type(x) is not np.ndarray:
-                return None
+
+def seen_as(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Seen | None:
+    """None where there is anything else, and where only the full checks can judge: of lists, of results whose size is a
+    scalar, of what must hold no NaN."""
+    limits = operator.contract
+    if limits.max_rows == 1 or limits.no_nan or limits.places:
+        return None
+    form, results = form_of(operator, args, kwargs, out)
+    if not form.fits or form.sized:
+        return None
+    tensors = [*args, *(kwargs[n] for n in form.tensors), *results]
+    key: list[Any] = [form]
+    addresses = []
+    for x in tensors:
+        if type(x) is np.ndarray:
+            addresses.append(cpu.address_of(x))
             key += x.dtype, x.shape, x.strides, x.flags.num
-        made = cls()
-        made.params = tuple(params)
-        key += names
-        made.key = (*key, made.params) if operator.contract.switches else tuple(key)
-        made.tensors, made.names = tensors, names
-        made.addresses = [cpu.address_of(x) for x in tensors]
-        return made
-
-
-_declarations: dict[Operator, tuple[tuple[str, ...], frozenset[str], bool]] = {}
-
-
-def _declared(operator: Operator) -> tuple[tuple[str, ...], frozenset[str], bool]:
-    """Names of tensors and of scalars; and whether every call must be checked in full: lists, results whose size is a
-    scalar, and what must hold no NaN."""
-    found = _declarations.get(operator)
-    if found is None:
-        names, limits = tuple(t.name for t in operator.tensors), operator.contract
-        scalars = frozenset(p.name for p in operator.params)
-        refused = limits.max_rows == 1 or "entries" in scalars or bool(limits.no_nan or limits.places)
-        found = _declarations[operator] = names, scalars, refused
-    return found
+        elif x is None:
+            addresses.append(0)
+            key.append(None)
+        else:
+            return None
+    for n in form.others:
+        key += type(kwargs[n]), kwargs[n]
+    try:
+        scalars = form.told(kwargs)
+        if form.by_scalars:
+            key.append(scalars)
+        made = Seen(form, tuple(key), scalars, tensors, addresses)
+        hash(made.key)
+    except (TypeError, ValueError):  # an option or a scalar that cannot be hashed or is an array, and so is none
+        return None
+    return made
 
 
 @dataclass(slots=True)
@@ -129,7 +103,6 @@ class Recipe:
     strides: tuple[int, ...]  # the sizes of a launch, but for whole scalars
     alone: bool  # so small that more threads would only make it slower
     scalars: dict[object, Known] = field(default_factory=dict)
-    rooms: dict[int, list[tuple[Array, int]]] = field(default_factory=dict)
 
     def apart(self, addresses: list[int]) -> bool:
         """Whether what is written lies apart from all else, as ranges of addresses; if not, the full checks decide."""
@@ -143,7 +116,7 @@ class Recipe:
 
     def prepared(self, seen: Seen, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Known:
         """The scalars of a call. Raises ArgumentError for one that cannot be."""
-        found = self.scalars.get(seen.params)
+        found = self.scalars.get(seen.scalars)
         if found is None:
             operator = self.kernel.operator
             _, params, _ = bind(operator, args, kwargs)
@@ -153,7 +126,7 @@ class Recipe:
             found = Known((ctypes.c_int64 * len(sizes))(*sizes), made.table, made.table.ctypes.data, params)
             if len(self.scalars) >= MOST_SCALARS:
                 self.scalars.clear()
-            self.scalars[seen.params] = found
+            self.scalars[seen.scalars] = found
         return found
 
     def run(self, seen: Seen, known: Known, wanted: int | None) -> Any:
@@ -169,15 +142,28 @@ class Recipe:
                 array, address = cpu.placed_empty(result.shape, result.dtype)
                 made.append(array)
                 ordered.append(address)
-        rooms = self.rooms.setdefault(threads, [])
-        try:
-            room = rooms.pop()
-        except IndexError:  # all are in use by other threads
-            room = cpu.placed_empty((self.kernel.workspace_bytes([self.shape], threads, 0),), np.dtype(np.uint8))
+        room = _room(self.kernel.workspace_bytes([self.shape], threads, 0))
         self.kernel.launch_prepared(self.tensors(*ordered), known.sizes, known.address, room[1], threads)
-        if room[0].size <= KEPT_ROOM:
-            rooms.append(room)
         return made[0] if len(made) == 1 else tuple(made)
+
+
+class _Rooms(threading.local):
+    """Workspace that a thread keeps from call to call: it runs one at a time."""
+
+    kept = cpu.placed_empty((0,), np.dtype(np.uint8))
+
+
+_rooms = _Rooms()
+
+
+def _room(size: int) -> tuple[Array, int]:
+    """Workspace of so many bytes at least, and where it begins."""
+    room = _rooms.kept
+    if room[0].size < size:
+        room = cpu.placed_empty((size,), np.dtype(np.uint8))
+        if size <= KEPT_ROOM:
+            _rooms.kept = room
+    return room
 
 
 _recipes: dict[tuple[object, ...], Recipe] = {}
@@ -185,11 +171,7 @@ _recipes: dict[tuple[object, ...], Recipe] = {}
 
 def recipe_for(seen: Seen) -> Recipe | None:
     """What is known of such a call; None where it has to be checked in full."""
-    try:
-        found = _recipes.get(seen.key)
-        hash(seen.params)
-    except TypeError:  # an option or a scalar that cannot be hashed, and so is none
-        return None
+    found = _recipes.get(seen.key)
     return found if found is not None and found.apart(seen.addresses) else None
 
 
@@ -204,20 +186,17 @@ def remember(
 ) -> None:  # fmt: skip
     """Keep what a call that was checked has found, unless it copied anything or had nothing to do. ``flat`` and
     ``results`` are the arrays as the kernel has them, ``full`` the shapes of results as the caller sees them."""
-    at = {name: i for i, name in enumerate(seen.names)}
+    at = {name: i for i, name in enumerate(seen.form.named)}
     fresh = [o.name for o in kernel.graph.outputs if not o.inplace]
     place = {n: at[n] for n in flat} | {n: at[fresh.index(n)] for n in supplied if n in fresh}
     where = {**flat, **{n: results[n] for n in supplied if n in fresh}}
     copied = any(cpu.address_of(array) != seen.addresses[place[n]] for n, array in where.items())
-    odd = any(not x.flags.aligned or min(x.strides, default=0) < 0 for x in seen.tensors)
+    odd = any(x is not None and (not x.flags.aligned or min(x.strides, default=0) < 0) for x in seen.tensors)
     if copied or odd or all(r.size == 0 for r in results.values()):
         return
     sizes = kernel.sizes_of([flat], [results], [shape], Scalars(np.empty(0, np.float32)))
     outputs = kernel.graph.outputs
-    extents = tuple(
-        x.itemsize + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) if x.size else 0
-        for x in seen.tensors
-    )
+    extents = tuple(0 if x is None else _extent(x) for x in seen.tensors)
     made = tuple(Result(place.get(o.name, -1), full[o.name], FORMATS[o.format].dtype) for o in outputs)
     if len(_recipes) >= MOST_RECIPES:
         _recipes.clear()
@@ -225,3 +204,8 @@ def remember(
     array = ctypes.c_void_p * (len(inputs) + len(outputs))
     alone = sum(x.nbytes for x in (*flat.values(), *results.values())) <= ALONE
     _recipes[seen.key] = Recipe(kernel, shape, entries, inputs, made, extents, array, tuple(sizes), alone)
+
+
+def _extent(x: Array) -> int:
+    """Bytes from the first to behind the last element, of strides that are not negative."""
+    return x.itemsize + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) if x.size else 0

@@ -9,13 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .call import view_as
+from .call import launch, view_as
 from .call_checks import check_indices
-from .call_product import own
-from .device import cpu
-from .device.dlpack import as_numpy, like
 from .errors import ArgumentError
-from .formats import FORMATS
 from .kernel import Kernel
 from .lang import Graph, Operator, Sizes, TensorSpec, extent
 from .lang.graph import Space
@@ -74,7 +70,7 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 def call_attention(
     operator: Operator, kernel: Kernel, given: Mapping[str, Any], arrays: Mapping[str, Array],
-    params: Mapping[str, float], out: Any, threads: int, copy: bool,
+    params: Mapping[str, float], out: Any, threads: int | None, copy: bool,
 ) -> Any:  # fmt: skip
     """Check the arrays, run, and return the results as `tokitai.call` does. Raises ArgumentError."""
     graph = kernel.graph
@@ -82,31 +78,8 @@ def call_attention(
     sizes = found.sizes
     check_indices(operator, arrays, params, sizes)
     tensors = {t.name: _flat(operator, t, arrays[t.name], found, copy) for t in graph.inputs}
-    supplied = list(out) if isinstance(out, (tuple, list)) else [out] * (out is not None)
-    names = ", ".join(o.name for o in graph.outputs)
-    if out is not None and len(supplied) != len(graph.outputs):
-        raise ArgumentError(f"out: {len(supplied)} arrays; accepted: {len(graph.outputs)}, for {names}")
-    theirs = {o.name: x for o, x in zip(graph.outputs, supplied, strict=False) if x is not None}
-    results: dict[str, Array] = {}
-    apart = dict(arrays)  # what a result must not overlap
-    for o in graph.outputs:
-        want, shape, dtype = extent(o.space, sizes), found.shapes[o.space], FORMATS[o.format].dtype
-        if o.name not in theirs:
-            results[o.name] = cpu.aligned_empty(want, dtype)
-            continue
-        name = f"out ({o.name})"
-        target = as_numpy(name, theirs[o.name])
-        if target.shape != shape or target.dtype != dtype:
-            raise ArgumentError(f"{name}: shape {target.shape} of {target.dtype}; accepted: {shape} of {o.format}")
-        results[o.name] = own(name, target, want, apart)
-        apart[name] = target
-    kernel.launch(tensors, results, sizes, kernel.scalar_table(*sizes, params), threads)
-    example = next(iter(given.values()))
-    returned = [
-        theirs[o.name] if o.name in theirs else like(results[o.name].reshape(found.shapes[o.space]), example)
-        for o in graph.outputs
-    ]
-    return returned[0] if len(returned) == 1 else tuple(returned)
+    full = {o.name: found.shapes[o.space] for o in graph.outputs}
+    return launch(kernel, given, arrays, tensors, sizes, 0, full, params, out, threads)[0]
 
 
 def _flat(operator: Operator, t: TensorSpec, array: Array, found: Heads, copy: bool) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,12 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .call import _writable, view_as
+from .call import launch, view_as
 from .call_grouped import check_offsets, groups_of
-from .device import cpu
-from .device.dlpack import as_numpy, like
 from .errors import ArgumentError
-from .formats import FORMATS
 from .kernel import Kernel
 from .lang import MATRICES, Graph, Operator, Sizes, TensorSpec, extent
 
@@ -86,42 +82,15 @@ def _words(t: TensorSpec, side: str) -> str:
 
 def call_product(
     operator: Operator, kernel: Kernel, given: Mapping[str, Any], arrays: Mapping[str, Array],
-    params: Mapping[str, float], out: Any, threads: int, copy: bool,
+    params: Mapping[str, float], out: Any, threads: int | None, copy: bool,
 ) -> Any:  # fmt: skip
     """Check the arrays, run, and return the results as `tokitai.call` does. Raises ArgumentError."""
     graph = kernel.graph
     found = sizes_of(operator, graph, arrays)
     sizes = found.sizes
     tensors = {t.name: flat(t, arrays[t.name], sizes, copy) for t in graph.inputs}
-    fresh = [o for o in graph.outputs if not o.inplace]
-    supplied = list(out) if isinstance(out, (tuple, list)) else [out] * (out is not None)
-    if out is not None and len(supplied) != len(fresh):
-        raise ArgumentError(
-            f"out: {len(supplied)} arrays; accepted: {len(fresh)}, for {', '.join(o.name for o in fresh)}"
-        )
-    theirs = {o.name: x for o, x in zip(fresh, supplied, strict=False) if x is not None}
-    theirs |= {o.name: given[o.name] for o in graph.outputs if o.inplace}
-    results: dict[str, Array] = {}
-    apart = dict(arrays)  # what a result must not overlap
-    want = extent("rc", sizes)
-    for o in graph.outputs:
-        if o.name not in theirs:
-            results[o.name] = cpu.aligned_empty(want, FORMATS[o.format].dtype)
-            continue
-        name = o.name if o.inplace else f"out ({o.name})"
-        target = as_numpy(name, theirs[o.name])
-        if target.shape != found.result or target.dtype != FORMATS[o.format].dtype:
-            shape = f"shape {target.shape} of {target.dtype}"
-            raise ArgumentError(f"{name}: {shape}; accepted: {found.result} of {o.format}")
-        results[o.name] = own(name, target, want, {n: a for n, a in apart.items() if n != o.name or not o.inplace})
-        apart[name] = target
-    kernel.launch(tensors, results, sizes, kernel.scalar_table(*sizes, params), threads)
-    example = next(iter(given.values()))
-    returned = [
-        theirs[o.name] if o.name in theirs else like(results[o.name].reshape(found.result), example)
-        for o in graph.outputs
-    ]
-    return returned[0] if len(returned) == 1 else tuple(returned)
+    full = {o.name: found.result for o in graph.outputs}
+    return launch(kernel, given, arrays, tensors, sizes, 0, full, params, out, threads)[0]
 
 
 def flat(
@@ -139,16 +108,3 @@ def flat(
             "accepted with copy=False: contiguous arrays and views with a row stride"
         )
     return copied(array).reshape(want)
-
-
-def own(name: str, target: Array, want: tuple[int, ...], apart: Mapping[str, Array]) -> Array:
-    """The caller's array as the kernel writes it. Raises ArgumentError where a result cannot lie there."""
-    view = _writable(name, target, want, apart)
-    check_apart(name, view)
-    return view
-
-
-def check_apart(name: str, view: Array) -> None:
-    """The products of a batch have memory of their own. Raises ArgumentError."""
-    if view.ndim == 3 and any(np.shares_memory(a, b) for a, b in itertools.pairwise(view)):
-        raise ArgumentError(f"{name}: strides {view.strides}, so that products overlap; accepted: memory of each")

@@ -17,7 +17,7 @@ import numpy as np
 from .binding import bind, check_params
 from .call import common_shape, flatten, full_shape, place_results, storage_format
 from .call_checks import check_chosen, table_entries
-from .call_product import check_apart, flat, sizes_of
+from .call_product import flat, sizes_of
 from .device.device_array import as_device, empty_like, handed_out, library_of
 from .errors import ArgumentError
 from .gpu_card import (
@@ -119,6 +119,7 @@ def _checked(
     lead, shape = _sizes(operator, kernel, arrays) if product else common_shape(operator, arrays, kernel.graph.options)
     check_chosen(operator, kernel.graph.options, shape)
     entries = table_entries(operator, arrays, params)
+    full = {o.name: full_shape(o, lead, shape, entries) for o in kernel.graph.outputs}
     refuse_capture(where, operator, chosen)
     _wait_for_others(where, given, example, chosen)
     with within(example, chosen, now, index):
@@ -137,12 +138,10 @@ def _checked(
         made: dict[str, Any] = {}
 
         def make(o: Output, want: tuple[int, ...]) -> Array:
-            made[o.name] = empty_like(example, full_shape(o, lead, shape, entries), o.format, chosen)
+            made[o.name] = empty_like(example, full[o.name], o.format, chosen)
             return phantom(as_device(o.name, made[o.name], chosen)).reshape(want)
 
-        results, theirs = place_results(kernel, arrays, lead, shape, entries, out, located, make)
-        for name, view in results.items():
-            check_apart(f"out ({name})" if name in theirs else name, view)
+        results, theirs = place_results(kernel, arrays, shape, entries, full, out, located, make)
         ordered = [tensors[t.name] for t in kernel.graph.inputs] + [results[o.name] for o in kernel.graph.outputs]
         addresses = [a.ctypes.data if a.size else 0 for a in ordered]
         nothing = all(results[o.name].size == 0 for o in kernel.graph.outputs)
@@ -154,7 +153,7 @@ def _checked(
             call = ready.head + where_they_lie + ready.middle + kernel.scalar_bytes(scalars)
             with_workspace(where, example, ready, call, chosen)
             if look is not None and not alive:
-                about = kernel, shape, lead, entries, ready, index, look, theirs, example, checks, scalars
+                about = kernel, shape, full, ready, index, look, theirs, example, checks, scalars
                 _recipes.keep(look, recipe_of(*about))
         returned = []
         for o in kernel.graph.outputs:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .binding import bind, check_params
-from .call import full_shape
+from .binding import MOST_RECIPES, MOST_SCALARS, Form, bind, check_params, form_of
 from .device.device_array import library_of
 from .formats import FORMATS
 from .gpu_card import Launcher, as_columns, launchers, torch_streams
@@ -25,27 +24,8 @@ from .gpu_kernel import GpuKernel, Ready
 from .kernel import Scalars
 from .lang import Operator
 
-MOST_RECIPES = 4096
-MOST_SCALARS = 256  # sets of host scalars that a recipe keeps
-
 
 # ------------------------------------------------------------------ what a call looks like
-class Form:
-    """How a call is written: by the names of its arguments, and how many there are in ``out``."""
-
-    def __init__(self, operator: Operator, count: int, names: Sequence[str], results: int) -> None:
-        self.operator = operator
-        declared = [t.name for t in operator.tensors]
-        scalars = {p.name for p in operator.params}
-        self.tensors = tuple(n for n in names if n in declared)
-        self.scalars = tuple(n for n in names if n in scalars)
-        self.others = tuple(n for n in names if n not in declared and n not in scalars)
-        self.named: list[object] = [*declared[:count], *self.tensors, *range(results)]  # or places in ``out``
-        self.fits = count <= len(declared) and not set(declared[:count]) & set(names)
-        # Options, or the sizes of a launch, follow from the scalars.
-        self.by_scalars = bool(operator.contract.switches) or "entries" in scalars
-
-
 class Look(NamedTuple):
     """A call with tensors of torch alone."""
 
@@ -57,22 +37,12 @@ class Look(NamedTuple):
 
 
 _look = functools.partial(tuple.__new__, Look)  # a third of the time of its own constructor
-_forms: dict[tuple[object, ...], Form] = {}
 _of_torch: set[type] = set()
 
 
 def look_at(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Look | None:
     """None where a call has other arrays than torch's, or what only the full checks can judge."""
-    if out is None:
-        results: Sequence[Any] = ()
-        how = (operator, len(args), -1, *kwargs)
-    else:
-        several = type(out) is tuple or type(out) is list
-        results = out if several else (out,)
-        how = (operator, len(args), len(results) if several else -2, *kwargs)
-    form = _forms.get(how)
-    if form is None:
-        form = _forms[how] = Form(operator, len(args), tuple(kwargs), len(results))
+    form, results = form_of(operator, args, kwargs, out)
     if not form.fits:
         return None
     tensors = [*args, *results] if not form.tensors else [*args, *[kwargs[n] for n in form.tensors], *results]
@@ -96,16 +66,9 @@ def look_at(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             key += kind, x.dtype, x.shape, x.is_contiguous() or x.stride(), x.get_device()
         if low & 15:
             key += [address & 15 for address in addresses]
-        scalars: tuple[object, ...] = ()
-        if form.scalars:
-            told: list[object] = []
-            for n in form.scalars:  # True is not 1 and -0.0 is not 0.0, although they compare equal
-                value = kwargs[n]
-                told += type(value), value or repr(value)
-            scalars = tuple(told)
-            hash(scalars)
-            if form.by_scalars:
-                key.append(scalars)
+        scalars = form.told(kwargs)
+        if form.by_scalars:
+            key.append(scalars)
         for n in form.others:
             key += type(kwargs[n]), kwargs[n]
     except (RuntimeError, TypeError, ValueError):  # a tensor without strides, or a scalar that is none
@@ -210,10 +173,11 @@ _word = struct.Struct("<q")
 
 
 def recipe_of(
-    kernel: GpuKernel, shape: tuple[int, int], lead: tuple[int, ...], entries: int, ready: Ready, device: int,
+    kernel: GpuKernel, shape: tuple[int, int], full: Mapping[str, tuple[int, ...]], ready: Ready, device: int,
     look: Look, theirs: Mapping[str, Any], example: Any, checks: Checks, scalars: Scalars,
 ) -> Recipe:  # fmt: skip
-    """The recipe of a call that was checked and needs no copies. ``theirs`` are the results that the caller gave."""
+    """The recipe of a call that was checked and needs no copies. ``full`` are the results' shapes, ``theirs``
+    those that the caller gave."""
     torch = sys.modules["torch"]
     graph, at = kernel.graph, {name: i for i, name in enumerate(look.form.named)}
     fresh = [o.name for o in graph.outputs if not o.inplace]
@@ -226,7 +190,7 @@ def recipe_of(
         turned.append(functools.partial(_columns, place) if column else None)
         new = place < 0 or column  # the kernel's columns go elsewhere first
         stored_as = getattr(torch, FORMATS[o.format].dtype.name)
-        pattern = _pattern(example, full_shape(o, lead, shape, entries), stored_as) if new else None
+        pattern = _pattern(example, full[o.name], stored_as) if new else None
         results.append((place, pattern))
     bytes_of = [0 if x is None else _extent(x) for x in look.tensors]
     meetings = [

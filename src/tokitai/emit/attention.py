@@ -26,8 +26,6 @@ class AttentionEmitter(Printer):
     def __init__(self, plan: AttentionPlan) -> None:
         super().__init__(plan.graph)
         self.plan = plan
-        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in plan.graph.inputs]
-        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in plan.graph.outputs]
         self.defines = plan_defines(f64=False)
         # Values with one element a row that are kept beside a panel: conditions are made of them again.
         self.rows = [n for n in plan.graph.nodes if n.space == "r" and n.type != "bool"]
@@ -61,15 +59,8 @@ class AttentionEmitter(Printer):
 
     # ------------------------------------------------------------------ sizes and memory
     def arguments(self) -> None:
-        self.line("const int64_t rows = sizes[0], cols = sizes[1], inner = sizes[2], batch = sizes[3];")
+        self.pointers_of_batches(all_have=True)
         self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
-        place = 4
-        for i, (name, space, kind, const) in enumerate(self.tensors):
-            self.line(f"{const}{kind}* const all_{name} = static_cast<{const}{kind}*>(tensors[{i}]);")
-            if space in MATRICES:
-                self.line(f"const int64_t {name}_stride = sizes[{place}], {name}_batch = sizes[{place + 1}];")
-                place += 2
-        self.line(f"const int64_t* const integers = sizes + {place};")
         self.line("(void)scalars, (void)integers;")
         # Sums over queries run through all of them in order; else every panel is work of its own.
         self.line(f"const int64_t cuts = {'1' if self.plan.over_queries else 'over(rows, PANEL)'};")

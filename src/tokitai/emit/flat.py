@@ -18,8 +18,6 @@ class FlatEmitter(Printer):
     def __init__(self, plan: FlatPlan) -> None:
         super().__init__(plan.graph)
         self.plan = plan
-        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in plan.graph.inputs]
-        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in plan.graph.outputs]
         self.streamed = {f"out_{o.name}" for o in streamed(plan.graph)}
         self.per_tensor = 2 + sum(space == "rc" for _, space, _, _ in self.tensors)  # entries of sizes
 

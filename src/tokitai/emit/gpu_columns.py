@@ -21,8 +21,6 @@ class GpuColumnEmitter(GpuPrinter):
         if plan.has_firsts:
             self.includes = ("rows.h", "first.h")
         g = plan.graph
-        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
-        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
         self.matrices = [t for t in g.inputs if t.space == "rc"]
         self.columns = [t for t in g.inputs if t.space == "c"]
         self.rows_fetched = [t for t in g.inputs if t.space == "r" and not t.slots]

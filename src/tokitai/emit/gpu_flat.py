@@ -27,8 +27,6 @@ class GpuFlatEmitter(QuotientPrinter):
         super().__init__(plan.graph)
         self.plan, self.width, self.schedule = plan, width, schedule
         g = plan.graph
-        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
-        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
         self.matrices = sum(space == "rc" for _, space, _, _ in self.tensors)
         self.stores = [o for o in g.outputs if o.space == "rc"]
         self.entry = ENTRY + self.matrices + len(self.tensors)

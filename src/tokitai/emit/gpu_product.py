@@ -21,9 +21,6 @@ class GpuProductEmitter(Printer):
     def __init__(self, plan: ProductPlan, tiling: Tiling) -> None:
         super().__init__(plan.graph)
         self.plan, self.tiling = plan, tiling
-        g = plan.graph
-        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
-        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
         t = tiling
         sizes = {
             "PRODUCTS": len(plan.products), "ROWS": t.rows, "COLS": t.cols, "TALL": t.tall, "WIDE": t.wide,
@@ -57,19 +54,7 @@ class GpuProductEmitter(Printer):
             self.close()
 
     def arguments(self) -> None:
-        self.line("const int64_t rows = call.sizes[0], cols = call.sizes[1], inner = call.sizes[2];")
-        self.line("const int64_t batch = call.sizes[3];")
-        place = 4
-        for i, (name, space, kind, const) in enumerate(self.tensors):
-            matrix = space in MATRICES
-            shown = f"all_{name}" if matrix else name
-            self.line(f"{const}{kind}* const {shown} = static_cast<{const}{kind}*>(call.tensors[{i}]);")
-            self.line(f"(void){shown};")
-            if matrix:
-                self.line(f"const int64_t {name}_stride = call.sizes[{place}], {name}_batch = call.sizes[{place + 1}];")
-                self.line(f"(void){name}_stride, (void){name}_batch;")
-                place += 2
-        self.line(f"const int64_t* const integers = call.sizes + {place};")
+        self.pointers_of_batches("call.")
         self.line("const Stored* const scalars = call.scalars;")
         self.line("E* const parts = static_cast<E*>(call.workspace);  // where there are several")
         self.line("const Work work(rows, cols, inner, batch, call.together);")

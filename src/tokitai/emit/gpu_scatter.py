@@ -24,9 +24,6 @@ class GpuScatterEmitter(GpuPrinter):
     def __init__(self, plan: ScatterPlan, width: int) -> None:
         super().__init__(plan.graph)
         self.plan, self.width = plan, width
-        g = plan.graph
-        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in g.inputs]
-        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in g.outputs]
 
     def kernels(self) -> None:
         """The call, and the kernels."""

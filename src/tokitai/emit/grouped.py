@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from ..lang import MATRICES
 from ..lower.grouped import TALL, WIDE, GroupedPlan
-from ..lower.product import BLOCK_ROWS, DEPTH, SHARE
-from .product import ProductEmitter
+from .product import ProductEmitter, plan_defines
 from .text import POINTER
 
 
@@ -20,11 +19,7 @@ class GroupedEmitter(ProductEmitter):
 
     def __init__(self, plan: GroupedPlan) -> None:
         super().__init__(plan)
-        sizes = {"TALL": TALL, "WIDE": WIDE, "DEPTH": DEPTH, "BLOCK_ROWS": BLOCK_ROWS, "SHARE": SHARE}
-        self.defines = (
-            f"#define ACCUMULATORS_F64 {int(plan.accumulator == 'f64')}",
-            *(f"#define PLAN_{name} {value}" for name, value in sizes.items()),
-        )
+        self.defines = plan_defines(plan.accumulator == "f64", TALL, WIDE)
         self.share = plan.share
 
     def body(self) -> None:

@@ -11,9 +11,9 @@ from ..lower.product import BLOCK_ROWS, DEPTH, SHARE, TALL, WIDE, ProductPlan
 from .text import POINTER, Printer
 
 
-def plan_defines(f64: bool) -> tuple[str, ...]:
-    """What the headers of products read: the accumulators, and how much is packed at a time."""
-    sizes = {"TALL": TALL, "WIDE": WIDE, "DEPTH": DEPTH, "BLOCK_ROWS": BLOCK_ROWS, "SHARE": SHARE}
+def plan_defines(f64: bool, tall: int = TALL, wide: int = WIDE) -> tuple[str, ...]:
+    """What the headers of products read: the accumulators, the tile, and how much is packed at a time."""
+    sizes = {"TALL": tall, "WIDE": wide, "DEPTH": DEPTH, "BLOCK_ROWS": BLOCK_ROWS, "SHARE": SHARE}
     return (f"#define ACCUMULATORS_F64 {int(f64)}", *(f"#define PLAN_{n} {value}" for n, value in sizes.items()))
 
 
@@ -25,8 +25,6 @@ class ProductEmitter(Printer):
     def __init__(self, plan: ProductPlan) -> None:
         super().__init__(plan.graph)
         self.plan = plan
-        self.tensors = [(f"in_{t.name}", t.space, POINTER[str(t.format)], "const ") for t in plan.graph.inputs]
-        self.tensors += [(f"out_{o.name}", o.space, POINTER[o.format], "") for o in plan.graph.outputs]
         self.defines = plan_defines(plan.accumulator == "f64")
 
     def body(self) -> None:
@@ -60,19 +58,8 @@ class ProductEmitter(Printer):
         self.close()
 
     def arguments(self) -> None:
-        self.line("const int64_t rows = sizes[0], cols = sizes[1], inner = sizes[2], batch = sizes[3];")
+        self.pointers_of_batches()
         self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
-        place = 4
-        for i, (name, space, kind, const) in enumerate(self.tensors):
-            matrix = space in MATRICES
-            shown = f"all_{name}" if matrix else name
-            self.line(f"{const}{kind}* const {shown} = static_cast<{const}{kind}*>(tensors[{i}]);")
-            self.line(f"(void){shown};")
-            if matrix:
-                self.line(f"const int64_t {name}_stride = sizes[{place}], {name}_batch = sizes[{place + 1}];")
-                self.line(f"(void){name}_stride, (void){name}_batch;")
-                place += 2
-        self.line(f"const int64_t* const integers = sizes + {place};")
         self.line("(void)scalars, (void)integers;")
 
     def elements(self) -> None:

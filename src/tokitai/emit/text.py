@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 
-from ..lang import Function, Graph, Node, Output
+from ..lang import MATRICES, Function, Graph, Node, Output
 from ..lower.scalars import rounded_scalars, whole_scalars
 
 POINTER = {"f16": "f16", "bf16": "bf16", "f32": "f32", "i32": "int32_t", "i64": "int64_t", "u32": "uint32_t"}
@@ -78,18 +79,39 @@ class Printer:
         self.depth -= 1
         self.line(end)
 
+    @cached_property
+    def tensors(self) -> list[tuple[str, str, str, str]]:
+        """Name, space, type of an element and "const " or nothing, of each tensor in the order of the ABI."""
+        given = [(f"in_{t.name}", str(t.space), POINTER[str(t.format)], "const ") for t in self.graph.inputs]
+        return given + [(f"out_{o.name}", str(o.space), POINTER[o.format], "") for o in self.graph.outputs]
+
     def pointers_of_tensors(self) -> int:
         """A pointer to each tensor, and its row stride where it has one. Returns how many sizes were read."""
         taken = 2
-        tensors = [(f"in_{t.name}", t.space, t.format, "const ") for t in self.graph.inputs]
-        tensors += [(f"out_{o.name}", o.space, o.format, "") for o in self.graph.outputs]
-        for i, (name, space, fmt, const) in enumerate(tensors):
-            kind = f"{const}{POINTER[str(fmt)]}*"
-            self.line(f"{kind} const {name} = static_cast<{kind}>(tensors[{i}]);")
+        for i, (name, space, kind, const) in enumerate(self.tensors):
+            self.line(f"{const}{kind}* const {name} = static_cast<{const}{kind}*>(tensors[{i}]);")
             if space in ("rc", "t"):
                 self.line(f"const int64_t {name}_stride = sizes[{taken}];")
                 taken += 1
         return taken
+
+    def pointers_of_batches(self, call: str = "", all_have: bool = False) -> None:
+        """The same of products, with their sizes and strides in the batch: pointers are named all_.. where each product
+        of a batch has its own, as matrices have. ``call`` is ahead of what the kernel is given."""
+        self.line(f"const int64_t rows = {call}sizes[0], cols = {call}sizes[1], inner = {call}sizes[2];")
+        self.line(f"const int64_t batch = {call}sizes[3];")
+        place = 4
+        for i, (name, space, kind, const) in enumerate(self.tensors):
+            matrix = space in MATRICES
+            shown = f"all_{name}" if matrix or all_have else name
+            self.line(f"{const}{kind}* const {shown} = static_cast<{const}{kind}*>({call}tensors[{i}]);")
+            self.line(f"(void){shown};")
+            if matrix:
+                sizes = f"{name}_stride = {call}sizes[{place}], {name}_batch = {call}sizes[{place + 1}]"
+                self.line(f"const int64_t {sizes};")
+                self.line(f"(void){name}_stride, (void){name}_batch;")
+                place += 2
+        self.line(f"const int64_t* const integers = {call}sizes + {place};")
 
     # ------------------------------------------------------------------ expressions
     def expression(self, node: Node, vector: bool, name: Mapping[Node, str], own_names: bool = False) -> str:
