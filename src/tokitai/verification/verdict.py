@@ -41,6 +41,9 @@ class Variant:
     present: frozenset[str]
     options: tuple[tuple[str, object], ...] = ()
 
+    def __str__(self) -> str:
+        return ",".join([*sorted(self.present), *(f"{n}={v}" for n, v in self.options)]) or "plain"
+
     def flags(self, operator: Operator) -> str:
         """As command line flags."""
         absent = [t.name for t in operator.tensors if t.optional and t.name not in self.present]
