@@ -96,10 +96,10 @@ def test_small_cases_are_run_under_every_layout() -> None:
 
 
 def test_layouts_tell_tensors_apart() -> None:
-    """No two tensors have the same row stride where there are gaps; at some shapes one tensor alone is off, whichever."""
+    """No two tensors have the same row stride where there are gaps; over the shapes every choice of tensors is off."""
     kernel = compile(smaller, dtype="f32")
     gaps, some = (next(x for x in layouts(1, 2) if x.gap), next(x for x in layouts(1, 2) if x.some))
-    alone = set()
+    off = set()
     for cols in range(1, 40):
         tensors = {n: np.ones((3, cols), np.float32) for n in "ab"}
         launch = Launch(kernel, (3, cols), tensors, gaps)
@@ -107,8 +107,8 @@ def test_layouts_tell_tensors_apart() -> None:
         assert len({b.array.strides[0] for b in buffers}) == len(buffers) == 3
         launch = Launch(kernel, (3, cols), tensors, some)
         buffers = [*launch.inputs.values(), *launch.results.values()]
-        alone.add(tuple(b.array.ctypes.data % 64 for b in buffers))
-    assert alone == {(a, b, y) for a in (0, 4) for b in (0, 4) for y in (0, 4)}
+        off.add(tuple(b.array.ctypes.data % 64 for b in buffers))
+    assert off == {(a, b, y) for a in (0, 4) for b in (0, 4) for y in (0, 4)}
 
 
 def test_a_launch_checks_inputs_results_and_workspace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Does this kernel, on this device, compute the definition?
 
-In order of strength: the structure run proves it for all inputs at a shape; then every 16-bit value where an operator
-takes one, hard inputs, seeded noise, your own tensors, each compared with the oracle bit for bit. Round every run:
-poisoned results, guard zones, input digests, several thread counts, odd strides and alignments, split batches.
+In order of strength: the structure run shows for all inputs at a shape that the defined expression is evaluated; then
+every 16-bit value where an operator takes one, hard inputs, seeded noise, your own tensors, each compared with the
+oracle bit for bit, which also shows the arithmetic beneath the expression. Round every run: poisoned results, guard
+zones, input digests, several thread counts, odd strides and alignments, split batches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from ..device import cpu
 from ..errors import KernelFaultError, WorkerFaultError
 from ..kernel import KernelBase, Scalars
-from ..lang import MATRICES, TOTALS, Graph, Sizes, shape_text
+from ..lang import MATRICES, TOTALS, Graph, Output, Sizes, shape_text
 from ..lang.graph import Space
 from ..lower import RowPlan
 from ..meaning import bits, structure
@@ -74,6 +75,7 @@ class CaseResult:
     params: Mapping[str, float]
     layouts: tuple[str, ...]
     compared: int = 0
+    split: bool = False  # its rows were also computed in two batches
     failure: str | None = None
     max_ulp: float | None = None
     max_ulp_of_row: float | None = None
@@ -177,9 +179,10 @@ def run_numbers(kernel: KernelBase, case: Case, measure: Measure | None, threads
         if got is None:
             return result
         result.outputs = {n: digest(a) for n, a in got.items()}
-    split = _split(kernel, case, want, scalars, threads)
-    if split is not None:
-        result.failure = f"rows computed in two batches: {split}"
+    result.split = _can_split(kernel, case)
+    fault = _split(kernel, case, want, scalars, threads) if result.split else None
+    if fault is not None:
+        result.failure = f"rows computed in two batches: {fault}"
         return result
     if measure is not None and case.in_domain and 0 not in case.shape:
         measure(graph, case, want, result)
@@ -194,7 +197,8 @@ def run_structure(
     seed: int,
     threads: int,
 ) -> CaseResult:
-    """Compare which expression a structure build evaluates with the definition: equal means equal for all inputs."""
+    """Compare which expression a structure build evaluates with the definition: equal means the same one for all values
+    of the float inputs and of the scalars that become floats, beside these `integers`."""
     graph = kernel.graph
     tensors, hashes = structure.hashes(graph, shape, seed)
     tensors |= integers
@@ -245,17 +249,24 @@ def _launch(
     return got
 
 
+def _of_rows(graph: Graph) -> list[Output]:
+    return [o for o in graph.outputs if o.space in ("rc", "r")]
+
+
+def _can_split(kernel: KernelBase, case: Case) -> bool:
+    """Whether each row is its own affair, and there are some."""
+    rows, cols = case.shape
+    early = isinstance(kernel.plan, RowPlan) and kernel.plan.early
+    meets = bool(early) or any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in kernel.graph.nodes)
+    batch = isinstance(case.shape, Sizes) and case.shape.several
+    return rows >= 2 and not meets and not batch and bool(_of_rows(kernel.graph)) and rows * cols <= 1 << 20
+
+
 def _split(
     kernel: KernelBase, case: Case, want: Mapping[str, Array], scalars: Scalars, threads: int
 ) -> Mismatch | str | None:
     """Rows do not know their batch: computed in two parts they have the same bits. (Column sums do: left out.)"""
     rows, cols = case.shape
-    local = [o for o in kernel.graph.outputs if o.space in ("rc", "r")]
-    early = isinstance(kernel.plan, RowPlan) and kernel.plan.early
-    meets = bool(early) or any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in kernel.graph.nodes)
-    batch = isinstance(case.shape, Sizes) and case.shape.several
-    if rows < 2 or meets or batch or not local or rows * cols > 1 << 20:
-        return None
     cut = rows // 3 + 1
     for part in (slice(0, cut), slice(cut, rows)):
         some = {t.name: _part(t.space, case.tensors[t.name], part) for t in kernel.graph.inputs}
@@ -265,7 +276,7 @@ def _split(
             got = Launch(kernel, shape, some, Layout("split", threads)).run(scalars)
         except FAULTS as error:
             return fault_text(error)
-        for o in local:
+        for o in _of_rows(kernel.graph):
             mismatch = first_mismatch(
                 o.name, got[o.name].reshape(shape[0], -1), want[o.name][part].reshape(shape[0], -1)
             )
