@@ -30,7 +30,7 @@ CASE = ("--dtype", "f32", "--case", "seeded/normal@3x17#0")
         (["verify", "softmax", "--dtype", "f32", "--case", "nope"], "no case 'nope'; accepted: an id"),
         (["verify", "softmax", *CASE[:3], "seeded/normal@3x3#-1"], "no case 'seeded/normal@3x3#-1'; accepted: an id"),
         (["verify", "softmax", *CASE[:3], "seeded/normal@-3x3#0"], "no case 'seeded/normal@-3x3#0'; accepted: an id"),
-        (["verify", "softmax", "--dtype", "f8"], "no storage format of softmax named 'f8' (accepted: all, bf16, f16, f32)"),
+        (["verify", "softmax", "--dtype", "f8"], "format of softmax named 'f8' (accepted: all, bf16, f16, f32)"),
         (["verify", "softmax", "--dtype", "f64"], "no storage format of softmax named 'f64'"),
         (["verify", "softmax", "--dtype", "i32"], "no storage format of softmax named 'i32'"),
         (["verify", "softmax", "--device", "tpu"], "no device named 'tpu'; did you mean cpu?"),
@@ -99,7 +99,7 @@ def tensor_files(folder: Path) -> None:
     ("name", "says"),
     [
         ("missing.safetensors", "no such file"),
-        ("folder.npz", "no such file"),
+        ("folder.npz", "a folder"),
         ("truncated.safetensors", "not a whole safetensors file"),
         ("header.safetensors", "not a whole safetensors file"),
         ("empty.safetensors", "not a whole safetensors file"),
