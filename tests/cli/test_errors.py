@@ -274,3 +274,26 @@ def test_a_pipe_that_is_closed_early_is_no_error(tokitai: Command) -> None:
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert ran.stdout == "---- definition ----\n"
     assert ran.stderr == ""
+
+
+def test_an_interruption_is_told(tokitai: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokitai.cli.app.verify_many", interrupted)
+    done = tokitai("verify", "softmax", "--json")
+    assert (done.code, done.object["kind"], done.err) == (130, "KeyboardInterrupt", "error: interrupted\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_streams_that_cannot_be_written_make_no_verdict() -> None:
+    """A disk that is full must not be taken for a refuted kernel, and notes that nobody reads change nothing."""
+    tokitai = Path(sys.executable).with_name("tokitai")
+    command = f"""
+        {tokitai} ops --json > /dev/full; echo $?
+        {tokitai} verify nope 2> /dev/full; echo $?
+        {tokitai} verify scale --dtype f16 --case nope 2>&-; echo $?
+    """
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
+    assert ran.stdout.split() == ["3", "2", "2"]
+    assert ran.stderr == "error: what was found cannot be written: [Errno 28] No space left on device\n"
