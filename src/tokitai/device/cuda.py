@@ -143,11 +143,6 @@ class Device:
         with self.entered():
             call("cuCtxSynchronize", about=f"device cuda:{self.index}")
 
-    def free_bytes(self) -> int:
-        """Memory that is free now, of all processes."""
-        with self.entered():
-            return int(call("cuMemGetInfo")[0])
-
     def allocate(self, nbytes: int) -> DeviceMemory:
         """Memory whose address is a multiple of 256. Raises DeviceOutOfMemoryError; 0 bytes have the address 0."""
         if nbytes < 0:
