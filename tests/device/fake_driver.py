@@ -89,7 +89,7 @@ class Fake:
             "cuDeviceTotalMem": (1 << 30,), "cuDevicePrimaryCtxRetain": (7,), "cuCtxGetCurrent": (self.current,),
             "cuMemAlloc": (4096,), "cuModuleLoadData": (11,), "cuModuleGetFunction": (12,),
             "cuFuncGetParamInfo": (0, len(bytes_of([], 0))), "cuGetErrorString": (b"as told",),
-            "cuDriverGetVersion": (13000,), "cuMemGetInfo": (5, 9), "cuEventCreate": (1,),
+            "cuDriverGetVersion": (13000,), "cuEventCreate": (1,),
             "cuEventElapsedTime": (0.5,), "cuCtxPopCurrent": (7,), "cuPointerGetAttribute": (0,),
         }.get(name, ())  # fmt: skip
 
