@@ -63,6 +63,7 @@ def test_an_error_is_the_tasks_own() -> None:
         list(run_tasks([task("a"), wrong], 2))
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_does() -> None:
     jobs = [Job(get(name), fmt) for name in ("clip", "scale") for fmt in ("f16", "f32")]
     one, two = ([v.as_json() for v in verify_many(jobs, processes=n)] for n in (1, 2))
