@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tokitai import ops
+from tokitai.device.device_array import DeviceArray, device_named
 from tokitai.errors import ArgumentError
 from tokitai.formats import format_of
 from tokitai.lang import (
@@ -87,6 +88,22 @@ Observe = Callable[[Call], None]
 
 def ignore(call: Call) -> None:
     """The observer that keeps nothing."""
+
+
+def placing(device: str) -> Callable[[Any], Any]:
+    """What brings an array of NumPy to the device ``cpu``, ``cuda``, ``cuda:N`` or ``sim``.
+
+    Raises UnknownNameError, and DeviceMissingError where there is no such card.
+    """
+    if device == "cpu":
+        return lambda array: array
+    where = device_named(device)
+    return lambda array: DeviceArray.of(array, where)
+
+
+def read_back(array: Any) -> Any:
+    """A result as an array of NumPy; from a device by a copy, once what computes it has ended."""
+    return array.numpy() if isinstance(array, DeviceArray) else array
 
 
 class Encoder:

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import CacheError, DeviceMissingError, KernelFaultError, UnknownNameError
 from ..toolchain.build import SIMULATED, Artifact, Source, build, machine_here
 from ..toolchain.compilers import Compiler
 from ..toolchain.fingerprint import file_digest
+from .cpu import aligned_empty
+
+SIM = -1  # the simulated device's number, where cards count from 0
+POISON = 0xFF  # every byte of new memory: NaN in every format
 
 
 def build_sim(
@@ -74,3 +84,52 @@ def load(artifact: Artifact) -> LoadedSim:
         if identity not in _loaded:
             _loaded[identity] = LoadedSim(artifact)
         return _loaded[identity]
+
+
+class SimMemory:
+    """Memory of the simulated device, which is this process's own. What is new is poisoned."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._bytes = aligned_empty(nbytes, np.uint8, 256)
+        self._bytes.fill(POISON)
+        self.nbytes, self.address = nbytes, int(self._bytes.ctypes.data) if nbytes else 0
+
+
+class SimDevice:
+    """What `cuda.Device` offers for arrays, on the simulated device. Nothing runs beside the caller."""
+
+    index = SIM
+    name = "the simulated device"
+
+    def allocate(self, nbytes: int) -> SimMemory:
+        """Memory whose address is a multiple of 256; 0 bytes have the address 0."""
+        return SimMemory(nbytes)
+
+    def upload(self, values: NDArray[Any], address: int) -> None:
+        """Copy a contiguous array to the device."""
+        ctypes.memmove(address, values.ctypes.data, values.nbytes)
+
+    def download(self, address: int, values: NDArray[Any]) -> None:
+        """Fill a contiguous array from the device."""
+        ctypes.memmove(values.ctypes.data, address, values.nbytes)
+
+    def copy_rows(self, source: int, pitch: int, to: int, width: int, rows: int, stream: int = 0) -> None:
+        """Copy ``rows`` rows of ``width`` bytes, which begin ``pitch`` bytes apart, to where they lie densely."""
+        for row in range(rows):
+            ctypes.memmove(to + row * width, source + row * pitch, width)
+
+    def wait(self, stream: int) -> None:
+        """All work has ended when it is put into a stream."""
+
+    @contextmanager
+    def room(self, nbytes: int) -> Iterator[int]:
+        """The address of memory for a while."""
+        memory = self.allocate(nbytes)
+        yield memory.address
+        del memory
+
+
+@lru_cache(maxsize=1)
+def open_sim() -> SimDevice:
+    """The simulated device."""
+    return SimDevice()
