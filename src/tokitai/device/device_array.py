@@ -112,7 +112,8 @@ class DeviceArray:
     def numpy(self) -> NDArray[Any]:
         """A copy in host memory."""
         values: NDArray[Any] = np.empty(self.shape, self.format.dtype)
-        self.device.download((self if self.contiguous else self.copy()).address, values)
+        source = self if self.contiguous else self.copy()  # lives until it has been read
+        self.device.download(source.address, values)
         return values
 
     def _view(self, shape: Sequence[int], strides: Sequence[int], first: int = 0) -> DeviceArray:

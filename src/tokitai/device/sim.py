@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -87,12 +88,14 @@ def load(artifact: Artifact) -> LoadedSim:
 
 
 class SimMemory:
-    """Memory of the simulated device, which is this process's own. What is new is poisoned."""
+    """Memory of the simulated device, which is this process's own. It is poisoned when it is new and when it is freed,
+    so that what is read too early or too late is not what was expected."""
 
     def __init__(self, nbytes: int) -> None:
-        self._bytes = aligned_empty(nbytes, np.uint8, 256)
-        self._bytes.fill(POISON)
-        self.nbytes, self.address = nbytes, int(self._bytes.ctypes.data) if nbytes else 0
+        self.nbytes, memory = nbytes, aligned_empty(nbytes, np.uint8, 256)
+        self.address = int(memory.ctypes.data) if nbytes else 0
+        memory.fill(POISON)
+        weakref.finalize(self, memory.fill, POISON)
 
 
 class SimDevice:
