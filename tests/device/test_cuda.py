@@ -333,3 +333,15 @@ def test_rows_are_copied_on_the_card_in_the_order_of_a_stream(fake: Fake) -> Non
     fake.status["cuMemcpy2DAsync"] = 1
     with pytest.raises(DeviceError, match=r"5 rows of 32 bytes at 0x1000: cuMemcpy2DAsync returned"):
         device.copy_rows(4096, 96, 8192, 32, 5)
+
+
+def test_a_process_knows_whether_it_used_cuda(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cuda_driver.in_use()
+    fake.status["cuDeviceGetCount"] = 3  # not initialised
+    assert not cuda_driver.in_use()
+
+    def without() -> Any:
+        raise DeviceMissingError("no bindings")
+
+    monkeypatch.setattr(cuda_driver, "bindings", without)
+    assert not cuda_driver.in_use()
