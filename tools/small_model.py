@@ -1,18 +1,20 @@
 """A copy of the sentence encoder's model with no more of the vocabulary than some texts use, for a machine that the
 whole is too large to be brought to.
 
-    python3 -m tools.small_model FOLDER ["a text" ...]
+    python3 -m tools.small_model FOLDER [--half] ["a text" ...]
 
 The texts are page.txt, which `examples.real_input` reads, and those that are given. Put FOLDER on PYTHONPATH there. For
 these texts every tensor of the model is the same but for the numbers of the tokens, and so is every result; a word of
-another text may become [UNK].
+another text may become [UNK]. With --half the weights are rounded to f16, which halves the file; that is another model.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
+import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from examples.sentence_encoder.capture import sentences
@@ -23,8 +25,8 @@ from tokitai.errors import TokitaiError
 TOKENS = "embeddings.word_embeddings.weight"
 
 
-def write(files: ModelFiles, folder: Path, texts: list[str]) -> ModelFiles:
-    """Writes a package below `folder`."""
+def write(files: ModelFiles, folder: Path, texts: list[str], half: bool = False) -> ModelFiles:
+    """Writes a package below `folder`; with `half`, of weights that are rounded to f16."""
     tokenizer = Tokenizer.load(files.vocabulary)
     special = {tokenizer.id_of[name] for name in ("[UNK]", "[CLS]", "[SEP]")}
     used = sorted(special.union(*(tokenizer.encode(text) for text in texts)))
@@ -34,18 +36,20 @@ def write(files: ModelFiles, folder: Path, texts: list[str]) -> ModelFiles:
     made = ModelFiles(into / "config.json", into / "vocab.txt", into / "model.safetensors")
     tensors = load_file(files.weights)
     tensors[TOKENS] = tensors[TOKENS][used]
-    save_file(tensors, made.weights)
+    save_file({n: t.astype(np.float16) if half and t.dtype.kind == "f" else t for n, t in tensors.items()}, made.weights)
     made.vocabulary.write_text("".join(f"{tokenizer.vocabulary[i]}\n" for i in used), encoding="utf-8")
     made.config.write_bytes(files.config.read_bytes())
     return made
 
 
 def main() -> int:
-    if len(sys.argv) < 2:
-        print(__doc__, file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python3 -m tools.small_model", description="The model, with fewer words.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("texts", nargs="*")
+    parser.add_argument("--half", action="store_true", help="round the weights to f16")
+    asked = parser.parse_args()
     try:
-        made = write(locate(), Path(sys.argv[1]), [*sentences(), *sys.argv[2:]])
+        made = write(locate(), asked.folder, [*sentences(), *asked.texts], asked.half)
     except TokitaiError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -193,3 +193,5 @@ def test_a_smaller_vocabulary_changes_no_result(found: files.ModelFiles, model: 
     ids, whole = words.encode(text), Tokenizer.load(found.vocabulary).encode(text)
     assert ids != whole
     assert encoder.embed(small, [ids]).tobytes() == encoder.embed(model, [whole]).tobytes()
+    half = parameters.load(small_model.write(found, tmp_path, [text], half=True))
+    assert np.array_equal(half.layers[5].mix.weight, model.layers[5].mix.weight.astype(np.float16).astype(np.float64))
