@@ -36,7 +36,9 @@ def write(files: ModelFiles, folder: Path, texts: list[str], half: bool = False)
     made = ModelFiles(into / "config.json", into / "vocab.txt", into / "model.safetensors")
     tensors = load_file(files.weights)
     tensors[TOKENS] = tensors[TOKENS][used]
-    save_file({n: t.astype(np.float16) if half and t.dtype.kind == "f" else t for n, t in tensors.items()}, made.weights)
+    if half:
+        tensors = {name: t.astype(np.float16) if t.dtype.kind == "f" else t for name, t in tensors.items()}
+    save_file(tensors, made.weights)
     made.vocabulary.write_text("".join(f"{tokenizer.vocabulary[i]}\n" for i in used), encoding="utf-8")
     made.config.write_bytes(files.config.read_bytes())
     return made
@@ -47,7 +49,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("texts", nargs="*")
     parser.add_argument("--half", action="store_true", help="round the weights to f16")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     try:
         made = write(locate(), asked.folder, [*sentences(), *asked.texts], asked.half)
     except TokitaiError as error:
