@@ -158,7 +158,9 @@ class _Run:
         self.shape = len(sentences), longest
         self.ids = place(np.array([ids + [0] * (longest - len(ids)) for ids in sentences], np.int64))
         self.positions = place(np.tile(np.arange(longest), (len(sentences), 1)))
-        self.limit = place(np.array(lengths, np.int32)[:, None, None])  # for all heads, and all queries of a sentence
+        heads = max((layer.heads for layer in self.model.layers), default=1)
+        # Of each query in each head: what would be spread in every layer is spread once.
+        self.limit = place(np.tile(np.array(lengths, np.int32)[:, None, None], (1, heads, longest)))
         shares = [[1 / n] * n + [0.0] * (longest - n) for n in lengths]
         self.shares = place(np.array(shares).astype(number)[:, None, :])
         self.zero = place(np.zeros((1, self.model.tokens.shape[1]), number))

@@ -16,6 +16,7 @@ from tokitai.device.dlpack import on_gpu
 from tokitai.device.sim import POISON, SIM, open_sim
 from tokitai.errors import ArgumentError, UnknownNameError
 from tokitai.formats import FORMATS, format_of
+from tokitai.gpu_card import copied
 
 VALUES = np.random.default_rng(5).standard_normal((3, 4, 6, 8)).astype(np.float32)
 DEVICES = ["sim", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -42,9 +43,9 @@ def test_views_hold_what_those_of_numpy_hold(view: Callable[[Any], Any], fmt: st
     want, got = view(values), view(DeviceArray.of(values, device_named(device)))
     assert isinstance(got, DeviceArray) and got.shape == want.shape and got.nbytes == want.nbytes
     assert got.numpy().tobytes() == want.tobytes()
-    copied = got.copy()
-    assert copied.contiguous and copied.numpy().tobytes() == want.tobytes()
-    assert copied.address != got.address or not want.size
+    dense = got.copy()
+    assert dense.contiguous and dense.numpy().tobytes() == want.tobytes()
+    assert dense.address != got.address or not want.size
     if want.base is values and want.size:  # NumPy shares the memory here
         assert as_device("x", got).strides == tuple(s // want.itemsize for s in want.strides)
 
@@ -56,6 +57,17 @@ def test_rows_that_overlap_are_copied_one_by_one() -> None:
     assert np.array_equal(array._view((3, 2), (0, 1)).numpy(), np.stack([VALUES.reshape(-1)[:2]] * 3))
     scalar = array._view((), ())
     assert scalar.copy().numpy() == VALUES.reshape(-1)[0]
+
+
+def test_broadcast_dimensions_are_repeated() -> None:
+    array = DeviceArray.of(VALUES[:, :1, :1, 0], open_sim())
+    spread = array.broadcast_to((2, 3, 4, 6))
+    assert spread.numpy().tobytes() == np.broadcast_to(VALUES[:, :1, :1, 0], (2, 3, 4, 6)).tobytes()
+    got = copied("limit", array, (3, 4, 6))
+    assert got.contiguous and got.numpy().tobytes() == np.broadcast_to(VALUES[:, :1, :1, 0], (3, 4, 6)).tobytes()
+    for wrong in ((4, 6), (2, 1, 1), (3, 1, 0, 1)):
+        with pytest.raises(ArgumentError, match=r"shape \(3, 1, 1\); accepted: what broadcasts to"):
+            array.broadcast_to(wrong)
 
 
 def test_what_is_no_view_is_refused() -> None:

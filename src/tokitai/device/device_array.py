@@ -137,6 +137,14 @@ class DeviceArray:
         order[one], order[other] = order[other], order[one]
         return self._view([self.shape[i] for i in order], [self.strides[i] for i in order])
 
+    def broadcast_to(self, shape: Sequence[int]) -> DeviceArray:
+        """New dimensions ahead, and those of size 1 repeated, in the same memory."""
+        ahead = len(shape) - len(self.shape)
+        if ahead < 0 or any(n not in (1, want) for n, want in zip(self.shape, shape[ahead:], strict=True)):
+            raise ArgumentError(f"shape {self.shape}; accepted: what broadcasts to {tuple(shape)}")
+        own = (0 if n == 1 else step for n, step in zip(self.shape, self.strides, strict=True))
+        return self._view(shape, (*[0] * ahead, *own))
+
     def reshape(self, *sizes: int) -> DeviceArray:
         """Other sizes, one of which may be -1: in the same memory where it lies densely, else a copy."""
         known = math.prod(n for n in sizes if n != -1)
