@@ -107,11 +107,15 @@ def read_back(array: Any) -> Any:
 
 
 class Encoder:
-    """The model in one storage format. ``place`` brings an array of NumPy to where the operators are to run."""
+    """The model in one storage format. ``place`` brings an array of NumPy to where the operators are to run. Ids are
+    checked here, and with ``check=False``, on a GPU, the operators do not read them back to check them again."""
 
-    def __init__(self, model: Model, dtype: object = "f32", place: Callable[[Any], Any] = lambda array: array) -> None:
+    def __init__(
+        self, model: Model, dtype: object = "f32", place: Callable[[Any], Any] = lambda array: array, check: bool = True
+    ) -> None:
         self.format = format_of(dtype)
         self.place = place
+        self.words = {} if check else {"check": False}
         self.model = converted(model, lambda array: place(array.astype(self.format.dtype)))
 
     def embed(self, sentences: list[list[int]], observe: Observe = ignore) -> Any:
@@ -166,7 +170,7 @@ class _Run:
         self.zero = place(np.zeros((1, self.model.tokens.shape[1]), number))
 
     def call(self, site: str, called: Operator, tensors: Mapping[str, Any], **settings: Any) -> Any:
-        return run(self.observe, site, called, tensors, **settings)
+        return run(self.observe, site, called, tensors, **settings, **self.encoder.words)
 
     def vectors(self) -> Any:
         m = self.model

@@ -46,7 +46,7 @@ def attention_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def encoded(model: Model, tokenizer: Tokenizer, dtype: str, device: str, texts: tuple[str, ...]) -> tuple[Any, Any]:
     """The vectors, the first of them beside all; and the cosines of each two."""
-    encoder = Encoder(model, dtype, placing(device))
+    encoder = Encoder(model, dtype, placing(device), check=device == "cpu")
     sentences = [tokenizer.encode(text) for text in texts]
     vectors, alone = encoder.embed(sentences), encoder.embed(sentences[:1])
     assert device == "cpu" or isinstance(vectors, DeviceArray)
