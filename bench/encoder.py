@@ -111,13 +111,12 @@ class Run:
         self.there = Encoder(model, dtype, placing(device), check=device.type != "cuda")
         self.here = Encoder(model, dtype)
 
-    def warm(self, batches: Sequence[tuple[int, int]]) -> None:
-        """Build every kernel, and compare bits: of each batch the first sentences, alone on the CPU."""
-        self.equal = []
-        for batch in batches:
-            sentences = drawn(*batch, self.vocabulary)
-            there, here = self.there.embed(sentences), self.here.embed(sentences[:CHECKED])
-            self.equal.append(as_bytes(there[:CHECKED]) == as_bytes(here))
+    def bits(self, batches: Sequence[tuple[int, int]], there: bool) -> list[bytes]:
+        """Of the first vectors of each batch, which builds every kernel: of the whole batch on the device, or of these
+        sentences alone on the CPU."""
+        encoder, count = (self.there, None) if there else (self.here, CHECKED)
+        made = (encoder.embed(drawn(*batch, self.vocabulary)[:count]) for batch in batches)
+        return [as_bytes(vectors[:CHECKED]) for vectors in made]
 
     def record(self, batch: tuple[int, int], equal: bool, repeats: int) -> dict[str, Any]:
         """Both times of a batch."""
@@ -164,10 +163,11 @@ def main(words: Sequence[str]) -> int:
         model = parameters.load(locate())
         runs = [Run(model, dtype, device) for dtype in asked.dtype]
         with ThreadPoolExecutor() as pool:  # most of the time is that of compilers
-            list(pool.map(lambda run: run.warm(asked.batch), runs))
+            found = [[pool.submit(run.bits, asked.batch, there) for there in (True, False)] for run in runs]
         same = True
-        for run in runs:
-            for batch, equal in zip(asked.batch, run.equal, strict=True):
+        for run, (there, here) in zip(runs, found, strict=True):
+            for batch, one, other in zip(asked.batch, there.result(), here.result(), strict=True):
+                equal = one == other
                 record = run.record(batch, equal, asked.repeats)
                 with asked.out.open("a") as file:
                     file.write(json.dumps(record) + "\n")
