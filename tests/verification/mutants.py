@@ -96,8 +96,8 @@ EXPRESSION = {
     "a write lands past the end": (r"(store1\(out_r \+) r, (v\d+)\);", r"\1 r, \2); \1 rows, \2);"),
     "a write lands before the beginning": (r"(store1\(out_r) \+ r, (v\d+)\);", r"\1 + r, \2); \1 - 1, \2);"),
     "an input is changed": (
-        r"const auto v16 = load\(in_w \+ c, lanes\);",
-        "const auto v16 = load(in_w + c, lanes);"
+        r"const auto v16 = load\(wide_w \+ c, lanes\);",
+        "const auto v16 = load(wide_w + c, lanes);"
         "if (c == 0) store1(const_cast<f16*>(in_w), add(load1(in_w), load1(in_w)));",
     ),
 }  # fmt: skip

@@ -6,6 +6,7 @@ A stand-in for a card that checks bits, structure, barriers and shuffles of a ke
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
 import weakref
 from collections.abc import Iterator
@@ -37,6 +38,22 @@ def build_sim(
     return build(source, compiler, "scalar", structure, names)
 
 
+class _Stacks(threading.local):
+    """Memory for the fibers of whatever text a thread runs: kept by each, it would add up to gigabytes."""
+
+    size, address = 0, 0
+
+    def at_least(self, size: int) -> int:
+        """The address of that many bytes; only pages that are touched take memory."""
+        if size > self.size:
+            self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.size, self.address = size, ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        return self.address
+
+
+_stacks = _Stacks()
+
+
 class LoadedSim:
     """The kernels of one text in this process. Launches of one text wait for each other."""
 
@@ -51,6 +68,8 @@ class LoadedSim:
         self._library = ctypes.CDLL(str(artifact.path))
         self._message = self._library.tokitai_sim_message
         self._message.restype = ctypes.c_char_p
+        self._library.tokitai_sim_room.restype = ctypes.c_size_t
+        self._library.tokitai_sim_lend.argtypes = [ctypes.c_void_p]
         self._running = threading.Lock()  # fibers and shared memory are those of the library
         self._kernels: dict[str, Any] = {}
 
@@ -70,6 +89,7 @@ class LoadedSim:
             function.argtypes = [ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p, ctypes.c_uint64]
             self._kernels[name] = function
         with self._running:
+            self._library.tokitai_sim_lend(_stacks.at_least(self._library.tokitai_sim_room()))
             if function(grid, block, call, order):
                 raise KernelFaultError(self._message().decode(errors="replace"))
 
