@@ -47,6 +47,7 @@ class Fake:
     CUlaunchAttribute, CUlaunchConfig, CUstream = driver.CUlaunchAttribute, driver.CUlaunchConfig, driver.CUstream
     CUlaunchAttributeID, CUfunction_attribute = driver.CUlaunchAttributeID, driver.CUfunction_attribute
     CUdevice_attribute, CUpointer_attribute = driver.CUdevice_attribute, driver.CUpointer_attribute
+    CUDA_MEMCPY2D, CUmemorytype = driver.CUDA_MEMCPY2D, driver.CUmemorytype
 
     def __init__(self, major: int = 9, current: int = 7) -> None:
         self.status: dict[str, int] = {}
