@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors, formats, lang, ops
 from .lang import Operator
+from .numerics import VERSION
 
 if TYPE_CHECKING:
     from .kernel import Kernel, compile
     from .verification import Verdict, verify
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _LAZY = {"compile": "kernel", "Kernel": "kernel", "verify": "verification", "Verdict": "verification"}
 

@@ -7,3 +7,4 @@ functions changes, because then the same definition has other bits; speed, layou
 from __future__ import annotations
 
 NUMERICS_VERSION = 1
+VERSION = "0.1.0"  # of the package

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from command import Command
 
+from tokitai import __version__
 from tokitai.cli import machine
 from tokitai.emit.cpp import emit_cpu
 from tokitai.lower.rowwise import plan_rows
+from tokitai.numerics import NUMERICS_VERSION
 from tokitai.ops import get, registry
 
 
@@ -143,6 +145,11 @@ def test_amd_cards_are_read_from_the_driver(tmp_path: Path) -> None:
     driver.write_text("6.8.5\n")
     assert machine.amd_devices(nodes, driver)[0]["driver"] == "6.8.5"
     assert machine.amd_devices(tmp_path / "none") == []
+
+
+def test_the_version(tokitai: Command) -> None:
+    done = tokitai("--version")
+    assert (done.code, done.out, done.err) == (0, f"tokitai {__version__}, numerics {NUMERICS_VERSION}\n", "")
 
 
 def test_the_bare_command_shows_its_help(tokitai: Command) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from ..device.cpu import default_threads
 from ..errors import UsageError
+from ..numerics import NUMERICS_VERSION, VERSION
 from ..ops import registry
 from ..verification.batch import Job, overall, verify_many
 from ..verification.verdict import Verdict, asked_shape
@@ -34,6 +35,21 @@ OperatorArgument = Annotated[str | None, typer.Argument(metavar="OP", help="An o
 Without = Annotated[list[str] | None, typer.Option(metavar="NAME", help="An optional input that is not given.")]
 Arch = Annotated[str | None, typer.Option(help="An AMD architecture, of the target hip; gfx942, say.")]
 Options = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A choice of the definition's.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"tokitai {VERSION}, numerics {NUMERICS_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions of code and bits.")
+    ] = False,
+) -> None:
+    """What goes ahead of every command."""
 
 
 class Part(StrEnum):
