@@ -28,19 +28,21 @@ class GpuGroupedEmitter(GpuProductEmitter):
         self.batch = "1" if self.share == "r" else "batch"
 
     def units(self) -> None:
-        """A block's units, the group of each and its product."""
+        """A block's units, or the one that it has, the group of each and its product."""
+        self.open("" if self.tiling.once else "for (int64_t at = block_index();; at += grid_size())")
+        if self.tiling.once:
+            self.line("const int64_t at = block_index();")
+        self.line("Group group;")
         if self.share == "r":
-            self.open("for (int64_t at = block_index();; at += grid_size())")
-            self.line("Group group;")
-            self.line(f"if (!group.find({self.offsets}, batch, work.across * work.parts, at)) break;")
+            self.line(f"if (!group.find({self.offsets}, batch, work.across * work.parts, at)) return;")
             self.line("const Work mine(group.count, cols, inner, 1, call.together);")
             self.line("const Unit unit(mine, group.unit);")
-            return
-        super().units()
-        self.line("Group group;")
-        self.line(f"group.take({self.offsets}, unit.item);")
-        self.line("const Work mine(rows, cols, group.count, 1, call.together);")
-        self.line("if (unit.part >= mine.parts) continue;")
+        else:
+            self.line("if (at >= work.units) return;")
+            self.line("const Unit unit(work, at);")
+            self.line(f"group.take({self.offsets}, unit.item);")
+            self.line("const Work mine(rows, cols, group.count, 1, call.together);")
+            self.line(f"if (unit.part >= mine.parts) {'return' if self.tiling.once else 'continue'};")
 
     def side(self, operand: Node) -> str:
         """Where a group's share of an operand begins, or the operand that is a group's own."""

@@ -37,6 +37,7 @@ class Tiling:
     width: int  # elements to an access at most: 8, 4, 2 or 1
     per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
     matrix: bool = False  # sums in f64 by matrix units
+    once: bool = False  # a block works on one tile: of groups with one chain along k, which takes fewer registers
 
     @property
     def threads(self) -> int:
@@ -96,19 +97,23 @@ def described(plan: ProductPlan, used: Iterable[Tiling] = ()) -> dict[str, objec
 def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False) -> Tiling:
     """The largest tiling with blocks enough for a card, or the smallest that there is."""
     every = list(offered(plan, width, matrix))
-    return next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
+    found = next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
+    return replace(found, once=sizes.ragged != "" and chains_of(sizes) == 1)
 
 
 def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
-    """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, fewer instructions
-    that follow each other, smaller tiles."""
+    """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, of groups shorter
+    slabs, fewer instructions that follow each other, smaller tiles."""
     for per_sm in range(tiling.per_sm, 0, -1):
         yield replace(tiling, per_sm=per_sm)
+    if plan.graph.ragged and tiling.tall > tiling.wide and len(plan.products) == 1:
+        yield replace(tiling, depth=8, unrolled=8)
+        yield replace(tiling, depth=8, unrolled=2, tall=tiling.wide, wide=tiling.tall)
     if tiling.unrolled > 2 and not tiling.matrix:
         yield replace(tiling, unrolled=2, per_sm=1)
     for t in offered(plan, tiling.width, tiling.matrix):
         if t.rows * t.cols < tiling.rows * tiling.cols:
-            yield t
+            yield replace(t, once=tiling.once)
 
 
 def tiles_of(tiling: Tiling, sizes: Sizes) -> int:
