@@ -41,7 +41,7 @@ def cases_of(op: Operator, graph: Graph, shapes: Sequence[tuple[int, int]], scat
     for rows, cols in shapes:
         shape: tuple[int, int] = (min(rows, op.contract.max_rows), cols)
         if is_product(op):
-            shape = Sizes(*shape, INNER, GROUPS, graph.ragged) if graph.ragged else Sizes(*shape, INNER)
+            shape = Sizes(*shape, INNER, GROUPS if graph.ragged else 1, graph.ragged)
         if allowed(op, shape):
             yield cases.seeded(op, graph, "normal", shape, 0)
     if scattered:

@@ -16,7 +16,7 @@ from tokitai.evidence.check import check
 from tokitai.formats import format_of
 from tokitai.gpu_hip import HipKernel, HipTarget, holds_fma
 from tokitai.kernel import targets_of
-from tokitai.lang import Operator, Sizes
+from tokitai.lang import Operator
 from tokitai.lower import make_plan
 from tokitai.ops import get, registry
 from tokitai.toolchain import hip
@@ -40,9 +40,7 @@ def test_every_hip_text_has_the_oracles_bits_and_structure(op: Operator, warp: i
     target = HipTarget(ARCHS[warp], holds_fma(graph), inspect=False)
     assert target.warp == warp
     numbers, hashed = (HipKernel(op, graph, make_plan(graph), s, target) for s in (False, True))
-    shape: tuple[int, int] = (min(35, op.contract.max_rows), min(257, op.contract.max_cols))
-    if graph.ragged:
-        shape = Sizes(*shape, 40, 3, graph.ragged)
+    shape = cases.in_groups(graph, (min(35, op.contract.max_rows), min(257, op.contract.max_cols)))
     result = run_numbers(numbers, cases.seeded(op, graph, "normal", shape, 1), None, 3)
     assert result.equal and result.compared, result.failure
     integers = {
