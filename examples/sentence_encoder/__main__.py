@@ -1,6 +1,6 @@
 """The cosine similarity of two sentences, computed on tokitai's operators:
 
-python -m examples.sentence_encoder "sentence one" "sentence two" [--dtype f32|f16|bf16]
+python -m examples.sentence_encoder "sentence one" "sentence two" [--dtype f32|f16|bf16] [--device cpu|cuda|cuda:N|sim]
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from tokitai.formats import STORAGE
 from . import model as parameters
 from .encoder import embed
 from .files import locate
-from .operators import Encoder
+from .operators import Encoder, placing, read_back
 from .tokenizer import Tokenizer
 
 
-def similarity(first: str, second: str, dtype: str | None = "f32") -> float:
+def similarity(first: str, second: str, dtype: str | None = "f32", device: str = "cpu") -> float:
     """From -1 to 1; near 1 where the sentences mean the same. Without a ``dtype`` in float64, by NumPy.
 
-    Raises ArgumentError for a text without words or with too many, InputFileError where the model is missing, and
-    UnavailableError where there is no compiler.
+    On another device than ``cpu`` the model's weights are copied there once, and all lies there until the one number is
+    read back; it has the same bits. Raises ArgumentError for a text without words or with too many, UnknownNameError
+    for a device, InputFileError where the model is missing, and UnavailableError where there is no compiler or card.
     """
+    place = placing(device)
     files = locate()
     tokenizer = Tokenizer.load(files.vocabulary)
     for text in (first, second):
@@ -34,9 +36,9 @@ def similarity(first: str, second: str, dtype: str | None = "f32") -> float:
     if dtype is None:
         one, other = embed(model, sentences)
         return float(one @ other)
-    encoder = Encoder(model, dtype)
+    encoder = Encoder(model, dtype, place)
     vectors = encoder.embed(sentences)
-    return float(encoder.similarities(vectors[:1], vectors[1:])[0, 0])
+    return float(read_back(encoder.similarities(vectors[:1], vectors[1:]))[0, 0])
 
 
 def main() -> int:
@@ -47,10 +49,13 @@ def main() -> int:
     formats = [f.name for f in STORAGE]
     how.add_argument("--dtype", choices=formats, default="f32", help="what the operators store; default: f32")
     how.add_argument("--textbook", action="store_true", help="in float64, by NumPy and without operators")
+    parser.add_argument("--device", default="cpu", help="cpu (the default), cuda, cuda:N, or sim: GPU text on the CPU")
     arguments = parser.parse_args()
     try:
         dtype = None if arguments.textbook else arguments.dtype
-        print(f"{similarity(arguments.first, arguments.second, dtype):.6f}")
+        if arguments.textbook and arguments.device != "cpu":
+            raise ArgumentError(f"--device {arguments.device} beside --textbook, which runs in NumPy; accepted: cpu")
+        print(f"{similarity(arguments.first, arguments.second, dtype, arguments.device):.6f}")
     except TokitaiError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tokitai import ops
+from tokitai.device.device_array import DeviceArray, device_named
 from tokitai.errors import ArgumentError
 from tokitai.formats import format_of
 from tokitai.lang import (
@@ -89,12 +90,32 @@ def ignore(call: Call) -> None:
     """The observer that keeps nothing."""
 
 
-class Encoder:
-    """The model in one storage format. ``place`` brings an array of NumPy to where the operators are to run."""
+def placing(device: str) -> Callable[[Any], Any]:
+    """What brings an array of NumPy to the device ``cpu``, ``cuda``, ``cuda:N`` or ``sim``.
 
-    def __init__(self, model: Model, dtype: object = "f32", place: Callable[[Any], Any] = lambda array: array) -> None:
+    Raises UnknownNameError, and DeviceMissingError where there is no such card.
+    """
+    if device == "cpu":
+        return lambda array: array
+    where = device_named(device)
+    return lambda array: DeviceArray.of(array, where)
+
+
+def read_back(array: Any) -> Any:
+    """A result as an array of NumPy; from a device by a copy, once what computes it has ended."""
+    return array.numpy() if isinstance(array, DeviceArray) else array
+
+
+class Encoder:
+    """The model in one storage format. ``place`` brings an array of NumPy to where the operators are to run. Ids are
+    checked here, and with ``check=False``, on a GPU, the operators do not read them back to check them again."""
+
+    def __init__(
+        self, model: Model, dtype: object = "f32", place: Callable[[Any], Any] = lambda array: array, check: bool = True
+    ) -> None:
         self.format = format_of(dtype)
         self.place = place
+        self.words = {} if check else {"check": False}
         self.model = converted(model, lambda array: place(array.astype(self.format.dtype)))
 
     def embed(self, sentences: list[list[int]], observe: Observe = ignore) -> Any:
@@ -141,13 +162,15 @@ class _Run:
         self.shape = len(sentences), longest
         self.ids = place(np.array([ids + [0] * (longest - len(ids)) for ids in sentences], np.int64))
         self.positions = place(np.tile(np.arange(longest), (len(sentences), 1)))
-        self.limit = place(np.array(lengths, np.int32)[:, None, None])  # for all heads, and all queries of a sentence
+        heads = max((layer.heads for layer in self.model.layers), default=1)
+        # Of each query in each head: what would be spread in every layer is spread once.
+        self.limit = place(np.tile(np.array(lengths, np.int32)[:, None, None], (1, heads, longest)))
         shares = [[1 / n] * n + [0.0] * (longest - n) for n in lengths]
         self.shares = place(np.array(shares).astype(number)[:, None, :])
         self.zero = place(np.zeros((1, self.model.tokens.shape[1]), number))
 
     def call(self, site: str, called: Operator, tensors: Mapping[str, Any], **settings: Any) -> Any:
-        return run(self.observe, site, called, tensors, **settings)
+        return run(self.observe, site, called, tensors, **settings, **self.encoder.words)
 
     def vectors(self) -> Any:
         m = self.model

@@ -67,7 +67,7 @@ class UnknownNameError(UsageError, KeyError):
         names = sorted(accepted)
         near = get_close_matches(str(name), names, n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        self.message = f"no {kind} named {name!r}{hint} (accepted: {', '.join(names)})"
+        self.message = f"no {kind} named {name!r}{hint} (accepted: {', '.join(names) or 'there is none'})"
         super().__init__(self.message)
 
     def __str__(self) -> str:  # KeyError would print the repr of its argument

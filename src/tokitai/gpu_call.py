@@ -18,7 +18,7 @@ from .binding import bind, check_params
 from .call import common_shape, flatten, full_shape, place_results, storage_format
 from .call_checks import check_chosen, table_entries
 from .call_product import flat, sizes_of
-from .device.device_array import as_device, empty_like, handed_out, library_of
+from .device.device_array import as_device, empty_like, handed_out, library_of, name_of
 from .errors import ArgumentError
 from .gpu_card import (
     Card,
@@ -100,7 +100,8 @@ def _checked(
     def located(name: str, x: Any) -> Array:
         views.append(as_device(name, x, chosen))
         if views[-1].device != index:
-            raise ArgumentError(f"{name}: lies on cuda:{views[-1].device}; accepted beside {beside}: cuda:{index}")
+            found = f"{name}: lies on {name_of(views[-1].device)}"
+            raise ArgumentError(f"{found}; accepted beside {beside}: {name_of(index)}")
         return phantom(views[-1])
 
     check_columns(operator, example)

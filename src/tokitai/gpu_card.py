@@ -16,11 +16,12 @@ import numpy as np
 
 from .device.cuda import current_stream
 from .device.cuda_driver import call
-from .device.device_array import DeviceView, handed_out, library_of
+from .device.device_array import DeviceArray, DeviceView, handed_out, library_of
+from .device.sim import SIM, open_sim
 from .errors import ArgumentError
 from .formats import FORMATS
 from .gpu_kernel import GpuKernel, Ready, Target, gpu_plan
-from .gpu_targets import CudaProgram, CudaTarget
+from .gpu_targets import CudaProgram, CudaTarget, SimTarget
 from .kernel import Array
 from .lang import Operator
 
@@ -93,10 +94,37 @@ class CudaCard:
                 call("cuMemFreeAsync", address, stream, about="workspace")
 
 
+class SimCard:
+    """The simulated device. Its memory is this process's, and what is put into a stream has run by then."""
+
+    def __init__(self) -> None:
+        self.target = SimTarget()
+        self.device = open_sim()
+
+    def capturing(self, stream: int) -> bool:
+        """There are no graphs."""
+        return False
+
+    def wait(self, stream: int) -> None:
+        """There is nothing to wait for."""
+
+    def read(self, address: int, values: Array, stream: int) -> None:
+        """A copy."""
+        self.device.download(address, values)
+
+    def write(self, address: int, values: Array, stream: int) -> None:
+        """A copy."""
+        self.device.upload(values, address)
+
+    def room(self, nbytes: int, stream: int) -> AbstractContextManager[int]:
+        """Poisoned like all new memory."""
+        return self.device.room(nbytes)
+
+
 @functools.cache
 def card(index: int) -> Card:
-    """The card of this index, for as long as the process lives."""
-    return CudaCard(index)
+    """The card of this index, or the simulated device, for as long as the process lives."""
+    return SimCard() if index == SIM else CudaCard(index)
 
 
 @functools.cache
@@ -139,13 +167,20 @@ def phantom(view: DeviceView) -> Array:
     return seen if plain is kind else seen.view(kind)
 
 
-def copied(name: str, x: Any) -> Any:
-    """A copy in the caller's library, in the order of its current stream. Raises ArgumentError where it has none."""
+def copied(name: str, x: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """A copy in the caller's library, in the order of its current stream, of a shape to which it broadcasts. Raises
+    ArgumentError where it has none."""
     library = library_of(x)
+    if shape is not None and library in ("torch", "cupy"):
+        x = x.expand(shape) if library == "torch" else sys.modules["cupy"].broadcast_to(x, shape)
     if library == "torch":
         return x.contiguous().clone() if x.is_contiguous() else x.contiguous()
     if library == "cupy":
         return x.copy(order="C")
+    if isinstance(x, DeviceArray):
+        made = (x if shape is None else x.broadcast_to(shape)).copy()
+        x.device.wait(x.stream)  # the caller's stream may be another
+        return made
     raise ArgumentError(
         f"{name}: needs a copy, which is made for torch and CuPy alone; accepted of {type(x).__name__}: contiguous "
         f"arrays and views with a row stride"

@@ -15,7 +15,7 @@ import numpy as np
 
 from .call import storage_format
 from .call_list import Array, Prepared, prepare
-from .device.device_array import as_device, empty_like, handed_out, library_of
+from .device.device_array import as_device, empty_like, handed_out, library_of, name_of
 from .errors import ArgumentError
 from .gpu_card import Card, card, copied, handle_of, kernel_on, phantom, stream_of, within
 from .gpu_kernel import GpuKernel, Table
@@ -57,7 +57,7 @@ class PreparedOnGpu(Prepared):
         """Where a tensor lies, as NumPy would see it."""
         view = as_device(name, x, stream_of(self.example))
         if view.device != self.device:
-            raise ArgumentError(f"{name}: lies on cuda:{view.device}; accepted beside it: cuda:{self.device}")
+            raise ArgumentError(f"{name}: lies on {name_of(view.device)}; accepted beside it: {name_of(self.device)}")
         return phantom(view)
 
     def copied(self, name: str, array: Array, x: Any) -> Array:

@@ -161,6 +161,7 @@ def test_json_is_one_object_and_records_are_added(tmp_path: Path, capfd: pytest.
         assert len(report.read(kept)) == 2 * times and report.read(kept)[-2:] == found
 
 
+@pytest.mark.slow
 def test_the_table_and_the_plot(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "plot.svg"
     words = ("--shape", "8x64", "--shape", "3x5", "--blocks", "1", "--against", "torch", "--plot", plot)

@@ -225,6 +225,11 @@ def test_out_with_a_row_stride_keeps_what_lies_between() -> None:
     assert (base[:, :3] == 7).all() and (base[:, 13:] == 7).all()
 
 
+def test_out_may_be_turned() -> None:
+    turned = np.empty(X.shape, np.float32)[::-1]
+    assert ops.softmax(X, out=turned) is turned and same(turned.copy(), ops.softmax(X))
+
+
 def read_only(shape: tuple[int, ...]) -> Any:
     array = np.empty(shape, np.float32)
     array.flags.writeable = False

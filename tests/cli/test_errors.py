@@ -28,14 +28,16 @@ CASE = ("--dtype", "f32", "--case", "seeded/normal@3x17#0")
         (["verify", "--all", "--case", "x", "--dtype", "f16"], "go with one operator, not with --all"),
         (["verify", "softmax", "--case", "seeded/normal@1x1#0"], "add --dtype"),
         (["verify", "softmax", "--dtype", "f32", "--case", "nope"], "no case 'nope'; accepted: an id"),
-        (["verify", "softmax", "--dtype", "f8"], "no format named 'f8'"),
+        (["verify", "softmax", *CASE[:3], "seeded/normal@3x3#-1"], "no case 'seeded/normal@3x3#-1'; accepted: an id"),
+        (["verify", "softmax", *CASE[:3], "seeded/normal@-3x3#0"], "no case 'seeded/normal@-3x3#0'; accepted: an id"),
+        (["verify", "softmax", "--dtype", "f8"], "format of softmax named 'f8' (accepted: all, bf16, f16, f32)"),
         (["verify", "softmax", "--dtype", "f64"], "no storage format of softmax named 'f64'"),
         (["verify", "softmax", "--dtype", "i32"], "no storage format of softmax named 'i32'"),
         (["verify", "softmax", "--device", "tpu"], "no device named 'tpu'; did you mean cpu?"),
         (["verify", "softmax", "--isa", "sse"], "no instruction set named 'sse'"),
         (["verify", "softmax", "--seed", "x"], "--seed"),
         (["verify", "softmax", "--seed", "-1"], "--seed"),
-        (["verify", "softmax", "--without", "x"], "no optional input of softmax named 'x'"),
+        (["verify", "softmax", "--without", "x"], "no optional input of softmax named 'x' (accepted: there is none)"),
         (["verify", "layer_norm", "--without", "x"], "input of layer_norm named 'x' (accepted: beta, gamma)"),
         (["verify", "softmax", "--option", "a=b"], "softmax has no options"),
         (["verify", "softmax", "--nope"], "No such option: --nope"),
@@ -43,7 +45,8 @@ CASE = ("--dtype", "f32", "--case", "seeded/normal@3x17#0")
         (["nope"], "No such command 'nope'"),
         (["show", "softmax", "--what", "nope"], "'nope' is not one of"),
         (["show", "softmax", "--target", "tpu"], "no target named 'tpu'; did you mean cpu?"),
-        (["show", "softmax", "--dtype", "f8"], "no format named 'f8'"),
+        (["show", "softmax", "--dtype", "f8"], "(accepted: bf16, f16, f32)"),
+        (["show", "softmax", "--dtype", "all"], "no storage format of softmax named 'all' (accepted: bf16, f16, f32)"),
         (["show", "nope"], "no operator named 'nope'"),
         (["ops", "nope"], "unexpected extra argument"),
     ],
@@ -96,7 +99,7 @@ def tensor_files(folder: Path) -> None:
     ("name", "says"),
     [
         ("missing.safetensors", "no such file"),
-        ("folder.npz", "no such file"),
+        ("folder.npz", "a folder"),
         ("truncated.safetensors", "not a whole safetensors file"),
         ("header.safetensors", "not a whole safetensors file"),
         ("empty.safetensors", "not a whole safetensors file"),
@@ -271,3 +274,26 @@ def test_a_pipe_that_is_closed_early_is_no_error(tokitai: Command) -> None:
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert ran.stdout == "---- definition ----\n"
     assert ran.stderr == ""
+
+
+def test_an_interruption_is_told(tokitai: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokitai.cli.app.verify_many", interrupted)
+    done = tokitai("verify", "softmax", "--json")
+    assert (done.code, done.object["kind"], done.err) == (130, "KeyboardInterrupt", "error: interrupted\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_streams_that_cannot_be_written_make_no_verdict() -> None:
+    """A disk that is full must not be taken for a refuted kernel, and notes that nobody reads change nothing."""
+    tokitai = Path(sys.executable).with_name("tokitai")
+    command = f"""
+        {tokitai} ops --json > /dev/full; echo $?
+        {tokitai} verify nope 2> /dev/full; echo $?
+        {tokitai} verify scale --dtype f16 --case nope 2>&-; echo $?
+    """
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
+    assert ran.stdout.split() == ["3", "2", "2"]
+    assert ran.stderr == "error: what was found cannot be written: [Errno 28] No space left on device\n"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from examples import real_input
+from examples.real_input import real_cases
+from tokitai.errors import DeviceMissingError, UnknownNameError
 from tokitai.verification import Verdict
 from tokitai.verification.run import CaseResult
 
@@ -67,7 +70,42 @@ def test_exit_codes(
     monkeypatch.setattr(real_input, "capture", lambda _: [path for paths in FILES.values() for path in paths])
     monkeypatch.setattr(real_input, "verify_many", lambda *_, **__: [found])
     assert real_input.main() == code
-    assert f"{verdict_}: 1 verifications" in capsys.readouterr().out
+    assert f"{verdict_} on cpu: 1 verifications" in capsys.readouterr().out
+
+
+@pytest.fixture
+def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One file in place of those of the model."""
+    path = tmp_path / "silu.here.npz"
+    np.savez(path, x=np.random.default_rng(2).standard_normal((3, 20)))
+    monkeypatch.setattr(real_input, "capture", lambda _: [path])
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "sim", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_real_tensors_alone_on_a_device(
+    device: str, captured: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert real_input.main(["--real", "--device", device]) == 0
+    out = capsys.readouterr().out
+    assert f"verified on {device}: 3 verifications, 3 cases" in out and "certificates, each" not in out
+    monkeypatch.setattr(real_input, "real_cases", lambda _: list(real_cases({"silu": (captured,)}))[:2])
+    monkeypatch.setattr(real_input, "by_operator", lambda _: {"silu": (captured, captured.with_stem("silu.more"))})
+    assert real_input.main(["--real", "--device", device]) == 1
+    assert "missing: silu bf16: silu.more.npz was not tried" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_is_said_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise DeviceMissingError(f"device {name}: none")
+
+    monkeypatch.setattr(real_input, "capture", lambda _: pytest.fail("captured"))
+    monkeypatch.setattr(real_input, "device_named", missing)
+    with pytest.raises(DeviceMissingError, match=r"^device cuda:3: none$"):
+        real_input.main(["--device", "cuda:3"])
+    with pytest.raises(UnknownNameError, match=r"'gpu'.*cuda:N"):
+        real_input.main(["--device", "gpu"])
 
 
 def test_no_verdict_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ def test_one_operator_in_one_format_is_one_object(tokitai: Command, small: str) 
     assert Path(found["certificate"]).with_suffix(".md").is_file()
 
 
+@pytest.mark.slow
 def test_without_a_format_all_of_the_contract_are_tried(tokitai: Command, small: str) -> None:
     done = tokitai("verify", small, "--without", "w", "--json", "--out", "here")
     assert done.code == 0
@@ -69,6 +70,7 @@ def test_results_go_to_standard_output_and_notes_to_standard_error(tokitai: Comm
     assert done.err == "certificates: here\n"
 
 
+@pytest.mark.slow
 def test_a_shape_that_is_asked_for_is_tried(tokitai: Command, small: str) -> None:
     done = tokitai("verify", small, "--dtype", "f32", "--shape", "cols=77, rows=9", "--without", "w", "--json")
     assert done.object["shape"] == {"rows": 9, "cols": 77}

@@ -47,6 +47,7 @@ class Fake:
     CUlaunchAttribute, CUlaunchConfig, CUstream = driver.CUlaunchAttribute, driver.CUlaunchConfig, driver.CUstream
     CUlaunchAttributeID, CUfunction_attribute = driver.CUlaunchAttributeID, driver.CUfunction_attribute
     CUdevice_attribute, CUpointer_attribute = driver.CUdevice_attribute, driver.CUpointer_attribute
+    CUDA_MEMCPY2D, CUmemorytype = driver.CUDA_MEMCPY2D, driver.CUmemorytype
 
     def __init__(self, major: int = 9, current: int = 7) -> None:
         self.status: dict[str, int] = {}
@@ -89,7 +90,7 @@ class Fake:
             "cuDeviceTotalMem": (1 << 30,), "cuDevicePrimaryCtxRetain": (7,), "cuCtxGetCurrent": (self.current,),
             "cuMemAlloc": (4096,), "cuModuleLoadData": (11,), "cuModuleGetFunction": (12,),
             "cuFuncGetParamInfo": (0, len(bytes_of([], 0))), "cuGetErrorString": (b"as told",),
-            "cuDriverGetVersion": (13000,), "cuMemGetInfo": (5, 9), "cuEventCreate": (1,),
+            "cuDriverGetVersion": (13000,), "cuEventCreate": (1,),
             "cuEventElapsedTime": (0.5,), "cuCtxPopCurrent": (7,), "cuPointerGetAttribute": (0,),
         }.get(name, ())  # fmt: skip
 

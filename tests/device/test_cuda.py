@@ -319,3 +319,29 @@ for _ in range(2):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["caught False"] * 2, done.stderr
     assert done.returncode == 0
+
+
+def test_rows_are_copied_on_the_card_in_the_order_of_a_stream(fake: Fake) -> None:
+    device = Device()
+    fake.calls.clear()
+    device.copy_rows(4096, 96, 8192, 32, 5, stream=3)
+    ((what, stream),) = [arguments for name, arguments in fake.calls if name == "cuMemcpy2DAsync"]
+    assert (int(what.srcDevice), what.srcPitch, int(what.dstDevice), what.dstPitch) == (4096, 96, 8192, 32)
+    assert (what.WidthInBytes, what.Height, stream) == (32, 5, 3)
+    assert what.srcMemoryType == what.dstMemoryType == fake.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    assert "cuCtxSynchronize" not in fake.names()
+    fake.status["cuMemcpy2DAsync"] = 1
+    with pytest.raises(DeviceError, match=r"5 rows of 32 bytes at 0x1000: cuMemcpy2DAsync returned"):
+        device.copy_rows(4096, 96, 8192, 32, 5)
+
+
+def test_a_process_knows_whether_it_used_cuda(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cuda_driver.in_use()
+    fake.status["cuDeviceGetCount"] = 3  # not initialised
+    assert not cuda_driver.in_use()
+
+    def without() -> Any:
+        raise DeviceMissingError("no bindings")
+
+    monkeypatch.setattr(cuda_driver, "bindings", without)
+    assert not cuda_driver.in_use()

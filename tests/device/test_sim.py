@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import platform
+import resource
 import struct
 import subprocess
 from collections.abc import Callable
@@ -214,6 +215,17 @@ def test_a_stack_that_is_too_small_is_told(kernels: LoadedSim) -> None:
     with pytest.raises(KernelFaultError, match="thread 255 needs"):
         launch(kernels, "recursion", np.ones(1, np.float32), n=140, order=2)
     assert launch(kernels, "recursion", np.ones(1, np.float32), n=3).tolist() == [4] * 256
+
+
+def test_texts_share_the_memory_of_their_threads(kernels: LoadedSim, tmp_path: Path) -> None:
+    """Kept by each text, the stacks of its threads filled the address space of a process that verified many."""
+    mapped = lambda: int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()  # noqa: E731
+    want, before = launch(kernels, "rotate", noise()), mapped()
+    for i in range(3):
+        path = tmp_path / f"{i}.so"
+        path.write_bytes(kernels.artifact.path.read_bytes())
+        assert (launch(LoadedSim(dataclasses.replace(kernels.artifact, path=path)), "rotate", noise()) == want).all()
+    assert mapped() - before < 16 << 20, "the stacks of 256 threads take 48 MiB"
 
 
 def test_a_misaligned_access_is_told(kernels: LoadedSim) -> None:

@@ -17,6 +17,7 @@ from examples.sentence_encoder.model import Array, Model
 from examples.sentence_encoder.tokenizer import Tokenizer
 from tokitai.ops import registry
 from tokitai.verification.files import case_from_file
+from tools import small_model
 
 U32 = 2.0**-24  # unit roundoff
 
@@ -180,3 +181,17 @@ def test_the_softmax_files_belong_together(captured: list[Path], layer: str) -> 
     limit = at(captured, f"masked_softmax.{layer}.attention")["limit"]
     assert len(np.unique(limit)) > 1 and limit.max() == padded.shape[1]
     assert np.array_equal((padded > 0).sum(axis=1), limit)
+
+
+@pytest.mark.slow
+def test_a_smaller_vocabulary_changes_no_result(found: files.ModelFiles, model: Model, tmp_path: Path) -> None:
+    text = "Half the energy is lost."
+    made = small_model.write(found, tmp_path, [*capturing.sentences(), text])
+    small, words = parameters.load(made), Tokenizer.load(made.vocabulary)
+    assert made.weights.parents[1].name == files.MODULE and made.weights.stat().st_size < 60_000_000
+    assert len(small.tokens) == len(words.vocabulary) < len(model.tokens)
+    ids, whole = words.encode(text), Tokenizer.load(found.vocabulary).encode(text)
+    assert ids != whole
+    assert encoder.embed(small, [ids]).tobytes() == encoder.embed(model, [whole]).tobytes()
+    half = parameters.load(small_model.write(found, tmp_path, [text], half=True))
+    assert np.array_equal(half.layers[5].mix.weight, model.layers[5].mix.weight.astype(np.float16).astype(np.float64))

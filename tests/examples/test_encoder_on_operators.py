@@ -225,7 +225,8 @@ def test_make_hands_sentences_on(found: files.ModelFiles) -> None:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     words = ["ONE=-It's \"late\".", "OTHER=-It's \"late\".", "DTYPE=f16", f"BIN={Path(sys.executable).parent}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = {n: v for n, v in os.environ.items() if n not in ("MAKEFLAGS", "MAKELEVEL")}  # a make of its own
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(
         ["make", "--old-file", ".venv/stamp-verify", "similarity", *words], cwd=ROOT, env=environment,
         capture_output=True, text=True, check=False, timeout=300,

@@ -206,6 +206,7 @@ def d_query_bias(tape: gradient.Tape, d: gradient.Tape) -> Array:
     return np.concatenate([of_sentence(f"attention.sentence{number}") for number in range(3)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 5])
 @pytest.mark.parametrize(
     ("part", "parameter", "d_parameter"),
@@ -235,6 +236,7 @@ def test_each_recorded_gradient_is_the_slope_of_the_loss(
     assert_slope(along, float(d_bias @ direction), ROUNDINGS_A_LAYER)
 
 
+@pytest.mark.slow
 def test_the_gradient_through_all_layers_is_the_slope_of_the_loss(model: Model, short: Short) -> None:
     def run(h: float, tape: gradient.Tape) -> Array:
         x = short.x + h * short.weight

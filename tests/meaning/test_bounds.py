@@ -223,6 +223,7 @@ def scaled_rms(x: Matrix[storage], *, eps: float = 1e-2) -> Outputs:
     return outputs(y=x * rstd)
 
 
+@pytest.mark.slow
 def test_a_wrong_textbook_is_refuted() -> None:
     right: Callable[..., Any] = lambda x, eps: dict(y=x / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps))  # noqa: E731
     scaled_rms.set_textbook(right)

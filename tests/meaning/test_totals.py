@@ -49,6 +49,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(VALUES, max_size=12), min_size=1, max_size=9))
 def test_the_oracle_is_the_literal_definition(lists: list[list[float]]) -> None:

@@ -219,6 +219,7 @@ def altered(name: str, edits: Any, structure: bool, isa: Any = None) -> Kernel:
     return build_text(op, graph, plan, texts.pop(""), texts, isa=isa, structure=structure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "attention_backward"])
 @pytest.mark.parametrize("blocking", list(BLOCKINGS))
 def test_blocks_change_no_bit(name: str, blocking: str) -> None:

@@ -117,6 +117,18 @@ def test_conversions_are_numpys_and_ml_dtypes(op: Operator, low: int) -> None:
     assert (op(x).view(np.uint16)[~number] == FORMATS["f16" if op is to_f16 else "bf16"].nan).all()
 
 
+@pytest.mark.parametrize(("op", "to"), [(to_f16, F16), (to_bf16, BF16), (widened, F32)], ids=["f16", "bf16", "f32"])
+def test_one_nan_among_numbers(op: Operator, to: Any) -> None:
+    """In every lane and every one of the vectors that are stored together: it alone becomes the canonical one."""
+    count = 83
+    x = np.tile(np.linspace(-3, 3, count, dtype=np.float32), (count, 1))
+    want = x.astype(to)
+    np.fill_diagonal(x.view(np.uint32), 0xFFC00123)
+    pattern = want.view({2: np.uint16, 4: np.uint32}[want.itemsize])
+    np.fill_diagonal(pattern, {F16: 0x7E00, BF16: 0x7FC0, F32: 0x7FC00000}[to])
+    assert same_bits(op(x), want)
+
+
 @pytest.mark.parametrize(("op", "narrow"), [(through_f16, to_f16), (through_bf16, to_bf16)], ids=["f16", "bf16"])
 def test_a_round_trip_is_not_left_out(op: Operator, narrow: Operator) -> None:
     """C97: the narrowing must not be optimised away."""

@@ -240,6 +240,7 @@ def test_sizes_of_groups_are_written_and_read() -> None:
 
 
 # ------------------------------------------------------------------ verification
+@pytest.mark.slow
 def test_groups_are_verified_at_the_sizes_asked_for(tmp_path: Any) -> None:
     from tokitai.evidence.check import check
     from tokitai.verification.recheck import recheck

@@ -21,6 +21,7 @@ from tokitai.lang import (
     row_sum,
     sqrt,
     storage,
+    where,
 )
 from tokitai.verification import Verdict, verify
 from tokitai.verification.verdict import Variant
@@ -38,6 +39,12 @@ def centred(x: Matrix[storage], w: Cols[storage], *, eps: float = 0.1) -> Any:
 def scaled(x: Matrix[storage], a: Rows[f32]) -> Any:
     """Element by element, in one pass without sums."""
     return fma(x, a, x)
+
+
+@operator
+def smaller(a: Matrix[storage], b: Matrix[storage]) -> Any:
+    """Elements are chosen and not computed: a NaN goes through as it came."""
+    return outputs(y=where(a < b, a, b))
 
 
 # Those that every run tries; the others are slow, as each is compiled twice.
@@ -96,8 +103,8 @@ EXPRESSION = {
     "a write lands past the end": (r"(store1\(out_r \+) r, (v\d+)\);", r"\1 r, \2); \1 rows, \2);"),
     "a write lands before the beginning": (r"(store1\(out_r) \+ r, (v\d+)\);", r"\1 + r, \2); \1 - 1, \2);"),
     "an input is changed": (
-        r"const auto v16 = load\(in_w \+ c, lanes\);",
-        "const auto v16 = load(in_w + c, lanes);"
+        r"const auto v16 = load\(wide_w \+ c, lanes\);",
+        "const auto v16 = load(wide_w + c, lanes);"
         "if (c == 0) store1(const_cast<f16*>(in_w), add(load1(in_w), load1(in_w)));",
     ),
 }  # fmt: skip
@@ -111,4 +118,23 @@ ARITHMETIC = {
     "a padding of +0": (r"NEUTRAL_SUM = -0\.0f", "NEUTRAL_SUM = 0.0f"),
     "flush to zero": (r"_mm_setcsr\(0x1F80\)", "_mm_setcsr(0x9FC0)"),
     "rounding toward zero": (r"_mm_setcsr\(0x1F80\)", "_mm_setcsr(0x7F80)"),
+}  # fmt: skip
+
+# Of `smaller`: right wherever tensors lie alike and NaN are canonical.
+ALIKE = {
+    "a result has an input's row stride": (r"\+ r \* shape\[4\]", "+ r * shape[2]", "gaps between rows: "),
+    "nothing is stored where only an input is aligned": (
+        r"(int32_t threads\) \{)",
+        r"\1 if (uintptr_t(tensors[0]) % 64 == 0 && uintptr_t(tensors[2]) % 64) return 0;",
+        "some tensors one element off: ",
+    ),
+    "nothing is stored where only a result is aligned": (
+        r"(int32_t threads\) \{)",
+        r"\1 if (uintptr_t(tensors[0]) % 64 && uintptr_t(tensors[2]) % 64 == 0) return 0;",
+        "some tensors one element off: ",
+    ),
+    "a NaN is stored as it came": (
+        r"where\(ne\(x, x\), splat\(NOT_A_NUMBER\), x\)|x != x \? NOT_A_NUMBER : x",
+        "x", "seeded/nans@",
+    ),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tokitai import ops, verify
 from tokitai.evidence.check import check
@@ -26,6 +27,7 @@ def test_the_users_own_tensors(tmp_path: Path) -> None:
     assert (verdict.verdict, verdict.cases) == ("verified", 1), verdict.failure
 
 
+@pytest.mark.slow
 def test_a_certificate_can_be_checked_again(tmp_path: Path) -> None:
     """What the backward pass takes from the forward pass is computed again from the seeds."""
     shape = dict(rows=10, cols=12, inner=8, batch=2)

@@ -7,21 +7,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from mutants import centred
+from mutants import centred, smaller
 
 from tokitai.formats import FORMATS
 from tokitai.kernel import compile
 from tokitai.verification.buffers import GUARD, POISON, Buffer, GuardError, digest
 from tokitai.verification.run import PLAIN, Launch, Layout, layouts
 
-SHAPES: list[tuple[int, ...]] = [(3, 5), (1, 1), (7,), (4, 64), (0, 5), (3, 0), (0,)]
+SHAPES: list[tuple[int, ...]] = [(3, 5), (1, 1), (7,), (4, 64), (2, 3, 4), (0, 5), (3, 0), (0,)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("offset", "gap"), [(0, 0), (1, 0), (3, 5)])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.uint64, np.int32])
 def test_buffers_lie_as_asked(shape: tuple[int, ...], offset: int, gap: int, dtype: Any) -> None:
-    buffer = Buffer("y", shape, dtype, offset, gap if len(shape) == 2 else 0)
+    buffer = Buffer("y", shape, dtype, offset, gap if len(shape) >= 2 else 0)
     array = buffer.array
     assert array.shape == shape and array.dtype == dtype
     if array.size:
@@ -29,8 +29,9 @@ def test_buffers_lie_as_asked(shape: tuple[int, ...], offset: int, gap: int, dty
         start = array.ctypes.data - buffer.raw.ctypes.data
         last = start + sum((n - 1) * s for n, s in zip(shape, array.strides, strict=True)) + array.itemsize
         assert start >= GUARD and last + GUARD <= buffer.raw.size
-    if len(shape) == 2 and array.size:
-        assert array.strides == ((shape[1] + gap) * array.itemsize, array.itemsize)
+    if len(shape) >= 2 and array.size:
+        row = shape[-1] + gap
+        assert array.strides == tuple(n * array.itemsize for n in (row * shape[-2] + gap, row, 1)[-len(shape) :])
     buffer.poison()
     buffer.check_guards()
     array[...] = 1
@@ -40,7 +41,7 @@ def test_buffers_lie_as_asked(shape: tuple[int, ...], offset: int, gap: int, dty
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gap", [0, 2])
 def test_a_write_outside_is_found_on_every_byte(shape: tuple[int, ...], gap: int) -> None:
-    buffer = Buffer("y", shape, np.float32, 1, gap if len(shape) == 2 else 0)
+    buffer = Buffer("y", shape, np.float32, 1, gap if len(shape) >= 2 else 0)
     inside = np.zeros(buffer.raw.size, bool)
     for at in np.ndindex(*shape):
         place = (
@@ -88,9 +89,26 @@ def test_a_digest_is_that_of_the_elements() -> None:
 
 def test_small_cases_are_run_under_every_layout() -> None:
     small, large = layouts(1 << 16, 2), layouts((1 << 16) + 1, 2)
-    assert {x.name for x in small} == {"plain", "seven threads", "one element off", "gaps between rows", "repeated"}
+    off = {"one element off", "some tensors one element off"}
+    assert {x.name for x in small} == {"plain", "seven threads", "gaps between rows", *off}
     assert {x.threads for x in small} == {1, 2, 7} and any(x.offset for x in small) and any(x.gap for x in small)
     assert len(large) == 2 and any(x.offset and x.gap for x in large) and PLAIN in small
+
+
+def test_layouts_tell_tensors_apart() -> None:
+    """No two tensors have the same row stride where there are gaps; over the shapes every choice of tensors is off."""
+    kernel = compile(smaller, dtype="f32")
+    gaps, some = (next(x for x in layouts(1, 2) if x.gap), next(x for x in layouts(1, 2) if x.some))
+    off = set()
+    for cols in range(1, 40):
+        tensors = {n: np.ones((3, cols), np.float32) for n in "ab"}
+        launch = Launch(kernel, (3, cols), tensors, gaps)
+        buffers = [*launch.inputs.values(), *launch.results.values()]
+        assert len({b.array.strides[0] for b in buffers}) == len(buffers) == 3
+        launch = Launch(kernel, (3, cols), tensors, some)
+        buffers = [*launch.inputs.values(), *launch.results.values()]
+        off.add(tuple(b.array.ctypes.data % 64 for b in buffers))
+    assert off == {(a, b, y) for a in (0, 4) for b in (0, 4) for y in (0, 4)}
 
 
 def test_a_launch_checks_inputs_results_and_workspace(monkeypatch: pytest.MonkeyPatch) -> None:

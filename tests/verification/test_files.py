@@ -88,6 +88,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     save_file({"x": X}, tmp_path / "word.safetensors", metadata={"eps": "tiny"})
     for path, message in [
         (tmp_path / "absent.npz", "no such file; accepted: .npz or .safetensors"),
+        (tmp_path, "a folder; accepted: .npz or .safetensors"),
         (write(tmp_path / "short.npz", whole[:-30]), "cannot be read, perhaps truncated"),
         (write(tmp_path / "cut.npz", whole[:100]), "cannot be read, perhaps truncated"),
         (write(tmp_path / "empty.npz", b""), "cannot be read, perhaps truncated"),

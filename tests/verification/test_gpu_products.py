@@ -117,6 +117,7 @@ def test_long_sums_of_few_results_are_shared_out_and_those_of_many_are_not() -> 
         assert (steps[0].grid, len(steps)) == (blocks, kernels_in_all), (size, tiling)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warp", [32, 64])
 def test_the_hip_text_has_the_same_bits(warp: int) -> None:
     arch = {32: "gfx1101", 64: "gfx942"}[warp]
@@ -278,6 +279,7 @@ def test_a_wrong_kernel_is_refuted(slip: str) -> None:
     assert found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [("matmul", PLAIN), ("linear_swiglu", dict(accumulator="f64"))])
 def test_the_right_kernel_survives(name: str, options: Options) -> None:
     assert not refuted(name, options, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mutants import ARITHMETIC, EXPRESSION, QUICK, Edit, centred, examine, scaled
+from mutants import ALIKE, ARITHMETIC, EXPRESSION, QUICK, Edit, centred, examine, scaled, smaller
 
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import UsageError
@@ -93,6 +93,13 @@ def test_a_race_between_rows_is_caught() -> None:
 def test_an_element_by_element_kernel() -> None:
     assert_refuted(examine(Edit(r"if \(c < end\) at\(c, Part\{end - c\}\);", ""), scaled), scaled)
     assert_refuted(examine(Edit(r"fma\((v\d+), (\S+), (v\d+)\)", r"add(mul(\1, \2), \3)"), scaled), scaled)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_shows_only_where_tensors_lie_apart_or_a_nan_is_odd(name: str) -> None:
+    pattern, replacement, where = ALIKE[name]
+    case, words = assert_refuted(examine(Edit(pattern, replacement), smaller, dtype="f32"), smaller)
+    assert where in f"{case}: {words}"
 
 
 # ------------------------------------------------------------------ inputs that hide mistakes

@@ -48,6 +48,7 @@ def test_its_certificate_holds_and_can_be_computed_again(made: Any) -> None:
     assert "70, inner 41, batch of 3" in made.certificate.with_suffix(".md").read_text()
 
 
+@pytest.mark.slow
 def test_another_oracle_is_found(made: Any, tmp_path: Path) -> None:
     """A digest of a product of another inner size is not that of the case."""
     statement = json.loads(made.certificate.read_text())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tokitai.ops import get
-from tokitai.verification import Verdict
+from tokitai.verification import Verdict, batch
 from tokitai.verification.batch import Job, verify_many
 from tokitai.verification.workers import run_tasks
 
@@ -63,6 +63,7 @@ def test_an_error_is_the_tasks_own() -> None:
         list(run_tasks([task("a"), wrong], 2))
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_does() -> None:
     jobs = [Job(get(name), fmt) for name in ("clip", "scale") for fmt in ("f16", "f32")]
     one, two = ([v.as_json() for v in verify_many(jobs, processes=n)] for n in (1, 2))
@@ -75,3 +76,17 @@ def test_two_processes_find_what_one_does() -> None:
         ended=lambda v: order.append(f"-{v.dtype}"),
     )  # fmt: skip
     assert order == ["+f16", "-f16", "+f32", "-f32"]
+
+
+@pytest.mark.parametrize(("used", "device", "isolate", "processes"), [
+    (False, "cpu", True, 4), (False, "cuda:1", False, 4), (True, "cuda:1", False, 1), (True, "sim", False, 4),
+    (False, "sim", True, 1), (False, "hip", False, 1),
+])  # fmt: skip
+def test_no_process_is_forked_that_could_not_use_the_device(
+    used: bool, device: str, isolate: bool, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(batch, "in_use", lambda: used)
+    monkeypatch.setattr(batch, "run_tasks", lambda tasks, n: (asked.append(n), iter([verdict("silu")]))[1])
+    verify_many([Job(get("silu"), "f16")], device=device, processes=4, isolate=isolate)
+    assert asked == [processes]

@@ -24,8 +24,13 @@ def processes(host: int) -> list[int]:
 
 
 def segments(process: int) -> int:
-    """How many descriptors of shared memory a process holds, and how many mappings."""
-    gc.collect()
+    """How many descriptors of shared memory a process holds, and how many mappings, once garbage is collected."""
+    if _held(process):  # else there is nothing to let go of, and a collection is slow in a process with many objects
+        gc.collect()
+    return _held(process)
+
+
+def _held(process: int) -> int:
     found = 0
     for link in Path(f"/proc/{process}/fd").iterdir():
         try:

@@ -40,6 +40,7 @@ def test_memory(boxed: Pool) -> None:
     assert boxed.run(f"{THIS}:allocate", {"bytes": 1 << 28}) == 1 << 28
 
 
+@pytest.mark.slow
 def test_processor_time_of_each_request(boxed: Pool) -> None:
     for _ in range(3):  # together more than one request may use
         boxed.run(f"{THIS}:compute", {"seconds": 0.6})

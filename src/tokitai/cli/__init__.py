@@ -8,6 +8,9 @@ Exit codes: 0 verified, 1 refuted, 3 undecided (something is missing here), 2 wr
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import signal
 import sys
 import traceback
@@ -16,13 +19,21 @@ from collections.abc import Sequence
 from ..errors import TokitaiError
 
 FAULT = 70  # EX_SOFTWARE: must not be taken for "refuted"
+INTERRUPTED = 130  # as shells count: 128 and the number of SIGINT
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main() -> None:
     """The command ``tokitai``."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tokitai show ... | head` ends quietly
-    sys.exit(run(sys.argv[1:]))
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started this process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    code = run(sys.argv[1:])
+    with contextlib.suppress(OSError):  # told already; at exit it would be once more, and change the code
+        sys.stdout.close()
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -33,17 +44,22 @@ def run(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
         code = app(args=list(arguments), prog_name="tokitai", standalone_mode=False)
+        if code == INTERRUPTED:  # the command line's parser keeps the exception to itself
+            raise KeyboardInterrupt
+        sys.stdout.flush()
         return int(code or 0)
     except TokitaiError as error:
         return report_error(str(error), type(error).__name__, error.exit_code, as_json)
     except MemoryError as error:
         return report_error(f"not enough memory: {error}", "MemoryError", 3, as_json)
     except KeyboardInterrupt:
-        return report_error("interrupted", "KeyboardInterrupt", 130, as_json)
+        return report_error("interrupted", "KeyboardInterrupt", INTERRUPTED, as_json)
     except Exception as error:
         if hasattr(error, "format_message"):  # what the command line's parser raises, under whatever name
             said = error.format_message()
             return report_error(f"{said} (see tokitai --help)", "UsageError", 2, as_json) if said else 2
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return report_error(f"what was found cannot be written: {error}", "OSError", 3, as_json)
         traceback.print_exc()
         return report_error(f"a fault of tokitai itself: {error!r}", "InternalError", FAULT, as_json)
 

@@ -86,7 +86,7 @@ def show(
     from .describe import part_text
 
     op = parse.operator_named(operator)
-    (fmt,) = parse.formats_of(op, dtype) if dtype != "all" else (dtype,)
+    fmt = parse.format_named(op, dtype)
     variant = parse.variant_of(op, without or (), option or ())
     parts = [p.value for p in what or Part]
     asked = asked_shape(op, parse.shape_from(shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -28,15 +29,17 @@ def plain(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """A line on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """A line on standard error, where that can be written: what is found does not depend on it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def report_error(message: str, kind: str, code: int, as_json: bool) -> int:
     """Say what is wrong, on standard error and with ``--json`` on standard output too. Returns `code`."""
     note(f"error: {message}")
     if as_json:
-        print_json({"error": message, "kind": kind})
+        with contextlib.suppress(OSError):  # perhaps that is what is wrong
+            print_json({"error": message, "kind": kind})
     return code
 
 

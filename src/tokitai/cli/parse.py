@@ -116,12 +116,19 @@ def shape_from(text: str | None) -> dict[str, int] | None:
 
 def formats_of(operator: Operator, dtype: str | None) -> list[str]:
     """The storage formats to verify: one, or with None or "all" those of the contract. Raises UnknownNameError."""
-    if dtype in (None, "all"):
-        return list(operator.contract.formats)
-    name = format_of(dtype).name
+    return list(operator.contract.formats) if dtype in (None, "all") else [format_named(operator, dtype, "all")]
+
+
+def format_named(operator: Operator, dtype: str | None, *also: str) -> str:
+    """One of the operator's storage formats; ``also`` names what else would have been accepted. Raises
+    UnknownNameError."""
+    try:
+        name = format_of(dtype).name
+    except UnknownNameError:
+        name = str(dtype)
     if name not in operator.contract.formats:
-        raise UnknownNameError(f"storage format of {operator.name}", name, [*operator.contract.formats, "all"])
-    return [name]
+        raise UnknownNameError(f"storage format of {operator.name}", name, [*operator.contract.formats, *also])
+    return name
 
 
 def variant_of(operator: Operator, without: Sequence[str], options: Sequence[str]) -> Variant | None:

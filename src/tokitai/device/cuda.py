@@ -143,11 +143,6 @@ class Device:
         with self.entered():
             call("cuCtxSynchronize", about=f"device cuda:{self.index}")
 
-    def free_bytes(self) -> int:
-        """Memory that is free now, of all processes."""
-        with self.entered():
-            return int(call("cuMemGetInfo")[0])
-
     def allocate(self, nbytes: int) -> DeviceMemory:
         """Memory whose address is a multiple of 256. Raises DeviceOutOfMemoryError; 0 bytes have the address 0."""
         if nbytes < 0:
@@ -173,6 +168,22 @@ class Device:
                 here = values.ctypes.data
                 pair = (address, here) if up else (here, address)
                 call(function, *pair, values.nbytes, about=f"{values.nbytes} bytes at {address:#x}")
+
+    def copy_rows(self, source: int, pitch: int, to: int, width: int, rows: int, stream: int = 0) -> None:
+        """Copy ``rows`` rows of ``width`` bytes, which begin ``pitch`` bytes apart, to where they lie densely: on the
+        card, in the order of a stream."""
+        driver = cuda_driver.bindings()
+        what = driver.CUDA_MEMCPY2D()
+        what.srcMemoryType = what.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        what.srcDevice, what.srcPitch, what.dstDevice, what.dstPitch = source, pitch, to, width
+        what.WidthInBytes, what.Height = width, rows
+        with self.entered():
+            call("cuMemcpy2DAsync", what, stream, about=f"{rows} rows of {width} bytes at {source:#x}")
+
+    def wait(self, stream: int) -> None:
+        """Wait for the work of a stream."""
+        with self.entered():
+            call("cuStreamSynchronize", stream, about=f"device cuda:{self.index}")
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         """Set `nbytes` bytes, after everything that runs on the card has ended."""

@@ -94,6 +94,14 @@ def probe() -> str | None:
     return _IN_VAIN.get(int(status), f"the NVIDIA driver cannot be used: cuInit returned {name} ({int(status)})")
 
 
+def in_use() -> bool:
+    """Whether this process has used CUDA: then processes forked from it cannot."""
+    try:
+        return int(bindings().cuDeviceGetCount()[0]) == 0
+    except (DeviceMissingError, RuntimeError):  # there is no driver that could have been used
+        return False
+
+
 def driver_version() -> str:
     """The driver's release where it is known, and the newest CUDA version that it runs: ``"580.65.06, CUDA 13.0"``."""
     number = int(call("cuDriverGetVersion"))

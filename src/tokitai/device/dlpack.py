@@ -16,7 +16,8 @@ from ..errors import ArgumentError
 
 Array = np.ndarray[Any, Any]
 CPU = (1, 3)  # kDLCPU and kDLCUDAHost: memory that this process can read
-GPU = (2, 13)  # kDLCUDA and kDLCUDAManaged
+SIMULATED = 12  # kDLExtDev, DLPack's word for a device to test with
+GPU = (2, 13, SIMULATED)  # kDLCUDA, kDLCUDAManaged and the simulated device
 
 
 class _Device(ctypes.Structure):

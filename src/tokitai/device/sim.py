@@ -6,13 +6,25 @@ A stand-in for a card that checks bits, structure, barriers and shuffles of a ke
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import CacheError, DeviceMissingError, KernelFaultError, UnknownNameError
 from ..toolchain.build import SIMULATED, Artifact, Source, build, machine_here
 from ..toolchain.compilers import Compiler
 from ..toolchain.fingerprint import file_digest
+from .cpu import aligned_empty
+
+SIM = -1  # the simulated device's number, where cards count from 0
+POISON = 0xFF  # every byte of new memory: NaN in every format
 
 
 def build_sim(
@@ -24,6 +36,22 @@ def build_sim(
     """
     names = (SIMULATED, f"TOKITAI_WARP={warp}", *(("TOKITAI_HIP=1",) if hip else ()))
     return build(source, compiler, "scalar", structure, names)
+
+
+class _Stacks(threading.local):
+    """Memory for the fibers of whatever text a thread runs: kept by each, it would add up to gigabytes."""
+
+    size, address = 0, 0
+
+    def at_least(self, size: int) -> int:
+        """The address of that many bytes; only pages that are touched take memory."""
+        if size > self.size:
+            self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.size, self.address = size, ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        return self.address
+
+
+_stacks = _Stacks()
 
 
 class LoadedSim:
@@ -40,6 +68,8 @@ class LoadedSim:
         self._library = ctypes.CDLL(str(artifact.path))
         self._message = self._library.tokitai_sim_message
         self._message.restype = ctypes.c_char_p
+        self._library.tokitai_sim_room.restype = ctypes.c_size_t
+        self._library.tokitai_sim_lend.argtypes = [ctypes.c_void_p]
         self._running = threading.Lock()  # fibers and shared memory are those of the library
         self._kernels: dict[str, Any] = {}
 
@@ -59,6 +89,7 @@ class LoadedSim:
             function.argtypes = [ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p, ctypes.c_uint64]
             self._kernels[name] = function
         with self._running:
+            self._library.tokitai_sim_lend(_stacks.at_least(self._library.tokitai_sim_room()))
             if function(grid, block, call, order):
                 raise KernelFaultError(self._message().decode(errors="replace"))
 
@@ -74,3 +105,54 @@ def load(artifact: Artifact) -> LoadedSim:
         if identity not in _loaded:
             _loaded[identity] = LoadedSim(artifact)
         return _loaded[identity]
+
+
+class SimMemory:
+    """Memory of the simulated device, which is this process's own. It is poisoned when it is new and when it is freed,
+    so that what is read too early or too late is not what was expected."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, memory = nbytes, aligned_empty(nbytes, np.uint8, 256)
+        self.address = int(memory.ctypes.data) if nbytes else 0
+        memory.fill(POISON)
+        weakref.finalize(self, memory.fill, POISON)
+
+
+class SimDevice:
+    """What `cuda.Device` offers for arrays, on the simulated device. Nothing runs beside the caller."""
+
+    index = SIM
+    name = "the simulated device"
+
+    def allocate(self, nbytes: int) -> SimMemory:
+        """Memory whose address is a multiple of 256; 0 bytes have the address 0."""
+        return SimMemory(nbytes)
+
+    def upload(self, values: NDArray[Any], address: int) -> None:
+        """Copy a contiguous array to the device."""
+        ctypes.memmove(address, values.ctypes.data, values.nbytes)
+
+    def download(self, address: int, values: NDArray[Any]) -> None:
+        """Fill a contiguous array from the device."""
+        ctypes.memmove(values.ctypes.data, address, values.nbytes)
+
+    def copy_rows(self, source: int, pitch: int, to: int, width: int, rows: int, stream: int = 0) -> None:
+        """Copy ``rows`` rows of ``width`` bytes, which begin ``pitch`` bytes apart, to where they lie densely."""
+        for row in range(rows):
+            ctypes.memmove(to + row * width, source + row * pitch, width)
+
+    def wait(self, stream: int) -> None:
+        """All work has ended when it is put into a stream."""
+
+    @contextmanager
+    def room(self, nbytes: int) -> Iterator[int]:
+        """The address of memory for a while."""
+        memory = self.allocate(nbytes)
+        yield memory.address
+        del memory
+
+
+@lru_cache(maxsize=1)
+def open_sim() -> SimDevice:
+    """The simulated device."""
+    return SimDevice()

@@ -82,6 +82,8 @@ def shape_from_text(text: str) -> Shape:
     """What `shape_text` wrote. Raises ValueError."""
     ragged = text[-1:] if text[-1:] in ("r", "k") else ""
     numbers = [int(word) for word in text.removesuffix(ragged).split("x")]
+    if min(numbers) < 0:
+        raise ValueError(text)
     if len(numbers) == 2 and not ragged:
         return numbers[0], numbers[1]
     if len(numbers) not in ((4,) if ragged else (3, 4)):

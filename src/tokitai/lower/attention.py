@@ -17,7 +17,6 @@ from .product import PANEL_COLS, PANEL_ROWS
 PANEL = 32  # queries of a panel at most, whatever the instruction set
 SLACK = 16  # elements to which each piece of a thread's memory is rounded up
 KEEP = frozenset({"call", "div", "sqrt"})  # what costs more to compute again than to keep
-_KNOWN = frozenset({"row_sum", "row_max", "matmul", "weighted_sum", "column_index", "input"})
 _REFUSED = frozenset({
     "col_sum", "total_sum", "total_max", "take_column", "tensor_index", "row_first", "slots", "gather", "scatter_sum",
     "row_index", "element_word", "round_stochastic",

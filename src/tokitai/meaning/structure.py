@@ -2,7 +2,8 @@
 
 Each input element is a distinct random hash, each operation mixes its operands. A kernel compiled with the same mixing
 in place of its arithmetic returns the same hashes only if it evaluated the defined expression at every element: for
-that shape and plan its bits are right for *all* inputs, but for a collision of probability below 2**-50.
+that shape and plan it does so for *all* inputs, but for a collision of probability below 2**-50. Its bits are then as
+right as the arithmetic that the hashes stand for, which is what numbers show.
 
 Integers (indices, ids, lengths) stay numbers, as they decide which elements meet; the statement then holds for the
 integer tensors that were used. The mixing below is written down again in the kernels' header, on purpose: neither

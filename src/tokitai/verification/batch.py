@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from .. import gpu_hip
+from ..device.cuda_driver import in_use
 from ..errors import TokitaiError, UsageError
 from ..kernel import compile, target_of
 from ..lang import Operator
@@ -27,12 +28,13 @@ ISOLATED_SECONDS = 600.0  # within which a launch in a worker process ends, buil
 @dataclass(frozen=True)
 class Job:
     """One verification: an operator in a storage format, with the user's own tensor files and, where not all are
-    wanted, the only variant."""
+    wanted, the only variant and the id of the only case."""
 
     operator: Operator
     dtype: str
     inputs: tuple[Path, ...] = ()
     variant: Variant | None = None
+    case: str | None = None
 
 
 def verify_many(
@@ -54,21 +56,21 @@ def verify_many(
 ) -> list[Verdict]:
     """`verify` for each job, in order. ``started`` and ``ended`` are told of each job, ``progress`` of each case.
 
-    With more ``processes`` than one, cases are not told of, and verdicts hold no kernels; they are for the cpu alone,
-    as a GPU's context does not survive a fork. ``isolate`` runs kernels in a worker process. Every argument is checked
-    before anything is compiled. Raises UsageError for the first that is wrong.
+    With more ``processes`` than one, cases are not told of, and verdicts hold no kernels. They are forked: on a card
+    one process does all where this one has used CUDA, which does not survive that. ``isolate`` runs kernels in a worker
+    process. Every argument is checked before anything is compiled. Raises UsageError for the first that is wrong.
     """
     for job in jobs:
         _check(job, shape, device)
     gpu_hip.archs_of(device, arch)
-    if device != "cpu":
+    if device != "cpu" and (isolate or target_of(device) == "hip" or (target_of(device) == "cuda" and in_use())):
         processes = 1
     # A driver needs more of the system than a kernel for the processor, and kernels for GPUs are built over there.
     pool = Pool(1, deadline=ISOLATED_SECONDS, limits=Limits(sandbox=device == "cpu")) if isolate else None
     tasks = [
         functools.partial(
             verify, job.operator, shape=shape, dtype=job.dtype, device=device, inputs=job.inputs, out=out, seed=seed,
-            compiler=compiler, isa=isa, arch=arch, variant=job.variant, case=case,
+            compiler=compiler, isa=isa, arch=arch, variant=job.variant, case=job.case or case,
             progress=progress if processes < 2 else None, pool=pool,
         )
         for job in jobs

@@ -23,20 +23,21 @@ class GuardError(TokitaiError):
 
 
 class Buffer:
-    """An array inside guard zones, `offset` elements away from a 64-byte boundary, with `gap` elements between rows."""
+    """An array inside guard zones, `offset` elements away from a 64-byte boundary, with `gap` elements between rows and
+    as many more between the matrices of a batch."""
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, offset: int = 0, gap: int = 0) -> None:
         self.name, self.dtype = name, np.dtype(dtype)
         self.shape = shape
         cols = shape[-1] if shape else 1
-        rows = math.prod(shape[:-1])
-        self.pitch = cols + gap
-        used = (rows * self.pitch + offset) * self.dtype.itemsize
+        batch, rows = math.prod(shape[:-2]), math.prod(shape[-2:-1])
+        pitch = cols + gap
+        apart = rows * pitch + gap  # from one matrix of a batch to the next
+        used = (batch * apart + offset) * self.dtype.itemsize
         raw = np.full(used + 2 * GUARD + 64, CANARY, np.uint8)
         start = GUARD + (-(raw.ctypes.data + GUARD)) % 64 + offset * self.dtype.itemsize
         self.raw = raw
-        steps = [1, self.pitch, *([self.pitch * shape[-2]] if len(shape) > 2 else [])]  # from the last dimension on
-        strides = tuple(step * self.dtype.itemsize for step in reversed(steps[: len(shape)]))
+        strides = tuple(step * self.dtype.itemsize for step in (apart, pitch, 1)[3 - len(shape) :])
         self.array: Array = np.ndarray(shape, self.dtype, buffer=raw.data, offset=start, strides=strides)
 
     def poison(self) -> None:

@@ -103,7 +103,26 @@ def _lengths(rng: np.random.Generator, size: tuple[int, ...], most: int, turn: i
     return np.where(rng.random(size) < 0.5, top, rng.integers(0, top + 1))
 
 
-DRAWS = {"normal": _normal, "wide": _wide, "special": _special, "equal": _equal, "zeros": _zeros, "tiny": _tiny}
+def _nans(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    """Noise in which every fifth element is a NaN, which `draw` makes one of another pattern."""
+    return np.where(rng.random(size) < 0.2, np.nan, rng.standard_normal(size))
+
+
+DRAWS = {
+    "normal": _normal, "wide": _wide, "special": _special, "equal": _equal, "zeros": _zeros, "tiny": _tiny,
+    "nans": _nans,
+}  # fmt: skip
+
+
+def other_nans(rng: np.random.Generator, values: Array, fmt: Format) -> Array:
+    """The same values with each NaN another one: of either sign, quiet and signalling, whose significand is its lowest
+    bit, all of them, or random. Stored results must be canonical nevertheless."""
+    most = 2 ** (fmt.precision - 1) - 1
+    significand = rng.choice([1, most, int(rng.integers(1, most)), most // 2 + 2], values.shape)
+    sign = rng.choice([0, 1 << (fmt.bits - 1)], values.shape)
+    infinity = (2 * fmt.emax + 1) << (fmt.precision - 1)
+    patterns = (sign | infinity | significand).astype(fmt.pattern)
+    return np.where(np.isnan(values), patterns, values.view(fmt.pattern)).view(fmt.dtype)
 
 
 def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:
@@ -135,7 +154,8 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
         return to_format(rng.random(size), fmt)
     if wish == "positive":
         return to_format(np.exp(rng.standard_normal(size) * 0.5), fmt)
-    return to_format(DRAWS[how](rng, size, fmt), fmt)
+    values = to_format(DRAWS[how](rng, size, fmt), fmt)
+    return other_nans(rng, values, fmt) if how == "nans" else values
 
 
 def drawn_groups(rng: np.random.Generator, space: Space, shape: tuple[int, int]) -> Array:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from .. import gpu_hip, numerics
 from ..device import cpu
 from ..evidence import statement as ev
 from ..evidence.render import render
+from ..formats import FORMATS
 from ..kernel import target_of
 from ..lang import Operator, Sizes, shape_text
+from .buffers import GUARD
 from .verdict import Verdict
 
 
@@ -53,8 +56,12 @@ def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
             ),
             verdict=verdict.verdict,
             failure=verdict.failure,
-            claims=_claims(verdict),
-            non_claims=[*([_not_run(verdict)] if verdict.device == "hip" else []), *NON_CLAIMS],
+            claims=_claims(operator, verdict),
+            non_claims=[
+                *([_not_run(verdict)] if verdict.device == "hip" else []),
+                *_other_variants(operator, verdict),
+                *NON_CLAIMS,
+            ],
             seconds=verdict.seconds,
             isolation=verdict.isolation,
         )
@@ -78,7 +85,7 @@ def _proofs(verdict: Verdict) -> list[ev.Proof]:
         listed = ", ".join(map(shape_text, shapes))
         proofs.append(
             ev.Proof(
-                f"for all inputs at {sides} of {listed}, the kernel evaluates exactly the defined expression",
+                f"for {_inputs(verdict)} at {sides} of {listed}, the kernel evaluates exactly the defined expression",
                 "proved",
                 f"structure run{SIMULATED if verdict.device == 'hip' else ''}: 64-bit hashes in place of numbers, "
                 "collision probability below 2**-50",
@@ -87,7 +94,31 @@ def _proofs(verdict: Verdict) -> list[ev.Proof]:
     return proofs
 
 
-def _claims(verdict: Verdict) -> list[str]:
+def _inputs(verdict: Verdict) -> str:
+    """What the hashes of a structure run stand for: integers stay numbers in it."""
+    integers = {t.name for k in verdict.kernels for t in k.graph.inputs if not FORMATS[str(t.format)].is_float}
+    return f"all values of float inputs beside the drawn {', '.join(sorted(integers))}" if integers else "all inputs"
+
+
+def _variants(operator: Operator, verdict: Verdict) -> list[str]:
+    """The graphs that were run, in words."""
+    usual, optional = {o.name: o.default for o in operator.options}, any(t.optional for t in operator.tensors)
+    found = []
+    for graph in (k.graph for k in verdict.kernels):
+        present = sorted(t.name for t in graph.inputs if t.optional)
+        chosen = [f"{n}={v}" for n, v in graph.options.items() if v != usual.get(n)]
+        found.append(" and ".join([*present, *chosen]) or ("no optional input" if optional else "its defaults"))
+    return list(dict.fromkeys(found))
+
+
+def _other_variants(operator: Operator, verdict: Verdict) -> list[str]:
+    """What is said of the others, where there are any."""
+    there = math.prod([*(len(o.accepted) for o in operator.options), *(2 for t in operator.tensors if t.optional)])
+    others = there > len(_variants(operator, verdict))
+    return ["Combinations of optional inputs and options that are not listed were not run."] * others
+
+
+def _claims(operator: Operator, verdict: Verdict) -> list[str]:
     compared = sum(r.compared for r in verdict.results if r.kind != "structure")
     outcome = "all equal" if not verdict.failure else "not all equal"
     made = _compiled(verdict) if verdict.device == "hip" else []
@@ -95,10 +126,15 @@ def _claims(verdict: Verdict) -> list[str]:
         limits = ", ".join(verdict.isolation)
         made.append(f"Kernels ran in a worker process, apart from the comparison ({limits}).")
     made += [f"{compared} result elements were compared with the oracle bit for bit, {outcome}."]
+    if operator.options or any(t.optional for t in operator.tensors):
+        made.append(f"It was run with: {'; '.join(_variants(operator, verdict))}.")
     if any(r.kind == "exhaustive" for r in verdict.results):
         made.append(f"Every one of the 65,536 {verdict.dtype} inputs was tried.")
     if any(r.kind == "structure" and r.equal for r in verdict.results):
-        made.append("At the shapes listed under proofs the kernel computes the definition for all inputs.")
+        made.append(
+            f"At the shapes listed under proofs the kernel evaluates the defined expression for {_inputs(verdict)}, "
+            "but for a chance below 2**-50; the arithmetic of its operations is what the other cases compare."
+        )
     for name, error, explained in verdict.derivative:
         if error <= explained:
             made.append(
@@ -107,9 +143,11 @@ def _claims(verdict: Verdict) -> list[str]:
             )
     if not verdict.failure:
         layouts = sorted({name for r in verdict.results for name in r.layouts})
+        split = sum(r.split for r in verdict.results)
         made.append(
-            "No kernel wrote outside its results or changed an input, and results had the same bits under every layout "
-            f"that was tried ({', '.join(layouts)}) and in batches split in two."
+            f"No kernel wrote into the {GUARD} bytes round its tensors or between their rows or changed an input, and "
+            f"results had the same bits under every layout that was tried ({', '.join(layouts)})"
+            + (f" and, in {split} of the cases, in batches split in two." if split else ".")
         )
     return made
 
@@ -140,6 +178,7 @@ NON_CLAIMS = [
     "The compiler and the processor are trusted to execute the IEEE 754 operations that the text asks for; machine "
     "code is not verified.",
     "Shapes that are not listed were not run.",
+    "Reads outside the inputs that no result depends on, and writes far from every tensor, were not looked for.",
     "Speed is not a subject of this certificate.",
     "Nothing is said about values outside the operator's stated domain but that the bits equal the definition's.",
 ]

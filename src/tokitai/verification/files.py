@@ -27,7 +27,8 @@ Array = np.ndarray[Any, Any]
 def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     """The arrays of a file by name, and its metadata. Raises InputFileError."""
     if not path.is_file():
-        raise InputFileError(f"{path}: no such file; accepted: .npz or .safetensors")
+        there = "a folder" if path.is_dir() else "no such file"
+        raise InputFileError(f"{path}: {there}; accepted: .npz or .safetensors")
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as data:

@@ -89,7 +89,7 @@ def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) ->
 
 def branch_shapes(plan: Plan, lanes: int, max_rows: int = 1 << 31) -> list[tuple[int, int]]:
     """Shapes that together take every branch of a plan with vectors of so many lanes, of at most `max_rows` rows where
-    an operator takes no more."""
+    an operator takes no more; but for results too large for any cache (`STREAM_BYTES`), which would take too long."""
     block = lanes * max(lanes, 8)  # columns that the tree takes at a time
     cols = sorted({*BRANCH_COLS, lanes - 1 or 1, lanes, lanes + 1, block - 1, block, block + 1, 3 * block + lanes + 1})
     shapes = [(min(3, max_rows), c) for c in cols]

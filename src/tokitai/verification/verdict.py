@@ -358,9 +358,10 @@ def _run_variant(
 def _shape_and_seed(only: str, asked: tuple[int, int] | None, seed: int) -> tuple[tuple[int, int] | None, int]:
     try:
         size, _, number = only.rpartition("@")[2].partition("#")
-        return shape_from_text(size), int(number)
+        shape, drawn = shape_from_text(size), int(number)
     except ValueError:
         return asked, seed
+    return (shape, drawn) if drawn >= 0 else (asked, seed)
 
 
 def _add(verdict: Verdict, operator: Operator, v: Variant, result: CaseResult, progress: Progress | None) -> None:

@@ -57,11 +57,33 @@ template <class P> INLINE auto load(const P* p, Four) {
 template <class P, class T> INLINE void store(P* p, const T& x, Four) {
   for (int i = 0; i < TOGETHER; ++i) store(p + i * LANES, at(x, i));
 }
-template <class P, class T> INLINE void store(P* p, const T& x, Four, bool streamed) {
-  if (streamed)
-    for (int i = 0; i < TOGETHER; ++i) stream(p + i * LANES, at(x, i));
+#if !TOKITAI_STRUCTURE && (TOKITAI_ISA_AVX512 || TOKITAI_ISA_AVX2)
+// One look at all four tells that none holds a NaN, which each would be asked else.
+INLINE bool all_numbers(const Many<V>& x) {
+  return __builtin_expect(all_numbers(x.v[0], x.v[1], x.v[2], x.v[3]), true);
+}
+template <class P> INLINE void store(P* p, const Many<V>& x, Four) {
+  if (all_numbers(x))
+    for (int i = 0; i < TOGETHER; ++i) store_number(p + i * LANES, x.v[i]);
   else
-    store(p, x, Four{});
+    for (int i = 0; i < TOGETHER; ++i) store(p + i * LANES, x.v[i]);
+}
+INLINE void store(Stored* p, const Many<V>& x, Four) {
+  for (int i = 0; i < TOGETHER; ++i) store(p + i * LANES, x.v[i]);
+}
+template <class P> INLINE void stream(P* p, const Many<V>& x) {
+  if (all_numbers(x))
+    for (int i = 0; i < TOGETHER; ++i) stream_number(p + i * LANES, x.v[i]);
+  else
+    for (int i = 0; i < TOGETHER; ++i) stream(p + i * LANES, x.v[i]);
+}
+#else
+template <class P> INLINE void stream(P* p, const Many<V>& x) {
+  for (int i = 0; i < TOGETHER; ++i) stream(p + i * LANES, x.v[i]);
+}
+#endif
+template <class P, class T> INLINE void store(P* p, const T& x, Four, bool streamed) {
+  streamed ? stream(p, Many<V>(x)) : store(p, x, Four{});
 }
 template <class T> INLINE T pad(const T& x, S, Four) { return x; }
 INLINE auto column_index(int64_t c, Four) {

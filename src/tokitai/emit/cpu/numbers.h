@@ -145,6 +145,9 @@ template <int D, int SIDE> INLINE V half(V a, V b) { return half<D, SIDE>(a, b, 
 INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }
 INLINE V larger(V a, V b) { return _mm512_max_ps(a, b); }
+INLINE bool all_numbers(V a, V b, V c, V d) {
+  return !(_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(c, d, _CMP_UNORD_Q));
+}
 INLINE V round_even(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE V widen(H h) { return _mm512_cvtph_ps((__m256i)h); }
 INLINE H narrow(V x) { return (H)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
@@ -173,6 +176,14 @@ template <class X, class F> INLINE X parts(const F& f) {
 INLINE V fma(V a, V b, V c) { REGISTER(V, _mm256_fmadd_ps(PS(a), PS(b), PS(c))); }
 INLINE V sqrt(V a) { REGISTER(V, _mm256_sqrt_ps(PS(a))); }
 INLINE V larger(V a, V b) { REGISTER(V, _mm256_max_ps(PS(a), PS(b))); }
+INLINE bool all_numbers(V a, V b, V c, V d) {
+  int none = 0;
+  for (int k = 0; k < LANES / 8; ++k) {
+    const __m256 first = _mm256_cmp_ps(PS(a), PS(b), _CMP_UNORD_Q), second = _mm256_cmp_ps(PS(c), PS(d), _CMP_UNORD_Q);
+    none |= _mm256_movemask_ps(_mm256_or_ps(first, second));
+  }
+  return !none;
+}
 INLINE V round_even(V a) { REGISTER(V, _mm256_round_ps(PS(a), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 INLINE V widen(H h) { REGISTER(V, _mm256_cvtph_ps(part<__m128i>(h, k))); }
 INLINE H narrow(V x) { REGISTER(H, _mm256_cvtps_ph(PS(x), _MM_FROUND_TO_NEAREST_INT)); }
@@ -195,25 +206,30 @@ template <class X> INLINE void stream_bytes(void* p, X x) { __builtin_memcpy(p, 
 
 // ------------------------------------------------------------------ stored formats, a vector
 template <class T, class P> INLINE T raw(const P* p) { T v; __builtin_memcpy(&v, p, sizeof v); return v; }
-INLINE H narrow_f16(V x) { return narrow(where(ne(x, x), splat(NOT_A_NUMBER), x)); }
-INLINE H narrow_bf16(V x) {
-  U b = bits(x);
-  U r = where(ne(x, x), splat(uint32_t(0x7FC0)), (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
-  return truncate(r);
-}
+INLINE V canonical(V x) { return where(ne(x, x), splat(NOT_A_NUMBER), x); }
 INLINE V widen_bf16(H h) { return from_bits(extend(h) << 16); }
 INLINE V load(const f16* p) { return widen(raw<H>(p)); }
 INLINE V load(const bf16* p) { return widen_bf16(raw<H>(p)); }
 INLINE V load(const f32* p) { return raw<V>(p); }
 INLINE V load(const Stored* p) { return raw<V>(p); }
-INLINE H encode(const f16*, V x) { return narrow_f16(x); }
-INLINE H encode(const bf16*, V x) { return narrow_bf16(x); }
-INLINE V encode(const f32*, V x) { return where(ne(x, x), splat(NOT_A_NUMBER), x); }
+// As it is stored: a number, and whatever there is.
+INLINE H encode_number(const f16*, V x) { return narrow(x); }
+INLINE H encode_number(const bf16*, V x) {
+  const U b = bits(x);
+  return truncate((b + 0x7FFFu + ((b >> 16) & 1u)) >> 16);
+}
+INLINE V encode_number(const f32*, V x) { return x; }
+template <class P> INLINE auto encode(const P* p, V x) { return encode_number(p, canonical(x)); }
 INLINE V encode(const Stored*, V x) { return x; }
 template <class P> INLINE void store(P* p, V x) { const auto e = encode(p, x); __builtin_memcpy(p, &e, sizeof e); }
 template <class P> INLINE void stream(P* p, V x) { stream_bytes(p, encode(p, x)); }
-INLINE V round_to_f16(V x) { return widen(narrow_f16(x)); }
-INLINE V round_to_bf16(V x) { return widen_bf16(narrow_bf16(x)); }
+template <class P> INLINE void store_number(P* p, V x) {
+  const auto e = encode_number(p, x);
+  __builtin_memcpy(p, &e, sizeof e);
+}
+template <class P> INLINE void stream_number(P* p, V x) { stream_bytes(p, encode_number(p, x)); }
+INLINE V round_to_f16(V x) { return widen(encode(static_cast<const f16*>(nullptr), x)); }
+INLINE V round_to_bf16(V x) { return widen_bf16(encode(static_cast<const bf16*>(nullptr), x)); }
 INLINE V round_to_f32(V x) { return x; }
 #endif
 

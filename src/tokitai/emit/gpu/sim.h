@@ -58,6 +58,7 @@ static int64_t block_number, blocks_in_grid;
 static void (*body)(const void*);
 static const void* argument;
 static char message[256];
+static char* stacks;  // room for all of them, which the host lends to one text after another
 
 struct Room {  // of all shared memory of this text
   char* bytes;
@@ -112,7 +113,7 @@ static void begin() {
 }
 
 INLINE void prepare(Fiber& f) {
-  if (!f.stack) f.stack = static_cast<char*>(aligned_alloc(16, SLACK + STACK)) + SLACK;
+  f.stack = stacks + (&f - fibers) * (SLACK + STACK) + SLACK;
   memcpy(f.stack, &CANARY, sizeof CANARY);
   void** top = reinterpret_cast<void**>(f.stack + STACK);
   const auto entry = reinterpret_cast<void*>(&begin);
@@ -226,8 +227,10 @@ static int32_t launch(const char* name, int64_t grid, int32_t block, int most, u
   return well ? 0 : 1;
 }
 
-extern "C" __attribute__((visibility("default"))) inline const char* tokitai_sim_message() { return message; }
-static const auto kept [[gnu::used]] = &tokitai_sim_message;
+#define TOKITAI_SHOWN extern "C" __attribute__((visibility("default"), used)) inline
+TOKITAI_SHOWN const char* tokitai_sim_message() { return message; }
+TOKITAI_SHOWN size_t tokitai_sim_room() { return MOST * (SLACK + STACK); }
+TOKITAI_SHOWN void tokitai_sim_lend(void* room) { stacks = static_cast<char*>(room); }
 
 }  // namespace sim
 

@@ -1,0 +1,47 @@
+"""A certificate claims what was done, and no more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokitai import ops
+from tokitai.verification import verify
+from tokitai.verification.verdict import Variant
+
+
+def predicate_of(name: str, case: str, folder: Path, variant: Variant | None = None) -> Any:
+    verdict = verify(ops.get(name), dtype="f32", case=case, out=folder, variant=variant)
+    assert verdict.verdict == "verified" and verdict.certificate is not None
+    return json.loads(verdict.certificate.read_text())["predicate"]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [("softmax", "all inputs"), ("embedding", "all values of float inputs beside the drawn ids")],
+)
+def test_hashes_stand_for_floats_alone(name: str, inputs: str, tmp_path: Path) -> None:
+    predicate = predicate_of(name, "structure/all inputs@3x17#0", tmp_path)
+    assert predicate["proofs"][0]["statement"].startswith(f"for {inputs} at rows x cols of 3x17, the kernel evaluates")
+    (claim,) = (c for c in predicate["claims"] if "under proofs" in c)
+    assert f"evaluates the defined expression for {inputs}, but for a chance" in claim
+
+
+@pytest.mark.parametrize(("name", "split"), [("softmax", True), ("dropout", False)])
+def test_batches_were_split_where_it_says_so(name: str, split: bool, tmp_path: Path) -> None:
+    claims = predicate_of(name, "seeded/normal@5x257#0", tmp_path)["claims"]
+    assert any("in 1 of the cases, in batches split in two" in c for c in claims) is split
+    assert any("split in two" in c for c in claims) is split
+
+
+def test_variants_are_named_and_others_disclaimed(tmp_path: Path) -> None:
+    alone = Variant(frozenset(), (("reduction", "sum"),))
+    predicate = predicate_of("cross_entropy", "hard/another ignore index@2x2#0", tmp_path, alone)
+    assert "It was run with: reduction=sum." in predicate["claims"]
+    assert any(text.startswith("Combinations of optional inputs and options") for text in predicate["non_claims"])
+    predicate = predicate_of("softmax", "seeded/normal@5x257#0", tmp_path)
+    assert not any("It was run with" in text for text in predicate["claims"])
+    assert not any(text.startswith("Combinations") for text in predicate["non_claims"])
