@@ -132,6 +132,7 @@ def layer_of(experts: int, features: int, hidden: int) -> Experts:
     )
 
 
+@pytest.mark.slow
 def test_a_layer_of_experts_has_the_bits_of_the_cpu(fake: SimCard) -> None:
     here = layer_of(5, 12, 8)
     there = Experts(*(on_gpu(getattr(here, f.name)) for f in fields(Experts)))
