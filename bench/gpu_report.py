@@ -37,6 +37,8 @@ def main() -> None:
     lines += [""]
     lines += ["AdamW: 808 tensors, f16 weights with f32 moments, 22 bytes an element; PyTorch's fused step in f32, 28."]
     lines += ["", *products()]
+    if (RESULTS / "gpu_groups.jsonl").exists():
+        lines += ["", *groups()]
     (RESULTS / "gpu.md").write_text("\n".join(lines) + "\n")
 
 
@@ -61,6 +63,34 @@ def products() -> list[str]:
             f"| {dtype} | {accumulator} | {layout} | {rows}x{cols}x{inner} | {rates['tokitai']} | {rates['cublas']} "
             f"| {r['of_cublas']:.2f} | {tiles} | {bits} |"
         )
+    return lines
+
+
+def groups() -> list[str]:
+    """The table of products in groups, and of what brings tokens to them and back."""
+    records = [json.loads(line) for line in (RESULTS / "gpu_groups.jsonl").read_text().splitlines()]
+    latest = {(r.get("product", r.get("operator")), r["dtype"]): r for r in records}
+    devices = sorted({f"{r['device']}, driver {r['driver']}, PyTorch {r['torch']}" for r in latest.values()})
+    lines = ["## Products in groups", "", f"{'; '.join(devices)}; {max(r['date'] for r in latest.values())[:10]}.", ""]
+    lines += [
+        "From `gpu_groups.jsonl`, which `python -m bench.gpu_groups` fills. Tflop/s of uneven groups, one of them",
+        "empty, and of one dense product of the same arithmetic in the same run. Bits: whether groups were compared",
+        "with their products alone and a row with the oracle in that run, and equal.",
+        "",
+        "| product | stored | rows | groups | outputs x inputs | tokitai | dense | of dense | others | bits |",
+        "|---|---|--:|--:|---|--:|--:|--:|---|---|",
+    ]
+    for (name, dtype), r in latest.items():
+        if "product" in r:
+            rates, bits = r["tflops"], "equal" if r["equal"] else "NOT EQUAL"
+            others = "; ".join(f"{n}: {v}" for n, v in rates.items() if n not in ("groups", "dense"))
+            size = f"{r['rows']} | {r['groups']} | {r['outputs']}x{r['inputs']}"
+            lines.append(
+                f"| {name} | {dtype} | {size} | {rates['groups']} | {rates['dense']} | {r['of_dense']:.2f} | {others} "
+                f"| {bits} |"
+            )
+    moved = [(n, d, r) for (n, d), r in latest.items() if "operator" in r]
+    lines += [""] + [f"`{n}` in {d}: {r['of_copy']:.2f} of a copy's bandwidth." for n, d, r in moved]
     return lines
 
 

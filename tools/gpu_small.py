@@ -26,7 +26,7 @@ from tokitai.verification.suite import allowed
 from tokitai.verification.verdict import variants
 
 SHAPES = ((3, 9), (33, 264), (34, 1024))
-INNER = 40  # of a product
+INNER, GROUPS = 40, 5  # of a product, of one in groups
 LONG = 80  # rows that one entry gets: more than a chain
 ENTRIES = (300, 70_000)  # of two and of three digits to be sorted by
 
@@ -41,7 +41,7 @@ def cases_of(op: Operator, graph: Graph, shapes: Sequence[tuple[int, int]], scat
     for rows, cols in shapes:
         shape: tuple[int, int] = (min(rows, op.contract.max_rows), cols)
         if is_product(op):
-            shape = Sizes(*shape, INNER)
+            shape = Sizes(*shape, INNER, GROUPS if graph.ragged else 1, graph.ragged)
         if allowed(op, shape):
             yield cases.seeded(op, graph, "normal", shape, 0)
     if scattered:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .errors import ArgumentError
-from .lang import GROUPS, MATRICES, Graph
+from .lang import GROUPS, MATRICES, Graph, Sizes
 
 Array = np.ndarray[Any, Any]
 
@@ -36,6 +36,11 @@ def groups_of(graph: Graph, arrays: Mapping[str, Array]) -> tuple[int, dict[str,
     return groups, shapes
 
 
+def shared_by(sizes: Sizes) -> int:
+    """How long the side is that groups share out."""
+    return sizes[0] if sizes.ragged == "r" else sizes.inner
+
+
 def check_offsets(name: str, offsets: Array, size: int) -> None:
     """The first group begins at 0, each begins where the one before it ends, the last ends at ``size``. Raises
     ArgumentError that names the first bad position."""
@@ -49,4 +54,4 @@ def check_offsets(name: str, offsets: Array, size: int) -> None:
         raise ArgumentError(f"{name}[{at}]={offsets[at]}; accepted: {accepted}, {why}")
 
 
-__all__ = ["check_offsets", "groups_of"]
+__all__ = ["check_offsets", "groups_of", "shared_by"]

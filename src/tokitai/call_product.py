@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .call import launch, view_as
-from .call_grouped import check_offsets, groups_of
+from .call_grouped import check_offsets, groups_of, shared_by
 from .errors import ArgumentError
 from .kernel import Kernel
 from .lang import MATRICES, Graph, Operator, Sizes, TensorSpec, extent
@@ -27,8 +27,9 @@ class Found:
     result: tuple[int, ...]
 
 
-def sizes_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> Found:
-    """The sizes that the arrays have in common. Raises ArgumentError where they do not agree.
+def sizes_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array], *, read: bool = True) -> Found:
+    """The sizes that the arrays have in common. Raises ArgumentError where they do not agree, and where groups do not
+    share out their side; with ``read=False``, for arrays that lie elsewhere, groups are for others to look at.
 
     Leading dimensions of a batched operator's matrices count its products; a matrix without any is that of all of
     them. Those of any other operator flatten into the first side: rows of x, or what a weight's gradient sums over.
@@ -70,7 +71,8 @@ def sizes_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> F
     ahead = (*lead, rows) if batched or not leads else lead
     if graph.offsets is not None:
         sizes = Sizes(rows, cols, inner, groups, graph.ragged)
-        check_offsets(graph.offsets.name, arrays[graph.offsets.name], rows if graph.ragged == "r" else inner)
+        if read:
+            check_offsets(graph.offsets.name, arrays[graph.offsets.name], shared_by(sizes))
         return Found(sizes, (*ahead, cols) if graph.ragged == "r" else (groups, *ahead, cols))
     batch = math.prod(lead) if batched else 1
     return Found(Sizes(rows, cols, inner, batch), (*ahead, cols))

@@ -5,23 +5,28 @@ router chooses for it, and what they make of it is added up with the router's we
     y, saved = expert_layer(x, layer, k=2)
     dx, gradients = expert_layer_backward(dy, layer, saved)
 
-An expert is a gated layer: down (silu(gate x) * up x). All arrays are NumPy's, of one storage format (f16, bf16 or
-f32), and rounded to it once after each operator. No step depends on which tokens come together: a token has the same
-bits in any batch, unless a capacity makes tokens compete.
+An expert is a gated layer: down (silu(gate x) * up x). All arrays are of NumPy, of torch or of CuPy, in host memory or
+on one GPU, of one storage format (f16, bf16 or f32), and rounded to it once after each operator. No step depends on
+which tokens come together: a token has the same bits in any batch, unless a capacity makes tokens compete.
+
+On a GPU all operators run there. The choices of experts alone are copied to the host, where `permutation` puts them in
+order, and their places back: that waits for the stream twice in a forward pass, with the look for NaN among the logits,
+and never in a backward pass.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from . import ops
+from .device.device_array import library_of
+from .device.dlpack import on_gpu
 from .errors import ArgumentError
 from .routing import Permutation, permutation
 
-Array = np.ndarray[Any, Any]
+Array = Any  # of NumPy, torch or CuPy
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,9 @@ def expert_layer(
     which all choices are dropped gets 0. Raises ArgumentError for shapes that do not match, and for NaN logits.
     """
     _check(x, layer)
-    tokens, more = x.reshape(-1, x.shape[-1]), dict(threads=threads)
+    tokens, more = x.reshape(-1, x.shape[-1]), _words(x, threads)
     logits = ops.linear(tokens, layer.router, **more)
-    weights, chosen = ops.router(logits, k=k, renormalise=renormalise, **more)
+    weights, chosen = ops.router(logits, k=k, renormalise=renormalise, **{**more, "check": True})
     there = permutation(chosen, len(layer.router), capacity=capacity, weights=weights, padding=padding)
     brought = ops.dispatch(tokens, there.order, **more)
     gate, up = _halves(layer.gate_up, axis=1)
@@ -79,12 +84,12 @@ def expert_layer_backward(
 
     The gate's operands are computed again from the sorted tokens. An expert without tokens has gradients of exactly 0.
     """
-    there, flat, more = saved.there, dy.reshape(-1, dy.shape[-1]), dict(threads=threads)
+    there, flat, more = saved.there, dy.reshape(-1, dy.shape[-1]), _words(dy, threads)
     dmade = ops.dispatch(flat, there.order, saved.weights.reshape(-1)[there.choice], **more)
     dweights = ops.combine_backward(flat, saved.made, there.place, k=saved.k, **more)
     dhidden = ops.grouped_linear_backward_input(dmade, layer.down, there.offsets, **more)
     gated = ops.grouped_linear(saved.sorted, layer.gate_up, there.offsets, **more)
-    dgated = np.empty_like(gated)
+    dgated = sys.modules[library_of(gated)].empty_like(gated)
     ops.swiglu_backward(dhidden, *_halves(gated, axis=1), out=_halves(dgated, axis=1), **more)
     brought = ops.grouped_linear_backward_input(dgated, layer.gate_up, there.offsets, **more)
     moved = ops.dispatch_backward(brought, there.order, entries=len(flat), **more)
@@ -99,10 +104,15 @@ def expert_layer_backward(
     return dx.reshape(dy.shape), gradients
 
 
+def _words(x: Array, threads: int | None) -> dict[str, Any]:
+    """How operators are called. Places and groups are those of `permutation`: on a GPU nobody need look at them."""
+    return dict(threads=threads, check=not on_gpu(x))
+
+
 def _halves(a: Array, axis: int) -> tuple[Array, Array]:
     """Views of the first and the second half."""
-    first, second = np.split(a, 2, axis=axis)
-    return first, second
+    ahead, half = (slice(None),) * axis, a.shape[axis] // 2
+    return a[(*ahead, slice(None, half))], a[(*ahead, slice(half, None))]
 
 
 def _check(x: Array, layer: Experts) -> None:
@@ -114,9 +124,10 @@ def _check(x: Array, layer: Experts) -> None:
     (hidden,) = layer.down.shape[-1:] or (0,)
     wanted = dict(router=(count, features), gate_up=(count, 2 * hidden, features), down=(count, features, hidden))
     for name, shape in wanted.items():
-        if getattr(layer, name).shape != shape:
-            found = f"{name}: shape {getattr(layer, name).shape}"
-            raise ArgumentError(f"{found}; accepted beside x of {x.shape}, {count} experts, {hidden} hidden: {shape}")
+        found = tuple(getattr(layer, name).shape)
+        if found != shape:
+            beside = f"accepted beside x of {tuple(x.shape)}, {count} experts, {hidden} hidden"
+            raise ArgumentError(f"{name}: shape {found}; {beside}: {shape}")
 
 
 __all__ = ["Experts", "Saved", "expert_layer", "expert_layer_backward"]

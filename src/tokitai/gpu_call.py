@@ -168,7 +168,7 @@ def _checked(
 
 def _sizes(operator: Operator, kernel: GpuKernel, arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], Sizes]:
     """What is ahead of a product's columns, and its sizes."""
-    found = sizes_of(operator, kernel.graph, arrays)
+    found = sizes_of(operator, kernel.graph, arrays, read=False)
     return found.result[:-1], found.sizes
 
 

@@ -1,4 +1,5 @@
-"""Checks of values that lie on a GPU: indices within their range, no NaN where that is an error.
+"""Checks of values that lie on a GPU: indices within their range, groups that share out a side, no NaN where that is an
+error.
 
 Indices are read back and judged by the code that judges them on the host. For NaN a kernel gives the largest element of
 each row, which is NaN where the row holds one, and those are read back. Both wait for the stream.
@@ -8,15 +9,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from .call_checks import check_indices, check_nan_rows
+from .call_grouped import check_offsets, shared_by
 from .errors import ArgumentError
 from .formats import format_of
 from .gpu_card import Card, kernel_on
 from .kernel import Array
-from .lang import Contract, Matrix, Operator, Outputs, operator, outputs, row_max, storage
+from .lang import GROUPS, Contract, Matrix, Operator, Outputs, Sizes, operator, outputs, row_max, storage
 
 
 @operator(contract=Contract(min_cols=1))
@@ -34,21 +37,29 @@ class Checks:
         self.where, self.operator, self.shape, self.entries = where, operator, shape, entries
         seen = {n: a for n, a in tensors.items() if a.size}
         self.indices = {n: (seen[n].shape, seen[n].dtype) for n in operator.contract.indices if n in seen}
+        ends = [t.name for t in operator.tensors if t.space in GROUPS]
+        self.groups = {n: (tensors[n].shape, tensors[n].dtype) for n in ends}
         self.numbers = {n: seen[n] for n in operator.contract.no_nan if n in seen}  # never read: sizes and format
 
     def __bool__(self) -> bool:
         """Whether there is anything to look at."""
-        return bool(self.indices or self.numbers)
+        return bool(self.indices or self.groups or self.numbers)
 
     def __call__(self, addresses: Mapping[str, int], params: Mapping[str, float], stream: int) -> None:
         """Look at the tensors that lie there now. Raises ArgumentError."""
         refuse_capture(self.where, self.operator, stream)
-        for name, (shape, dtype) in self.indices.items():
-            values: Array = np.empty(shape, dtype)
-            self.where.read(addresses[name], values, stream)
+        for name, like in self.indices.items():
+            values = self._read(addresses[name], *like, stream)
             check_indices(self.operator, {name: values}, params, self.shape, self.entries)
-        for name, like in self.numbers.items():
-            check_nan_rows(name, np.isnan(self._largest(addresses[name], like, stream)))
+        for name, like in self.groups.items():
+            check_offsets(name, self._read(addresses[name], *like, stream), shared_by(Sizes.of(self.shape)))
+        for name, matrix in self.numbers.items():
+            check_nan_rows(name, np.isnan(self._largest(addresses[name], matrix, stream)))
+
+    def _read(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> Array:
+        values: Array = np.empty(shape, dtype)
+        self.where.read(address, values, stream)
+        return values
 
     def _largest(self, address: int, like: Array, stream: int) -> Array:
         """The largest element of each row of a matrix."""

@@ -23,7 +23,6 @@ from .lang import MATRICES, OPERANDS, Graph, Operator, Sizes
 from .lower import (
     AttentionPlan,
     FlatPlan,
-    GroupedPlan,
     Plan,
     ProductPlan,
     ScatterPlan,
@@ -217,9 +216,11 @@ class GpuKernel(KernelBase):
             if space in OPERANDS:  # row strides, and from one product of a batch to the next
                 of_operands += [(address, sizes[k], size), (address, sizes[k + 1], size)]
             k += 2 * (space in MATRICES)
-        whole = Sizes(sizes[0], sizes[1], sizes[2], sizes[3])
+        whole = Sizes(sizes[0], sizes[1], sizes[2], sizes[3], self.graph.ragged)
         matrix = plan.accumulator == "f64" and self.target.matrix_units
-        wished = self.tiling(plan, whole, self.width(*zip(*of_operands, strict=True)), matrix)
+        anywhere = any(space in OPERANDS and space[1] == whole.ragged for space, _ in self.tensor_sizes)
+        width = 1 if anywhere else self.width(*zip(*of_operands, strict=True))  # groups may begin at any element
+        wished = self.tiling(plan, whole, width, matrix)
         if wished not in self.settled_tilings:
             self.settled_tilings[wished] = self._tiling_without_spills(plan, wished)
         tiling = self.settled_tilings[wished]
@@ -361,8 +362,6 @@ def gpu_plan(graph: Graph, target: str) -> Plan:
 
 
 def _offered(graph: Graph, plan: Plan, target: str) -> Plan:
-    if isinstance(plan, GroupedPlan):
-        raise TargetMissingError(f"{graph.name}: there are no kernels of groups for {target} yet; accepted: cpu")
     if isinstance(plan, AttentionPlan):
         raise TargetMissingError(f"{graph.name}: there are no kernels of attention for {target} yet; accepted: cpu")
     if not isinstance(plan, ProductPlan):

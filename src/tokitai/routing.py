@@ -33,9 +33,15 @@ class Permutation:
     counts: Any  # (experts,), i64: places of each expert
 
     @property
-    def offsets(self) -> Array:
+    def offsets(self) -> Any:
         """(experts + 1,), i64: where the places of each expert begin, and where the last ones end."""
-        return np.concatenate([[0], np.cumsum(self.counts)])
+        if isinstance(self.counts, np.ndarray):
+            return np.concatenate([[0], np.cumsum(self.counts)])
+        ends = self.counts.cumsum(0)
+        if library_of(ends) == "torch":
+            return sys.modules["torch"].cat([ends.new_zeros(1), ends])
+        cupy = sys.modules["cupy"]
+        return cupy.concatenate([cupy.zeros(1, ends.dtype), ends])
 
 
 def permutation(

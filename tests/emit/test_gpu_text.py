@@ -189,6 +189,21 @@ def test_larger_tiles_of_products_compile(op: Operator, variant: Variant, dtype:
     assert used["ld.global.nc.v4.u32"] or rows == 650
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype", "arch"),
+    [
+        ("grouped_linear", "f16", "sm_90"), ("grouped_linear", "f32", "sm_80"),
+        ("grouped_linear_backward_input", "f32", "sm_90"), ("grouped_linear_swiglu", "bf16", "sm_100"),
+    ],
+)  # fmt: skip
+def test_groups_whose_sums_wait_for_others_have_large_tiles(name: str, dtype: str, arch: str) -> None:
+    """Blocks take several tiles there, for which registers do not always do."""
+    (made,) = built(registry()[name], dtype, arch, rows=1850, cols=4104)
+    assert findings([made], True) == [] and spilled([made]) == {}
+    assert ".maxntid 256" in made.read_ptx()
+
+
 IN_F64 = Variant(frozenset(), (("accumulator", "f64"),))
 
 

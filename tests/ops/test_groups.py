@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from running import BF16, F16, F32, array, same_bits
 
 from tokitai import ops
-from tokitai.errors import ArgumentError, DefinitionError, TargetMissingError
-from tokitai.gpu_kernel import gpu_plan
+from tokitai.errors import ArgumentError, DefinitionError
 from tokitai.lang import (
     Groups,
     Operand,
@@ -266,12 +265,3 @@ def test_in_a_worker_process() -> None:
         for case in ("structure/all inputs@25x33x12x3r#0", "seeded/normal@25x33x12x3r#0"):
             verdict = verify(ops.grouped_linear, dtype="f16", variant=Variant(frozenset()), case=case, pool=pool)
             assert (verdict.verdict, [r.id for r in verdict.results]) == ("verified", [case]), verdict.failure
-
-
-def test_a_target_without_kernels_of_groups_leaves_it_undecided() -> None:
-    verdict = verify(ops.grouped_linear, device="sim", dtype="f16")
-    assert (verdict.verdict, verdict.exit_code, verdict.cases) == ("undecided", 3, 0)
-    assert verdict.failure == "grouped_linear: there are no kernels of groups for sim yet; accepted: cpu"
-    for target in ("sim", "cuda", "hip"):
-        with pytest.raises(TargetMissingError, match=f"^grouped_linear: there are no kernels of groups for {target}"):
-            gpu_plan(ops.grouped_linear.trace("f16"), target)

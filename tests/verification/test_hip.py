@@ -40,7 +40,7 @@ def test_every_hip_text_has_the_oracles_bits_and_structure(op: Operator, warp: i
     target = HipTarget(ARCHS[warp], holds_fma(graph), inspect=False)
     assert target.warp == warp
     numbers, hashed = (HipKernel(op, graph, make_plan(graph), s, target) for s in (False, True))
-    shape = (min(35, op.contract.max_rows), min(257, op.contract.max_cols))
+    shape = cases.in_groups(graph, (min(35, op.contract.max_rows), min(257, op.contract.max_cols)))
     result = run_numbers(numbers, cases.seeded(op, graph, "normal", shape, 1), None, 3)
     assert result.equal and result.compared, result.failure
     integers = {

@@ -19,6 +19,7 @@ from ..lower import gpu as layout
 from ..lower.rowwise import RowPlan, plan_rows
 from ..meaning.structure import drawn_entries
 from ..toolchain import hip
+from ..verification.cases import in_groups
 from ..verification.verdict import Variant
 
 SPACES = {
@@ -115,7 +116,8 @@ def _usual_shape(o: Operator) -> tuple[int, int]:
 
 
 def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int, staged: bool) -> str:
-    """The plan with its schedule and launches, or the source, for one shape."""
+    """The plan with its schedule and launches, or the source, for one shape; of a product in groups for three."""
+    shape = in_groups(plan.graph, shape)
     if isinstance(plan, FlatPlan):
         steps, schedule = layout.flat_steps(plan, [shape]), f"tiles of {layout.TILE} elements"
         text = emit_flat(plan, layout.CHUNK, layout.schedule_flat(plan))

@@ -7,7 +7,7 @@ as `emit.product` has it.
 
 from __future__ import annotations
 
-from ..lang import MATRICES
+from ..lang import MATRICES, Node
 from ..lower.gpu_product import FINISH_THREADS, Tiling
 from ..lower.product import ProductPlan
 from .text import POINTER, Printer
@@ -17,6 +17,8 @@ class GpuProductEmitter(Printer):
     """Prints the kernels of one operator for one tiling."""
 
     includes = ("products.h",)
+    batch = "batch"  # products that the work in all consists of
+    mine, item, row = "work", "unit.item", "r"  # the product of a unit: its sizes, its place in the batch, a row of it
 
     def __init__(self, plan: ProductPlan, tiling: Tiling) -> None:
         super().__init__(plan.graph)
@@ -57,7 +59,7 @@ class GpuProductEmitter(Printer):
         self.pointers_of_batches("call.")
         self.line("const Stored* const scalars = call.scalars;")
         self.line("E* const parts = static_cast<E*>(call.workspace);  // where there are several")
-        self.line("const Work work(rows, cols, inner, batch, call.together);")
+        self.line(f"const Work work(rows, cols, inner, {self.batch}, call.together);")
         self.line("(void)integers, (void)scalars;")
         for n in self.plan.uniform:
             self.declare(n, self.expression(n, False, self.name), vector=False)
@@ -73,15 +75,16 @@ class GpuProductEmitter(Printer):
         self.line("SHARED(Quad, memory, 2 * SLAB / QUAD);")
         self.line("E* const slabs = memory->e;")
         self.line("E* const waiting = parts + work.sums_of_parts() + block_index() * work.waiting_of_block();")
-        self.open("for (int64_t at = block_index(); at < work.units; at += grid_size())")
-        self.line("const Unit unit(work, at);")
-        self.matrices("unit.item")
-        self.line(f"const Side<{kinds[0]}> left = {{in_{left[0]}, in_{left[0]}_stride}};")
-        sides = ", ".join(f"{{in_{name}, in_{name}_stride}}" for name, _ in rights)
+        self.units()
+        self.matrices(self.item)
+        self.line(f"const Side<{kinds[0]}> left = {self.side(self.plan.left)};")
+        sides = ", ".join(self.side(n.args[1]) for n in self.plan.products)
         self.line(f"const Side<{kinds[1]}> right[PRODUCTS] = {{{sides}}};")
         self.line("Tile tile;")
-        self.line("tile.run<Left, Right>(work, unit, left, right, waiting, slabs);")
-        self.open("tile.results(work, unit, slabs, [&](int64_t r, int64_t c, const E (&sums)[PRODUCTS])")
+        self.line(f"tile.run<Left, Right>({self.mine}, unit, left, right, waiting, slabs);")
+        at = f"[&](int64_t {self.row}, int64_t c, const E (&sums)[PRODUCTS])"
+        self.open(f"tile.results({self.mine}, unit, slabs, {at}")
+        self.begin_result()
         self.open("if (work.parts > 1)")
         place = "parts[work.place(unit.part, n, unit.item, r, c)]"
         self.line(f"UNROLL for (int n = 0; n < PRODUCTS; ++n) {place} = sums[n];")
@@ -91,9 +94,25 @@ class GpuProductEmitter(Printer):
         self.close("});")
         self.close()
 
+    def units(self) -> None:
+        """The loop over a block's units, and which one it is."""
+        self.open("for (int64_t at = block_index(); at < work.units; at += grid_size())")
+        self.line("const Unit unit(work, at);")
+
+    def side(self, operand: Node) -> str:
+        """An operand of a unit's product, as ``Side`` has it."""
+        return f"{{in_{operand.data[0]}, in_{operand.data[0]}_stride}}"
+
+    def begin_result(self) -> None:
+        """What is ahead of an element of a result."""
+
+    def parts_of_item(self) -> str:
+        """How many parts a product's sum has."""
+        return "work.parts"
+
     def finish(self) -> None:
         self.open(
-            f"for (int64_t e = block_index() * {FINISH_THREADS} + thread_index(); e < batch * rows * cols; "
+            f"for (int64_t e = block_index() * {FINISH_THREADS} + thread_index(); e < {self.batch} * rows * cols; "
             f"e += grid_size() * {FINISH_THREADS})"
         )
         self.line("const int64_t item = e / (rows * cols), r = e / cols % rows, c = e % cols;")
@@ -101,7 +120,7 @@ class GpuProductEmitter(Printer):
         self.line("E sums[PRODUCTS];")
         self.open("UNROLL for (int n = 0; n < PRODUCTS; ++n)")
         at = "[&](int64_t part) { return parts[work.place(part, n, item, r, c)]; }"
-        self.line(f"sums[n] = over_parts(work.parts, {at});")
+        self.line(f"sums[n] = over_parts({self.parts_of_item()}, {at});")
         self.close()
         self.elements()
         self.close()

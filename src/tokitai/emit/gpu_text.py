@@ -10,11 +10,13 @@ from importlib import resources
 from ..lower.flat import FlatPlan
 from ..lower.gpu import FlatSchedule, Schedule
 from ..lower.gpu_product import Tiling
+from ..lower.grouped import GroupedPlan
 from ..lower.product import ProductPlan
 from ..lower.rowwise import RowPlan
 from ..lower.scatter import ScatterPlan
 from .cpp import KernelText, first, segments
 from .gpu_flat import GpuFlatEmitter
+from .gpu_grouped import GpuGroupedEmitter
 from .gpu_product import GpuProductEmitter
 from .gpu_rows import GpuRowEmitter
 from .gpu_scatter import GpuScatterEmitter
@@ -48,5 +50,8 @@ def emit_flat(plan: FlatPlan, width: int, schedule: FlatSchedule) -> KernelText:
 
 
 def emit_product(plan: ProductPlan, tiling: Tiling) -> KernelText:
-    """The text of a matrix product's kernels for one tiling."""
+    """The text of a matrix product's kernels for one tiling, alone or in groups."""
+    if isinstance(plan, GroupedPlan):
+        groups = {"groups.h": (resources.files(__package__) / "gpu" / "groups.h").read_text()}
+        return KernelText(GpuGroupedEmitter(plan, tiling).text(), headers(of_products=True) | groups)
     return KernelText(GpuProductEmitter(plan, tiling).text(), headers(of_products=True))

@@ -37,6 +37,7 @@ class Tiling:
     width: int  # elements to an access at most: 8, 4, 2 or 1
     per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
     matrix: bool = False  # sums in f64 by matrix units
+    once: bool = False  # a block works on one tile: of groups with one chain along k, which takes fewer registers
 
     @property
     def threads(self) -> int:
@@ -87,7 +88,8 @@ def offered(plan: ProductPlan, width: int, matrix: bool = False) -> Iterator[Til
 
 def described(plan: ProductPlan, used: Iterable[Tiling] = ()) -> dict[str, object]:
     """The plan in words: of the CPU's what GPUs have as well, and the tiles that were used, or else all on offer."""
-    of_both = {k: v for k, v in plan.describe().items() if k in ("products", "layout", "accumulator")}
+    both = ("products", "layout", "accumulator", "groups share")
+    of_both = {k: v for k, v in plan.describe().items() if k in both}
     tiles = [f"{t.rows} x {t.cols}{' by matrix units' * t.matrix}" for t in used or offered(plan, 8)]
     return of_both | {"tiles": ", ".join(dict.fromkeys(tiles))}
 
@@ -95,28 +97,41 @@ def described(plan: ProductPlan, used: Iterable[Tiling] = ()) -> dict[str, objec
 def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False) -> Tiling:
     """The largest tiling with blocks enough for a card, or the smallest that there is."""
     every = list(offered(plan, width, matrix))
-    return next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
+    found = next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
+    return replace(found, once=sizes.ragged != "" and chains_of(sizes) == 1)
 
 
 def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
-    """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, fewer instructions
-    that follow each other, smaller tiles."""
+    """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, of groups shorter
+    slabs, fewer instructions that follow each other, smaller tiles."""
     for per_sm in range(tiling.per_sm, 0, -1):
         yield replace(tiling, per_sm=per_sm)
+    if plan.graph.ragged and tiling.tall > tiling.wide and len(plan.products) == 1:
+        yield replace(tiling, depth=8, unrolled=8)
+        yield replace(tiling, depth=8, unrolled=2, tall=tiling.wide, wide=tiling.tall)
     if tiling.unrolled > 2 and not tiling.matrix:
         yield replace(tiling, unrolled=2, per_sm=1)
     for t in offered(plan, tiling.width, tiling.matrix):
         if t.rows * t.cols < tiling.rows * tiling.cols:
-            yield t
+            yield replace(t, once=tiling.once)
 
 
 def tiles_of(tiling: Tiling, sizes: Sizes) -> int:
-    """Tiles of all products of a batch."""
-    return sizes.batch * -(-sizes[0] // tiling.rows) * -(-sizes[1] // tiling.cols)
+    """Tiles of all products of a batch; as many as there can be where its groups share out rows."""
+    across = -(-sizes[1] // tiling.cols)
+    if sizes.ragged == "r":
+        some = min(sizes.batch, sizes[0])  # that have a row at least
+        return (some + (sizes[0] - some) // tiling.rows) * across
+    return sizes.batch * -(-sizes[0] // tiling.rows) * across
+
+
+def _elements_of(sizes: Sizes) -> int:
+    """Elements of all results."""
+    return sizes[0] * sizes[1] * (1 if sizes.ragged == "r" else sizes.batch)
 
 
 def chains_of(sizes: Sizes) -> int:
-    """Chains along k; one where there is nothing to add up."""
+    """Chains along k, of a group at most; one where there is nothing to add up."""
     return max(1, -(-sizes.inner // MATMUL_BLOCK))
 
 
@@ -137,12 +152,12 @@ def _units(tiling: Tiling, sizes: Sizes, most: int) -> tuple[int, int, int]:
 
 
 def product_steps(tiling: Tiling, sizes: Sizes, most: int = MOST_UNITS) -> list[Step]:
-    """The launches, in order."""
+    """The launches, in order. Units of groups differ: a card's own order balances them better than equal turns."""
     parts, units, levels = _units(tiling, sizes, most)
-    steps = [Step("work", min(units, ROOMS if levels else MOST_BLOCKS), tiling.threads, in_turn=levels > 0)]
+    in_turn = levels > 0 and not sizes.ragged
+    steps = [Step("work", min(units, ROOMS if levels else MOST_BLOCKS), tiling.threads, in_turn)]
     if parts > 1:
-        elements = sizes.batch * sizes[0] * sizes[1]
-        steps.append(Step("finish", min(-(-elements // FINISH_THREADS), MOST_BLOCKS), FINISH_THREADS))
+        steps.append(Step("finish", min(-(-_elements_of(sizes) // FINISH_THREADS), MOST_BLOCKS), FINISH_THREADS))
     return steps
 
 
@@ -154,5 +169,5 @@ def workspace_bytes(plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: 
 
 def _workspace(tiling: Tiling, sizes: Sizes, most: int) -> int:
     parts, units, levels = _units(tiling, sizes, most)
-    left = parts * sizes.batch * sizes[0] * sizes[1] if parts > 1 else 0
+    left = parts * _elements_of(sizes) if parts > 1 else 0
     return min(units, ROOMS) * levels * tiling.rows * tiling.cols + left

@@ -45,6 +45,11 @@ GROUPED = (
     Sizes(3, 0, 4, 2),
 )  # fmt: skip
 GROUPED_OF_USE = Sizes(192, 64, 96, 12)
+# Larger tiles of a GPU's kernels, by the side that groups share out.
+GPU_GROUPED = {
+    "r": (Sizes(650, 643, 19, 3, "r"), Sizes(129, 8600, 9, 3, "r")),
+    "k": (Sizes(140, 643, 40, 4, "k"), Sizes(130, 2600, 20, 5, "k")),
+}
 # Of attention: panels of 2, 16 and 32 queries, whole and not; groups of eight keys and what is left, tiles of keys and
 # of the inner side; pieces of 256, chains of 4096 along keys, queries and the inner side; nothing along each; batches.
 ATTENTION: tuple[tuple[int, int], ...] = (
@@ -61,13 +66,12 @@ PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
 def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) -> list[tuple[int, int]]:
     """Shapes at which it is shown that a kernel evaluates its definition for all inputs."""
     if isinstance(plan, GroupedPlan):
-        return [_shared(s, plan) for s in GROUPED]
+        return [*(_shared(s, plan) for s in GROUPED), *_larger(plan, device)]
     if isinstance(plan, AttentionPlan):
         kept = any(o.space == "r" for o in plan.graph.outputs)  # without an inner side there is nothing else to compare
         return [s for s in ATTENTION if kept or Sizes.of(s).inner]
     if isinstance(plan, ProductPlan):
-        larger = GPU_PRODUCTS * (device != "cpu")
-        return [*PRODUCTS, *(BATCHES if operator.contract.batched else ()), *larger]
+        return [*PRODUCTS, *(BATCHES if operator.contract.batched else ()), *_larger(plan, device)]
     most = operator.contract.max_rows
     if device == "cpu":
         return branch_shapes(plan, lanes, most) + list(EMPTY)
@@ -108,8 +112,7 @@ def number_cases(
         shapes = structure_shapes(operator, plan, lanes, device)
         tried = [(how, shapes[i + 3]) for i, how in enumerate(cases.DRAWS)]
         # Structure runs take every shape for all inputs; numbers take every other one again.
-        larger = GPU_PRODUCTS * (device != "cpu" and isinstance(plan, ProductPlan))
-        tried += [("normal", s) for s in (*shapes[::2], *larger, *of_use)]
+        tried += [("normal", s) for s in (*shapes[::2], *_larger(plan, device), *of_use)]
         yield from (cases.seeded(operator, graph, how, s, seed) for how, s in dict.fromkeys(tried))
         return
     every = cases.exhaustive(operator, graph)
@@ -139,6 +142,13 @@ def default_shapes(operator: Operator, plan: Plan, device: str = "cpu") -> Seque
     if device == "sim":
         return []
     return [(96, 1024), (17, 4096)] if operator.contract.max_rows > 1 else [(1, 98304), (1, 69632)]
+
+
+def _larger(plan: Plan, device: str) -> Sequence[tuple[int, int]]:
+    """Shapes of larger tiles than few elements take."""
+    if device == "cpu" or not isinstance(plan, ProductPlan):
+        return ()
+    return GPU_GROUPED[plan.share] if isinstance(plan, GroupedPlan) else GPU_PRODUCTS
 
 
 def _shared(sizes: Sizes, plan: GroupedPlan) -> Sizes:

@@ -53,7 +53,8 @@ def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> list[dict[st
         return seen[i, first]
 
     inputs, results = [], []
-    shapes = [(s[0], s[1]) if len(s) == 2 else Sizes(*s) for s in arguments["shapes"]]
+    ragged = kernel.graph.ragged
+    shapes = [(s[0], s[1]) if len(s) == 2 else Sizes(s[0], s[1], s[2], s[3], ragged) for s in arguments["shapes"]]
     for _ in shapes:
         inputs.append({t.name: buffer(str(t.format)) for t in kernel.graph.inputs})
         results.append({o.name: buffer(o.format) for o in kernel.graph.outputs})

@@ -9,6 +9,11 @@ namespace tokitai {
 constexpr int64_t CHAIN = 4096;  // products in a chain
 constexpr int PRODUCTS = PLAN_PRODUCTS, ROWS = PLAN_ROWS, COLS = PLAN_COLS, TALL = PLAN_TALL, WIDE = PLAN_WIDE;
 constexpr int WIDTH = PLAN_WIDTH, THREADS = ROWS / TALL * (COLS / WIDE);
+#ifdef PLAN_GROUPED  // where many tiles end early, warps below the last row leave the others their time
+constexpr bool ENDS_EARLY = true;
+#else
+constexpr bool ENDS_EARLY = false;
+#endif
 constexpr int DEPTH = PLAN_DEPTH * 4 / int(sizeof(E));  // products along k in a slab
 constexpr int SLAB = DEPTH * (ROWS + PRODUCTS * COLS);  // accumulators in the slabs of all operands
 #if TOKITAI_HIP  // clang reads whole slabs into registers otherwise
@@ -215,6 +220,7 @@ struct Tile {
     left.start(left_side, unit.r0, work.rows, k0);
     UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].start(right_sides[n], unit.c0, work.cols, k0);
     const bool inside = left.lines == ROWS && right[0].lines == COLS;
+    const bool idle = ENDS_EARLY && thread_index() / 32 / GROUPS * DOWN * TALL >= left.lines;
     const auto fetch = [&](int rest) {
       if (inside && rest >= DEPTH) {
         left.template fetch<true>(rest);
@@ -238,7 +244,7 @@ struct Tile {
     ROLLED for (int k = 0; k < length; k += DEPTH, half ^= 1) {
       const bool more = k + DEPTH < length;
       if (more) fetch(length - k - DEPTH);
-      multiply<Left, Right>(slabs + half * SLAB);
+      if (!idle) multiply<Left, Right>(slabs + half * SLAB);
       if (more) put(slabs + (half ^ 1) * SLAB);
       barrier();
     }
