@@ -53,7 +53,7 @@ def is_attention(operator: Operator) -> bool:
 
 def targets_of(operator: Operator) -> tuple[str, ...]:
     """The targets that have kernels for an operator."""
-    return ("cpu",) if is_grouped(operator) or is_attention(operator) else TARGETS
+    return ("cpu",) if is_grouped(operator) else TARGETS
 
 
 @dataclass(frozen=True, eq=False)

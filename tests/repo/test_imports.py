@@ -27,7 +27,7 @@ ORDER = (
     {"toolchain"},
     {"device"},
     {
-        "kernel", "gpu_kernel", "gpu_matrix", "gpu_targets", "gpu_card", "gpu_call", "gpu_checks", "gpu_recipe",
+        "kernel", "gpu_attention", "gpu_kernel", "gpu_matrix", "gpu_targets", "gpu_card", "gpu_call", "gpu_checks", "gpu_recipe",
         "gpu_lists", "binding", "call_again", "call_checks", "call_list", "call", "call_attention", "call_grouped",
         "call_product", "routing", "experts",
     },

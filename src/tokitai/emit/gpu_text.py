@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from importlib import resources
 
+from ..lower.attention import AttentionPlan
 from ..lower.flat import FlatPlan
 from ..lower.gpu import FlatSchedule, Schedule
+from ..lower.gpu_attention import WalkTiling
 from ..lower.gpu_product import Tiling
 from ..lower.product import ProductPlan
 from ..lower.rowwise import RowPlan
 from ..lower.scatter import ScatterPlan
 from .cpp import KernelText, first, segments
+from .gpu_attention import GpuAttentionEmitter
 from .gpu_flat import GpuFlatEmitter
 from .gpu_product import GpuProductEmitter
 from .gpu_rows import GpuRowEmitter
@@ -50,3 +53,9 @@ def emit_flat(plan: FlatPlan, width: int, schedule: FlatSchedule) -> KernelText:
 def emit_product(plan: ProductPlan, tiling: Tiling) -> KernelText:
     """The text of a matrix product's kernels for one tiling."""
     return KernelText(GpuProductEmitter(plan, tiling).text(), headers(of_products=True))
+
+
+def emit_attention(plan: AttentionPlan, tiling: WalkTiling) -> KernelText:
+    """The text of attention's kernels for one tiling."""
+    walks = {"attention.h": (resources.files(__package__) / "gpu" / "attention.h").read_text()}
+    return KernelText(GpuAttentionEmitter(plan, tiling).text(), headers(of_products=True) | walks)
