@@ -83,8 +83,9 @@ class GpuAttentionEmitter(GpuPrinter):
         self.line("(void)halves, (void)weights, (void)values;")
         self.open("for (int64_t at = block_index(); at < batch * tiles; at += grid_size())")
         # Where queries see what lies before them, the last see most; they begin first. So do the first keys.
-        tile = "tiles - 1 - at % tiles" if self.queries else "at % tiles"
-        self.line(f"const int64_t item = at / tiles, {'r0' if self.queries else 'c0'} = {tile} * ROWS;")
+        tile = "(tiles - 1 - at % tiles)" if self.queries else "at % tiles"
+        first = "r0" if self.queries else "c0"
+        self.line(f"const int64_t item = at / tiles, {first} = {tile} * ROWS;")
         for tensor, space, kind, const in self.tensors:
             step = f"{tensor}_batch" if space in MATRICES else "rows"
             self.line(f"{const}{kind}* const {tensor} = all_{tensor} + item * {step};")
