@@ -139,9 +139,12 @@ def phantom(view: DeviceView) -> Array:
     return seen if plain is kind else seen.view(kind)
 
 
-def copied(name: str, x: Any) -> Any:
-    """A copy in the caller's library, in the order of its current stream. Raises ArgumentError where it has none."""
+def copied(name: str, x: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """A copy in the caller's library, in the order of its current stream, of a shape to which it broadcasts. Raises
+    ArgumentError where it has none."""
     library = library_of(x)
+    if shape is not None and library in ("torch", "cupy"):
+        x = x.expand(shape) if library == "torch" else sys.modules["cupy"].broadcast_to(x, shape)
     if library == "torch":
         return x.contiguous().clone() if x.is_contiguous() else x.contiguous()
     if library == "cupy":

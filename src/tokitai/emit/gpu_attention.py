@@ -87,9 +87,10 @@ class GpuAttentionEmitter(GpuPrinter):
         first = "r0" if self.queries else "c0"
         self.line(f"const int64_t item = at / tiles, {first} = {tile} * ROWS;")
         for tensor, space, kind, const in self.tensors:
-            step = f"{tensor}_batch" if space in MATRICES else "rows"
-            self.line(f"{const}{kind}* const {tensor} = all_{tensor} + item * {step};")
-            self.line(f"(void){tensor};")
+            if tensor.startswith("in_"):
+                step = f"{tensor}_batch" if space in MATRICES else "rows"
+                self.line(f"{const}{kind}* const {tensor} = all_{tensor} + item * {step};")
+                self.line(f"(void){tensor};")
         body()  # type: ignore[operator]
         self.close()
         self.close()
@@ -112,7 +113,8 @@ class GpuAttentionEmitter(GpuPrinter):
             self.line(f"{place} = row_{self.name[n]}[thread_index()];")
         for o in self.graph.outputs:
             if o.space == "r":
-                self.line(f"store1(out_{o.name} + r0 + thread_index(), row_{self.name[o.node]}[thread_index()]);")
+                place = f"all_out_{o.name} + item * rows + r0 + thread_index()"
+                self.line(f"store1({place}, row_{self.name[o.node]}[thread_index()]);")
         self.close()
 
     def walk(self, w: Walk) -> None:
@@ -310,6 +312,8 @@ class GpuAttentionEmitter(GpuPrinter):
             any_ = "c0 + row < reached"
         else:
             any_ = f"row_{self.name[limit]}[row] > 0" if limit else "cols > 0"
+        self.open("")
+        self.line(f"auto* const out = all_out_{name} + item * out_{name}_batch;")
         self.open("UNROLL for (int p = 0; p < PIECES; ++p)")
         self.open(EACH["i"])
         self.line(f"const int row = {AT[True]};")
@@ -325,8 +329,8 @@ class GpuAttentionEmitter(GpuPrinter):
                 self.declare(n, f"finished({any_} ? {met} : nothing())", vector=False)
             else:
                 self.declare(n, self.expression(n, False, self.name), vector=False)
-        self.line(f"store1(out_{name} + ({own} + row) * out_{name}_stride + d, {self.name[root]});")
-        for _ in range(3):
+        self.line(f"store1(out + ({own} + row) * out_{name}_stride + d, {self.name[root]});")
+        for _ in range(4):
             self.close()
 
     def made_of(self, root: Node) -> list[Node]:

@@ -33,8 +33,8 @@ class WalkTiling(Tiling):
 
 # From large to small.
 TILINGS = (
-    WalkTiling(64, 64, 8, 4, 16, 16, 16, 8, per_sm=3),
-    WalkTiling(32, 64, 4, 4, 16, 16, 16, 8, per_sm=4),
+    WalkTiling(64, 64, 8, 4, 16, 16, 8, 8, per_sm=2),
+    WalkTiling(32, 64, 4, 4, 16, 16, 8, 8, per_sm=3),
 )
 
 
