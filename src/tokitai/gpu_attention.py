@@ -14,7 +14,7 @@ from .lower.gpu_attention import WalkTiling
 if TYPE_CHECKING:
     from .gpu_kernel import GpuKernel, Program
 
-FEW_SPILLS = 32  # bytes of a thread's tile, of which some always wait
+FEW_SPILLS = 32  # bytes that a thread may spill and load again
 
 
 def launches(kernel: GpuKernel, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[Program, list[Step]]:

@@ -235,12 +235,12 @@ class GpuAttentionEmitter(GpuPrinter):
         else:
             self.declare(n, self.expression(n, False, self.name), vector=False)
 
-    def rows_beside(self, nodes: Iterable[Node]) -> None:
-        """Those that these need, of the row that an element is in."""
+    def rows_beside(self, nodes: Iterable[Node], place: str) -> None:
+        """Those that these need, of the row at this place."""
         needed = self.needed(nodes, set(self.rows))
         for n in self.graph.nodes:
             if n in needed:
-                self.row_beside(n, AT[self.queries])
+                self.row_beside(n, place)
 
     # ------------------------------------------------------------------ elements of a step
     def values(self, compute: Sequence[Node], roots: Iterable[Node]) -> None:
@@ -262,7 +262,7 @@ class GpuAttentionEmitter(GpuPrinter):
             self.line(f"S value_{self.name[n]}[TALL][WIDE];")
         outer, inner = ("i", "j") if self.queries else ("j", "i")
         self.open(EACH[outer])
-        self.rows_beside(compute)
+        self.rows_beside(compute, AT[self.queries])
         self.open(EACH[inner])
         for n in compute:
             if n.op == "matmul":
@@ -314,24 +314,25 @@ class GpuAttentionEmitter(GpuPrinter):
             any_ = f"row_{self.name[limit]}[row] > 0" if limit else "cols > 0"
         self.open("")
         self.line(f"auto* const out = all_out_{name} + item * out_{name}_batch;")
+        (sum_,) = [n for n in work if n.op == "weighted_sum"]
         self.open("UNROLL for (int p = 0; p < PIECES; ++p)")
-        self.open(EACH["i"])
-        self.line(f"const int row = {AT[True]};")
-        self.line(f"if ({own} + row >= {count}) continue;")
+        self.line(f"spread_out(sum_{self.name[sum_]}[p], slabs);")
+        self.line("barrier();")
+        self.open("ROLLED for (int e = thread_index(); e < ROWS * COLS; e += THREADS)")
+        self.line("const int row = e / COLS;")
+        self.line("const int64_t d = d0 + p * COLS + e % COLS;")
+        self.line(f"if ({own} + row >= {count} || d >= inner) continue;")
         if self.queries:
-            self.rows_beside([n for n in work if n.op != "weighted_sum"])
-        self.open(EACH["j"])
-        self.line("const int64_t d = d0 + p * COLS + column_here(j);")
-        self.line("if (d >= inner) continue;")
+            self.rows_beside([n for n in work if n is not sum_], "row")
+        self.declare(sum_, f"finished({any_} ? slabs[e] : nothing())", vector=False)
         for n in work:
-            if n.op == "weighted_sum":
-                met = f"sum_{self.name[n]}[p].sum[0][i][j]"
-                self.declare(n, f"finished({any_} ? {met} : nothing())", vector=False)
-            else:
+            if n is not sum_:
                 self.declare(n, self.expression(n, False, self.name), vector=False)
         self.line(f"store1(out + ({own} + row) * out_{name}_stride + d, {self.name[root]});")
-        for _ in range(4):
-            self.close()
+        self.close()
+        self.line("barrier();")
+        self.close()
+        self.close()
 
     def made_of(self, root: Node) -> list[Node]:
         """Weighted sums and what is made of them for a result, operands first."""

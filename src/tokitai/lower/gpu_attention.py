@@ -34,7 +34,7 @@ class WalkTiling(Tiling):
 # From large to small.
 TILINGS = (
     WalkTiling(64, 64, 8, 4, 16, 16, 8, 8, per_sm=2),
-    WalkTiling(32, 64, 4, 4, 16, 16, 8, 8, per_sm=3),
+    WalkTiling(32, 64, 4, 4, 16, 16, 8, 8, per_sm=2),
 )
 
 
@@ -98,16 +98,16 @@ def tiling_of(plan: AttentionPlan, sizes: Sizes, width: int) -> WalkTiling:
     side = sizes[0] if has_queries(plan) else sizes[1]
     enough = (t for t in TILINGS if sizes.batch * -(-side // t.rows) >= ENOUGH)
     chosen = next(enough, TILINGS[-1])
-    return replace(chosen, width=width, pieces=2 if sizes.inner > chosen.cols else 1)
+    several = max(len(plan.over_keys), len(plan.over_queries)) > 1  # their sums take the registers of two pieces
+    return replace(chosen, width=width, pieces=2 if sizes.inner > chosen.cols and not several else 1)
 
 
 def fallbacks(tiling: WalkTiling) -> Iterator[WalkTiling]:
     """A tiling, then what to try where threads lack registers."""
     for pieces in range(tiling.pieces, 0, -1):
-        for per_sm in range(tiling.per_sm, 0, -1):
-            yield replace(tiling, per_sm=per_sm, pieces=pieces)
+        yield replace(tiling, pieces=pieces)
     if tiling.rows > TILINGS[-1].rows:
-        yield replace(TILINGS[-1], width=tiling.width, per_sm=1)
+        yield replace(TILINGS[-1], width=tiling.width)
 
 
 def attention_steps(plan: AttentionPlan, tiling: WalkTiling, sizes: Sizes) -> list[Step]:

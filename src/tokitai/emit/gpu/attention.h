@@ -173,6 +173,12 @@ INLINE void weigh(
   }
 }
 
+// A tile's sums in shared memory, row by row.
+INLINE void spread_out(const Tile& tile, E* to) {
+  UNROLL for (int i = 0; i < TALL; ++i)
+    UNROLL for (int j = 0; j < WIDE; ++j) to[row_at(line_here(), i) * COLS + column_here(j)] = tile.sum[0][i][j];
+}
+
 // Ends the chain of a sum where a step ends one, or the walk: after `done` terms of `all`.
 INLINE void end_chain(Tile& tile, E* waiting, int64_t done, int64_t all) {
   const bool last = done >= all;
