@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .emit.gpu_text import emit_attention
-from .lang import MATRICES, OPERANDS, Sizes
+from .errors import TargetMissingError
+from .lang import MATRICES, OPERANDS, Sizes, topological
 from .lower import AttentionPlan, gpu_attention
-from .lower.gpu import Step
+from .lower.gpu import CHUNK, Step
 from .lower.gpu_attention import WalkTiling
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def launches(kernel: GpuKernel, addresses: Sequence[int], sizes: Sequence[int]) 
             read += [(address, sizes[k], size), (address, sizes[k + 1], size)]
         k += 2 * (space in MATRICES)
     whole = Sizes(sizes[0], sizes[1], sizes[2], sizes[3])
-    wished = gpu_attention.tiling_of(plan, whole, kernel.width(*zip(*read, strict=True)))
+    width = kernel.width(*zip(*read, strict=True))
+    width = CHUNK if width == CHUNK else 1  # two texts do: dimensions of heads are whole chunks
+    wished = gpu_attention.tiling_of(plan, whole, width)
     if wished not in kernel.settled_tilings:
         kernel.settled_tilings[wished] = _without_spills(kernel, plan, wished)
     tiling = kernel.settled_tilings[wished]
@@ -36,8 +39,8 @@ def launches(kernel: GpuKernel, addresses: Sequence[int], sizes: Sequence[int]) 
 
 
 def _without_spills(kernel: GpuKernel, plan: AttentionPlan, wished: WalkTiling) -> WalkTiling:
-    """The tiling, or the first that needs fewer registers and spills few; the smallest may spill."""
-    names = [name for name, there in (("work", gpu_attention.has_queries(plan)), ("over_queries", plan.over_queries)) if there]
+    """The tiling, or the first that needs fewer registers and spills few bytes; the smallest may spill."""
+    names = gpu_attention.kernels_of(plan)
     *others, last = gpu_attention.fallbacks(wished)
     for tiling in others:
         program = kernel.program(tiling, lambda t=tiling: emit_attention(plan, t))  # type: ignore[misc]
@@ -46,6 +49,16 @@ def _without_spills(kernel: GpuKernel, plan: AttentionPlan, wished: WalkTiling) 
         del kernel.programs[tiling]
     kernel.program(last, lambda: emit_attention(plan, last))
     return last
+
+
+def refuse(plan: AttentionPlan, target: str) -> None:
+    """Raises TargetMissingError for a plan that GPUs have no kernels for."""
+    for o in plan.graph.outputs:
+        found = [n for n in topological([o.node]) if n.op == "weighted_sum"]
+        if len(found) > 1:
+            raise TargetMissingError(
+                f"{plan.graph.name}: {o.name} is made of {len(found)} weighted sums; accepted by {target}: one a result"
+            )
 
 
 def workspace_bytes(kernel: GpuKernel, sizes: Sizes) -> int:

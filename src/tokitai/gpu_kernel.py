@@ -371,6 +371,8 @@ def gpu_plan(graph: Graph, target: str) -> Plan:
 def _offered(graph: Graph, plan: Plan, target: str) -> Plan:
     if isinstance(plan, GroupedPlan):
         raise TargetMissingError(f"{graph.name}: there are no kernels of groups for {target} yet; accepted: cpu")
+    if isinstance(plan, AttentionPlan):
+        gpu_attention.refuse(plan, target)
     if not isinstance(plan, ProductPlan):
         return plan_rows(graph, "in registers") if isinstance(plan, RowPlan) else plan
     if len({str(n.data[0]) for n in plan.products}) > 1 or len(plan.products) > gpu_product.MOST_PRODUCTS:

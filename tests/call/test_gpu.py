@@ -11,7 +11,7 @@ import torch
 from fake_gpu import OnAnother, OnGpu, SimCard, on_gpu
 
 from tokitai import gpu_call, gpu_card, gpu_lists, gpu_recipe, ops
-from tokitai.errors import ArgumentError, TargetMissingError
+from tokitai.errors import ArgumentError
 from tokitai.lang import Operator
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

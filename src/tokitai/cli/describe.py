@@ -8,19 +8,30 @@ from typing import Any
 
 from .. import gpu_hip
 from ..emit.cpp import emit_cpu
-from ..emit.gpu_text import emit_flat, emit_product, emit_rows, emit_scatter
+from ..emit.gpu_text import emit_attention, emit_flat, emit_product, emit_rows, emit_scatter
 from ..errors import UnknownNameError
 from ..gpu_kernel import gpu_plan
 from ..kernel import TARGETS, is_product, targets_of
 from ..lang import MATRICES, Operator, Sizes, TensorSpec, shape_text
 from ..lang.graph import Space
-from ..lower import FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_product, gpu_scatter, make_plan
+from ..lower import (
+    AttentionPlan,
+    FlatPlan,
+    Plan,
+    ProductPlan,
+    ScatterPlan,
+    gpu_attention,
+    gpu_product,
+    gpu_scatter,
+    make_plan,
+)
 from ..lower import gpu as layout
 from ..lower.rowwise import RowPlan, plan_rows
 from ..meaning.structure import drawn_entries
 from ..toolchain import hip
 from ..verification.verdict import Variant
 
+USUAL_DIM = 64  # of the heads of attention, where no size is asked for
 SPACES = {
     "rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar", "t": "entries x cols", "rk": "rows x inner",
     "kr": "inner x rows", "kc": "inner x cols", "ck": "cols x inner", "gr": "groups + 1", "gk": "groups + 1",
@@ -123,6 +134,11 @@ def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int, staged: 
         entries, width = drawn_entries(shape[0]), layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1
         steps, schedule = gpu_scatter.scatter_steps(plan, *shape, entries), f"{entries} entries"
         text = emit_scatter(plan, width)
+    elif isinstance(plan, AttentionPlan):
+        sizes = Sizes.of(shape) if isinstance(shape, Sizes) else Sizes(*shape, USUAL_DIM)
+        walk = gpu_attention.tiling_of(plan, sizes, layout.CHUNK if sizes.inner % layout.CHUNK == 0 else 1)
+        steps, schedule = gpu_attention.attention_steps(plan, walk, sizes), str(walk)
+        shape, text = sizes, emit_attention(plan, walk)
     elif isinstance(plan, ProductPlan):
         sizes = Sizes.of(shape)
         tiling = gpu_product.tiling_of(plan, sizes, layout.CHUNK if sizes.inner % layout.CHUNK == 0 else 1)
@@ -139,9 +155,9 @@ def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int, staged: 
     launches = [f"{s.name}: {s.grid} blocks of {s.block} threads{', or fewer in turn' * s.in_turn}" for s in steps]
     of_shape = {"rows x cols": f"{shape[0]} x {shape[1]}", "schedule": schedule}
     described = {k: v for k, v in plan.describe().items() if k != "elements in a tile"}  # the CPU's tile
-    if isinstance(plan, ProductPlan):
+    if isinstance(plan, ProductPlan | AttentionPlan):
         of_shape = {"sizes": shape_text(Sizes.of(shape)), "schedule": schedule}
-        described = gpu_product.described(plan)
+        described = gpu_product.described(plan) if isinstance(plan, ProductPlan) else gpu_attention.described(plan)
     return _aligned({**described, **of_shape, "launches": "; ".join(launches) or "none"})
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from ..lang import MATRICES, Node, topological
 from ..lower.attention import AttentionPlan
-from ..lower.gpu_attention import Walk, WalkTiling, cone, handed_on, has_queries, walks_of
+from ..lower.gpu_attention import Walk, WalkTiling, cone, handed_on, kernels_of, walks_of
 from .gpu_printer import GpuPrinter
 from .text import POINTER, SCALAR
 
@@ -51,15 +51,12 @@ class GpuAttentionEmitter(GpuPrinter):
         self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
         self.line("void* workspace;")
         self.close("};")
-        if has_queries(self.plan):
-            self.queries = True
-            self.kernel("work", self.plan.over_keys, self.along_keys)
-        if self.plan.over_queries:
-            self.queries = False
-            self.kernel("over_queries", self.plan.over_queries, self.along_queries)
+        for name in kernels_of(self.plan):
+            self.queries = name == "work"
+            self.kernel(name, self.plan.over_keys if self.queries else self.plan.over_queries)
 
-    def kernel(self, name: str, sums: Sequence[Node], body: object) -> None:
-        """One kernel, whose blocks take tiles of their own side in turn; `body` prints what is done with one."""
+    def kernel(self, name: str, sums: Sequence[Node]) -> None:
+        """One kernel, whose blocks take tiles of their own side in turn."""
         t = self.tiling
         self.line()
         self.open(f"KERNEL({name}, {t.threads}, {t.per_sm})")
@@ -91,7 +88,7 @@ class GpuAttentionEmitter(GpuPrinter):
                 step = f"{tensor}_batch" if space in MATRICES else "rows"
                 self.line(f"{const}{kind}* const {tensor} = all_{tensor} + item * {step};")
                 self.line(f"(void){tensor};")
-        body()  # type: ignore[operator]
+        self.along_keys() if self.queries else self.along_queries()
         self.close()
         self.close()
 

@@ -1,16 +1,16 @@
-"""How attention is laid over the threads of a GPU: tiles of queries that walk along the keys, and tiles of keys that walk
-along the queries.
+"""How attention is laid over the threads of a GPU: tiles of queries walk along the keys, tiles of keys along the queries.
 
 A block keeps the sums of its tile in registers and computes the scores of each step where they are needed, in every
-pass again: multiply-adds are cheaper than the memory that scores would take, and memory is O(queries). Sums over queries
-have a kernel of their own, in which a block has a tile of keys: so each runs through the queries in the definition's
-order, and what it needs of whole rows, such as their sums, the kernel before has left in the workspace.
+pass again: multiply-adds cost less time than memory that holds scores, and what is held in memory grows with the rows
+alone. Sums over queries have a kernel of their own, in which a block has a tile of keys: so each runs through the
+queries in the definition's order, and what it needs of whole rows, such as their sums, the kernel before has left in
+the workspace.
 A tiling decides speed, never a bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..lang import MATMUL_BLOCK, Node, Sizes
@@ -88,14 +88,15 @@ def handed_on(plan: AttentionPlan) -> list[Node]:
     return [n for n in plan.graph.nodes if n in needed & walked and n.type != "bool"]
 
 
-def has_queries(plan: AttentionPlan) -> bool:
-    """Whether there is a kernel for tiles of queries."""
-    return bool(plan.over_keys or handed_on(plan) or any(o.space == "r" for o in plan.graph.outputs))
+def kernels_of(plan: AttentionPlan) -> list[str]:
+    """The kernels by name: for tiles of queries, for tiles of keys."""
+    queries = bool(plan.over_keys or handed_on(plan) or any(o.space == "r" for o in plan.graph.outputs))
+    return ["work"] * queries + ["over_queries"] * bool(plan.over_queries)
 
 
 def tiling_of(plan: AttentionPlan, sizes: Sizes, width: int) -> WalkTiling:
     """The largest tiling with blocks enough for a card, or the smallest."""
-    side = sizes[0] if has_queries(plan) else sizes[1]
+    side = sizes[0] if "work" in kernels_of(plan) else sizes[1]
     enough = (t for t in TILINGS if sizes.batch * -(-side // t.rows) >= ENOUGH)
     chosen = next(enough, TILINGS[-1])
     several = max(len(plan.over_keys), len(plan.over_queries)) > 1  # their sums take the registers of two pieces
@@ -114,16 +115,12 @@ def attention_steps(plan: AttentionPlan, tiling: WalkTiling, sizes: Sizes) -> li
     """The launches, in order. Where sums of chains wait for each other blocks take several tiles in turn."""
     rows, cols = sizes
     steps = []
-    if has_queries(plan):
-        steps.append(("work", sizes.batch * -(-rows // tiling.rows), cols))
-    if plan.over_queries and sizes.inner:
-        steps.append(("over_queries", sizes.batch * -(-cols // tiling.rows), rows))
-    return [
-        Step(name, min(units, ROOMS if waits else MOST_BLOCKS), tiling.threads, in_turn=waits)
-        for name, units, terms in steps
-        for waits in [max(terms, sizes.inner) > MATMUL_BLOCK]
-        if units
-    ]
+    for name in kernels_of(plan):
+        side, along = (rows, cols) if name == "work" else (cols if sizes.inner else 0, rows)
+        units, waits = sizes.batch * -(-side // tiling.rows), max(along, sizes.inner) > MATMUL_BLOCK
+        if units:
+            steps.append(Step(name, min(units, ROOMS if waits else MOST_BLOCKS), tiling.threads, in_turn=waits))
+    return steps
 
 
 def workspace_bytes(plan: AttentionPlan, tiling: WalkTiling, sizes: Sizes, structure: bool) -> int:

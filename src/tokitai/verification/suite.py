@@ -54,6 +54,8 @@ ATTENTION: tuple[tuple[int, int], ...] = (
     Sizes(3, 5, 0), Sizes(3, 0, 4), Sizes(0, 3, 4), Sizes(0, 0, 0),
     Sizes(3, 5, 7, 2), Sizes(18, 17, 5, 3), Sizes(2, 3, 4, 40), Sizes(3, 0, 2, 2), Sizes(0, 3, 2, 2),
 )  # fmt: skip
+# Larger tiles of a GPU's kernels: several steps and tiles, two pieces of the inner side.
+GPU_ATTENTION: tuple[tuple[int, int], ...] = (Sizes(65, 70, 9, 100), Sizes(3, 66, 67, 200))
 ATTENTION_OF_USE: tuple[tuple[int, int], ...] = (Sizes(96, 128, 64),)
 PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
 
@@ -64,7 +66,8 @@ def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) ->
         return [_shared(s, plan) for s in GROUPED]
     if isinstance(plan, AttentionPlan):
         kept = any(o.space == "r" for o in plan.graph.outputs)  # without an inner side there is nothing else to compare
-        return [s for s in ATTENTION if kept or Sizes.of(s).inner]
+        every = (*ATTENTION, *(GPU_ATTENTION if device != "cpu" else ()))
+        return [s for s in every if kept or Sizes.of(s).inner]
     if isinstance(plan, ProductPlan):
         larger = GPU_PRODUCTS * (device != "cpu")
         return [*PRODUCTS, *(BATCHES if operator.contract.batched else ()), *larger]
