@@ -1,4 +1,4 @@
-"""How attention is laid over the threads of a GPU: tiles of queries walk along the keys, tiles of keys along the queries.
+"""How attention is laid over the threads of a GPU: tiles of queries walk along the keys, tiles of keys along queries.
 
 A block keeps the sums of its tile in registers and computes the scores of each step where they are needed, in every
 pass again: multiply-adds cost less time than memory that holds scores, and what is held in memory grows with the rows
