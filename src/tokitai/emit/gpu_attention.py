@@ -126,21 +126,26 @@ class GpuAttentionEmitter(GpuPrinter):
         self.begin_sums(sums)
         self.open(f"ROLLED for (int64_t c0 = 0; c0 < {'cols' if reductions else 'seen.most'}; c0 += COLS)")
         self.line("const int count = int(least<int64_t>(COLS, cols - c0));")
+        self.arrays([n.args[0] for n in (*reductions, *sums)])
         self.open("if (c0 < seen.most)")
         self.values(w.compute, [n.args[0] for n in (*reductions, *sums)])
+        if self.plan.limit and reductions:
+            self.close("} else {")
+            self.depth += 1
+            for x, hidden in {n.args[0]: self.plan.hidden[n] for n in reductions}.items():
+                self.line(f"fill(value_{self.name[x]}, {self.name[hidden]});")
+        self.close()
         for n in reductions:
             self.line(f"over_{self.name[n]}.take(value_{self.name[n.args[0]]}, count);")
+        if sums:
+            self.open("if (c0 < seen.most)")
         self.weigh(sums, "c0", "seen.least < least(c0 + COLS, cols)", "c0 + k < row_{limit}[row_at(line_here(), i)]")
         for i, n in enumerate(sums):
             place = f"waiting + room_of(inner) + ({i} * PIECES + p) * room_of(cols)"
             end = f"end_chain(sum_{self.name[n]}[p], {place}, least(c0 + COLS, seen.most), seen.most);"
             self.line(f"UNROLL for (int p = 0; p < PIECES; ++p) {end}")
-        if self.plan.limit and reductions:
-            self.close("} else {")
-            self.depth += 1
-            for n in reductions:
-                self.line(f"over_{self.name[n]}.skip({self.name[self.plan.hidden[n]]}, count);")
-        self.close()
+        if sums:
+            self.close()
         self.close()
         for n in reductions:
             self.line(f"over_{self.name[n]}.result(row_{self.name[n]});")
@@ -175,6 +180,7 @@ class GpuAttentionEmitter(GpuPrinter):
         self.line("reached = most(reached, seen.most);")
         self.open("if (c0 < seen.most)")
         roots = list(dict.fromkeys(n.args[0] for n in sums))
+        self.arrays(roots)
         self.values(cone(roots), roots)
         self.weigh(sums, "r0", "seen.least < least(c0 + ROWS, cols)", "c0 + row_at(line_here(), i) < row_{limit}[k]")
         self.close()
@@ -255,8 +261,6 @@ class GpuAttentionEmitter(GpuPrinter):
                 self.line(f"tile_{name}.{call}, {self.side_type(left)}{self.side(left)}, others, waiting, slabs);")
                 self.close()
         wanted = list(dict.fromkeys(roots))
-        for n in wanted:
-            self.line(f"S value_{self.name[n]}[TALL][WIDE];")
         outer, inner = ("i", "j") if self.queries else ("j", "i")
         self.open(EACH[outer])
         self.rows_beside(compute, AT[self.queries])
@@ -272,6 +276,11 @@ class GpuAttentionEmitter(GpuPrinter):
             self.line(f"value_{self.name[n]}[i][j] = {self.name[n]};")
         self.close()
         self.close()
+
+    def arrays(self, roots: Iterable[Node]) -> None:
+        """Room for values of a step, in registers."""
+        for n in dict.fromkeys(roots):
+            self.line(f"S value_{self.name[n]}[TALL][WIDE];")
 
     def side_type(self, n: Node) -> str:
         return f"Side<{POINTER[str(n.data[1])]}>"

@@ -15,7 +15,8 @@ static_assert(CHAIN % COLS == 0 && COLS % DEPTH == 0 && ROWS <= THREADS && COLS 
 template <class T> INLINE constexpr T most(T a, T b) { return a > b ? a : b; }
 
 // Shared memory: slabs of a product; then the weights of a step, and slabs of what is weighed.
-constexpr int WEIGHTS = COLS * ROWS, HALF = DEPTH * COLS, MEMORY = most(2 * SLAB, WEIGHTS + 2 * HALF);
+constexpr int WEIGHTS = COLS * ROWS, HALF = DEPTH * COLS, WEIGHED = WEIGHTS + 2 * HALF;
+constexpr int MEMORY = 2 * SLAB > WEIGHED ? 2 * SLAB : WEIGHED;
 
 // Where a tile of scores begins.
 struct Place : Unit {
@@ -52,23 +53,21 @@ template <int N> INLINE Seen seen_of(const int32_t* limits, int64_t keys) {
 }
 
 // ------------------------------------------------------------------ maxima and sums along rows
-// The maximum of each row. take(x, count): of the columns of a step the first `count` are there; skip() takes one value
-// in the place of each of them.
+INLINE void fill(S (&x)[TALL][WIDE], S with) {
+  UNROLL for (int i = 0; i < TALL; ++i)
+    UNROLL for (int j = 0; j < WIDE; ++j) x[i][j] = with;
+}
+
+// The maximum of each row. take(x, count): of the columns of a step the first `count` are there.
 struct RowMax {
   S top[TALL];
   INLINE RowMax() {
     UNROLL for (int i = 0; i < TALL; ++i) top[i] = NEUTRAL_MAX;
   }
-  template <class F> INLINE void take_all(int count, const F& at) {
+  INLINE void take(const S (&x)[TALL][WIDE], int count) {
     UNROLL for (int j = 0; j < WIDE; ++j)
       if (column_here(j) < count)
-        UNROLL for (int i = 0; i < TALL; ++i) top[i] = join_max(top[i], leaf_max(at(i, j)));
-  }
-  INLINE void take(const S (&x)[TALL][WIDE], int count) {
-    take_all(count, [&](int i, int j) { return x[i][j]; });
-  }
-  INLINE void skip(S x, int count) {
-    take_all(count, [&](int, int) { return x; });
+        UNROLL for (int i = 0; i < TALL; ++i) top[i] = join_max(top[i], leaf_max(x[i][j]));
   }
   INLINE void result(S* to) {
     UNROLL for (int i = 0; i < TALL; ++i) {
@@ -81,26 +80,20 @@ struct RowMax {
 // The balanced tree along each row: a step is one of its nodes. The tree over the steps of row i is lane i's.
 struct RowSum {
   Tower<Add> tower;
-  template <class F> INLINE void take_all(int count, const F& at) {
+  INLINE void take(const S (&x)[TALL][WIDE], int count) {
     S mine = NEUTRAL_SUM;
     UNROLL for (int i = 0; i < TALL; ++i) {
       S parts[WIDE / QUAD];
       UNROLL for (int g = 0; g < WIDE / QUAD; ++g) {
-        S x[QUAD];
+        S terms[QUAD];
         UNROLL for (int e = 0; e < QUAD; ++e)
-          x[e] = column_here(g * QUAD + e) < count ? at(i, g * QUAD + e) : NEUTRAL_SUM;
-        parts[g] = across<Add, ACROSS>(fold<Add, QUAD>(x));
+          terms[e] = column_here(g * QUAD + e) < count ? x[i][g * QUAD + e] : NEUTRAL_SUM;
+        parts[g] = across<Add, ACROSS>(fold<Add, QUAD>(terms));
       }
       const S sum = fold<Add, WIDE / QUAD>(parts);
       if (lane_here() == i) mine = sum;
     }
     tower.push(mine);
-  }
-  INLINE void take(const S (&x)[TALL][WIDE], int count) {
-    take_all(count, [&](int i, int j) { return x[i][j]; });
-  }
-  INLINE void skip(S x, int count) {
-    take_all(count, [&](int, int) { return x; });
   }
   INLINE void result(S* to) {
     if (lane_here() < TALL) to[row_at(line_here(), lane_here())] = tower.result(S{});
