@@ -1,8 +1,8 @@
 """``python -m bench.gpu_attention [REPEATS]``: attention on an NVIDIA card beside torch's own.
 
-One JSON object a line: milliseconds (the fastest of calls that take turns), and whether one head has the bits that the
-same call gives on the CPU. TF32 is off; 16-bit formats are multiplied by tensor cores in torch, whose sums have no order
-that they could be held against, so its times are those of another function.
+One JSON object a line: milliseconds (the fastest of calls that take turns), and whether one head has the bits that
+the same call gives on the CPU. TF32 is off; torch multiplies 16-bit formats by tensor cores, whose sums have an order of
+their own, so its times there are those of another function.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def measure(dtype: str, shape: tuple[int, int, int, int], causal: bool, repeats:
     def one(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
         return [t[:1, :1].cpu() for t in tensors if t is not None]
 
-    y, top, total = made = ops.attention(q, k, v, limit, **words)
+    made = ops.attention(q, k, v, limit, **words)
+    _, top, total = made
     equal = {"forward": same(made, ops.attention(*one(q, k, v, limit), **words))}
     back = ops.attention_backward(dy, q, k, v, top, total, limit, **words)
     equal["backward"] = same(back, ops.attention_backward(*one(dy, q, k, v, top, total, limit), **words))

@@ -60,6 +60,7 @@ def test_every_target_has_kernels_and_a_missing_card_is_undecided(monkeypatch: p
     assert (verdict.verdict, verdict.failure) == ("undecided", "cuda:0: there is no card")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "attention_backward"])
 def test_the_simulated_device_is_verified_at_one_shape(name: str) -> None:
     verdict = verify(ops.get(name), dtype="bf16", device="sim", case="structure/all inputs@3x5x7x2#0")
