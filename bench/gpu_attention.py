@@ -1,8 +1,8 @@
 """``python -m bench.gpu_attention [REPEATS]``: attention on an NVIDIA card beside torch's own.
 
 One JSON object a line: milliseconds (the fastest of calls that take turns), and whether one head has the bits that
-the same call gives on the CPU. TF32 is off; torch multiplies 16-bit formats by tensor cores, whose sums have an order of
-their own, so its times there are those of another function.
+the same call gives on the CPU. TF32 is off; torch multiplies 16-bit formats by tensor cores, whose sums have an order
+of their own, so its times there are those of another function.
 """
 
 from __future__ import annotations
