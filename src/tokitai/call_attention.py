@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,22 +77,28 @@ def call_attention(
     found = heads_of(operator, graph, arrays)
     sizes = found.sizes
     check_indices(operator, arrays, params, sizes)
-    tensors = {t.name: _flat(operator, t, arrays[t.name], found, copy) for t in graph.inputs}
+    tensors = {t.name: as_read(operator, t, arrays[t.name], found, copy, _spread) for t in graph.inputs}
     full = {o.name: found.shapes[o.space] for o in graph.outputs}
     return launch(kernel, given, arrays, tensors, sizes, 0, full, params, out, threads)[0]
 
 
-def _flat(operator: Operator, t: TensorSpec, array: Array, found: Heads, copy: bool) -> Array:
-    """The array as the kernel reads it, copied only if need be; what broadcasts is small, and is always spread."""
+def as_read(
+    operator: Operator, t: TensorSpec, array: Array, found: Heads, copy: bool,
+    spread: Callable[[Array, tuple[int, ...]], Array],
+) -> Array:  # fmt: skip
+    """The array as the kernel reads it, copied only if need be; what broadcasts is small, and is always spread.
+    ``spread`` makes a copy that is contiguous, of a shape to which the array broadcasts. Raises ArgumentError."""
     want = extent(t.space, found.sizes)
-    if t.name in operator.contract.indices:
-        return np.ascontiguousarray(np.broadcast_to(array, found.shapes[t.space])).reshape(want)
-    view = view_as(array, want)
+    view = view_as(array, want) if array.shape == found.shapes[t.space] else None
     if view is not None and (t.space != "r" or view.flags.c_contiguous):
         return view
-    if not copy:
+    if not copy and t.name not in operator.contract.indices:
         raise ArgumentError(
             f"{t.name}: strides {array.strides} of shape {array.shape} need a copy; "
             "accepted with copy=False: contiguous arrays, and views with a row stride and one from head to head"
         )
-    return np.ascontiguousarray(array).reshape(want)
+    return spread(array, found.shapes[t.space]).reshape(want)
+
+
+def _spread(array: Array, shape: tuple[int, ...]) -> Array:
+    return np.ascontiguousarray(np.broadcast_to(array, shape))

@@ -16,6 +16,7 @@ import numpy as np
 
 from .binding import bind, check_params
 from .call import common_shape, flatten, full_shape, place_results, storage_format
+from .call_attention import as_read, heads_of
 from .call_checks import check_chosen, table_entries
 from .call_product import flat, sizes_of
 from .device.device_array import as_device, empty_like, handed_out, library_of, name_of
@@ -38,7 +39,7 @@ from .gpu_kernel import GpuKernel, Ready
 from .gpu_recipe import Look, Recipes, look_at, recipe_of
 from .kernel import Array, Scalars
 from .lang import Operator, Output, Sizes
-from .lower import ProductPlan
+from .lower import AttentionPlan, ProductPlan
 
 _recipes = Recipes()
 _NO_SCALARS = Scalars(np.empty(0, np.float32))
@@ -116,23 +117,36 @@ def _checked(
                 given[t.name] = wide
     dtype = storage_format(operator, arrays)
     kernel = kernel_on(where, operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
-    product = isinstance(kernel.plan, ProductPlan)
-    lead, shape = _sizes(operator, kernel, arrays) if product else common_shape(operator, arrays, kernel.graph.options)
+    heads = heads_of(operator, kernel.graph, arrays) if isinstance(kernel.plan, AttentionPlan) else None
+    lead: tuple[int, ...] = ()
+    shape: tuple[int, int]
+    if heads is not None:
+        shape = heads.sizes
+    elif isinstance(kernel.plan, ProductPlan):
+        lead, shape = _sizes(operator, kernel, arrays)
+    else:
+        lead, shape = common_shape(operator, arrays, kernel.graph.options)
     check_chosen(operator, kernel.graph.options, shape)
     entries = table_entries(operator, arrays, params)
-    full = {o.name: full_shape(o, lead, shape, entries) for o in kernel.graph.outputs}
+    if heads is not None:
+        full = {o.name: heads.shapes[o.space] for o in kernel.graph.outputs}
+    else:
+        full = {o.name: full_shape(o, lead, shape, entries) for o in kernel.graph.outputs}
     refuse_capture(where, operator, chosen)
     _wait_for_others(where, given, example, chosen)
     with within(example, chosen, now, index):
         tensors = {}
         for t in kernel.graph.inputs:
 
-            def again(_: Array, name: str = t.name) -> Array:
-                alive.append(copied(name, given[name]))
+            def again(_: Array, wanted: tuple[int, ...] | None = None, name: str = t.name) -> Array:
+                alive.append(copied(name, given[name], wanted))
                 return phantom(as_device(name, alive[-1], chosen))
 
-            as_read = flat if isinstance(shape, Sizes) else flatten
-            tensors[t.name] = as_read(t, arrays[t.name], shape, copy, again)  # type: ignore[arg-type]
+            if heads is not None:
+                tensors[t.name] = as_read(operator, t, arrays[t.name], heads, copy, again)
+                continue
+            flattened = flat if isinstance(shape, Sizes) else flatten
+            tensors[t.name] = flattened(t, arrays[t.name], shape, copy, again)  # type: ignore[arg-type]
         checks = Checks(where, operator, tensors, shape, entries)
         if check and checks:
             checks({n: a.ctypes.data for n, a in tensors.items()}, params, chosen)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from . import gpu_attention
 from .emit.cpp import KernelText
 from .emit.gpu_flat import ENTRY
 from .emit.gpu_text import emit_flat, emit_product, emit_rows, emit_scatter
@@ -31,6 +32,7 @@ from .lower import (
     make_plan,
 )
 from .lower import gpu as layout
+from .lower import gpu_attention as walks
 from .lower.gpu import CHUNK, LONGEST_JOINED, FlatSchedule, Schedule, Step
 from .lower.gpu_product import Tiling
 from .lower.rowwise import RowPlan, plan_rows
@@ -120,6 +122,8 @@ class GpuKernel(KernelBase):
 
     def described(self) -> dict[str, object]:
         """The plan in words; of a product with the tiles that were used so far."""
+        if isinstance(self.plan, AttentionPlan):
+            return walks.described(self.plan, self.settled_tilings.values())
         if not isinstance(self.plan, ProductPlan):
             return self.plan.describe()
         return gpu_product.described(self.plan, self.settled_tilings.values())
@@ -135,6 +139,8 @@ class GpuKernel(KernelBase):
             return gpu_scatter.workspace_bytes(*shapes[0], entries, element)
         if isinstance(self.plan, FlatPlan):
             return element * layout.flat_workspace_elements(self.plan, shapes)
+        if isinstance(self.plan, AttentionPlan):
+            return gpu_attention.workspace_bytes(self, Sizes.of(shapes[0]))
         if isinstance(self.plan, ProductPlan):
             size = Sizes.of(shapes[0])
             most, every = threads or gpu_product.MOST_UNITS, {self.tiling(self.plan, size, 1, m) for m in (False, True)}
@@ -209,6 +215,8 @@ class GpuKernel(KernelBase):
         self, addresses: Sequence[int], sizes: Sequence[int], shape: tuple[int, int], threads: int, entries: int
     ) -> tuple[Program, list[Step], list[int]]:
         """The kernels and launches of a call, and the numbers that kernels take before the sizes."""
+        if isinstance(self.plan, AttentionPlan):
+            return *gpu_attention.launches(self, addresses, sizes), []
         if not isinstance(self.plan, ProductPlan):
             return *self._rows(addresses, sizes, *shape, entries), []
         plan, of_operands, k = self.plan, [], 4
@@ -363,7 +371,7 @@ def gpu_plan(graph: Graph, target: str) -> Plan:
 
 def _offered(graph: Graph, plan: Plan, target: str) -> Plan:
     if isinstance(plan, AttentionPlan):
-        raise TargetMissingError(f"{graph.name}: there are no kernels of attention for {target} yet; accepted: cpu")
+        gpu_attention.refuse(plan, target)
     if not isinstance(plan, ProductPlan):
         return plan_rows(graph, "in registers") if isinstance(plan, RowPlan) else plan
     if len({str(n.data[0]) for n in plan.products}) > 1 or len(plan.products) > gpu_product.MOST_PRODUCTS:

@@ -51,11 +51,6 @@ def is_attention(operator: Operator) -> bool:
     return is_product(operator) and has_weighted_sums(operator.trace(operator.contract.formats[0]))
 
 
-def targets_of(operator: Operator) -> tuple[str, ...]:
-    """The targets that have kernels for an operator."""
-    return ("cpu",) if is_attention(operator) else TARGETS
-
-
 @dataclass(frozen=True, eq=False)
 class Scalars:
     """The host scalars of a launch: those rounded to f32 (or hashes in their place), and whole numbers."""
@@ -325,5 +320,5 @@ def build_text(
 
 __all__ = [
     "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_attention", "is_grouped",
-    "is_product", "target_of", "targets_of",
+    "is_product", "target_of",
 ]  # fmt: skip

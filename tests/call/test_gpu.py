@@ -11,7 +11,7 @@ import torch
 from fake_gpu import OnAnother, OnGpu, SimCard, on_gpu
 
 from tokitai import gpu_call, gpu_card, gpu_lists, gpu_recipe, ops
-from tokitai.errors import ArgumentError, TargetMissingError
+from tokitai.errors import ArgumentError
 from tokitai.lang import Operator
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -169,9 +169,42 @@ def test_products_have_the_bits_of_the_cpu_cold_and_warm(dtype: torch.dtype, che
         for op, tensors, words in cases:
             assert equal(op(*map(on_gpu, tensors), **words), op(*tensors, **words)), (op, words)
     assert len(checked) == len(cases), "once for each kind of call"
-    with pytest.raises(TargetMissingError, match="attention: there are no kernels of attention for cuda yet"):
-        ops.attention(on_gpu(X), on_gpu(X), on_gpu(X), scale=1.0)
     assert equal(ops.linear_backward_bias(on_gpu(X)), ops.linear_backward_bias(X))
+
+
+Q, KEYS = A.reshape(2, 2, 6, 40), A[:2].reshape(2, 1, 6, 40).flip(2)  # two heads share keys
+LIMIT = torch.arange(1, 7, dtype=torch.int32)
+
+
+def test_attention_has_the_bits_of_the_cpu_cold_and_warm(checked: list[str]) -> None:
+    """A limit of every head is read where it lies; one that broadcasts is copied, and so always checked in full."""
+    for limit, times in ((LIMIT.expand(2, 2, 6).contiguous(), 1), (LIMIT, 2), (None, 1)):
+        del checked[:]
+        for _ in range(2):
+            given = (Q, KEYS, KEYS) if limit is None else (Q, KEYS, KEYS, limit)
+            want = ops.attention(*given, scale=0.2)
+            assert all(map(equal, ops.attention(*map(on_gpu, given), scale=0.2), want)), limit
+        assert len(checked) == times
+    y, top, total = ops.attention(Q.half(), KEYS.half(), KEYS.half(), LIMIT, scale=0.2)
+    given = (y, Q.half(), KEYS.half(), KEYS.half(), top, total, LIMIT)
+    want = ops.attention_backward(*given, scale=0.2)
+    out = tuple(on_gpu(torch.full_like(x, 7)) for x in want)
+    got = ops.attention_backward(*map(on_gpu, given), scale=0.2, out=out)
+    assert all(a is b for a, b in zip(got, out, strict=True)) and all(map(equal, got, want))
+
+
+def test_attention_that_cannot_be_is_refused_as_on_the_cpu() -> None:
+    for given, says in (
+        ((Q, KEYS[:1], KEYS), r"k: shape \(1, 1, 6, 40\); accepted beside q"),
+        ((Q, KEYS, KEYS, torch.full((6,), 7, dtype=torch.int32)), r"limit\[0\]=7 \(.*\); accepted: 0 to 6"),
+        ((Q, KEYS, KEYS, LIMIT[:5]), r"limit: shape \(5,\); accepted: what broadcasts"),
+    ):
+        for place in (on_gpu, torch.Tensor.clone):
+            with pytest.raises(ArgumentError, match=f"^{says}"):
+                ops.attention(*map(place, given), scale=1.0)
+    with pytest.raises(ArgumentError, match=r"^v: strides .* need a copy"):
+        turned = KEYS.transpose(2, 3).contiguous().transpose(2, 3)
+        ops.attention(on_gpu(Q), on_gpu(KEYS), on_gpu(turned), scale=1.0, copy=False)
 
 
 def test_products_into_memory_of_the_callers(checked: list[str]) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from tokitai.emit.cpp import KernelText
 from tokitai.gpu_kernel import FEW_SPILLS, Edit, GpuKernel, source_digest
-from tokitai.kernel import Identity, is_product, targets_of
+from tokitai.kernel import Identity, is_attention, is_product
 from tokitai.lang import Graph, Node, Operator
-from tokitai.lower import ProductPlan, make_plan
+from tokitai.lower import AttentionPlan, ProductPlan, make_plan
 from tokitai.lower.gpu import Step
 from tokitai.ops import registry
 from tokitai.toolchain import nvrtc
@@ -24,7 +24,7 @@ from tokitai.toolchain.ptx import START, Finding, opcodes, scan
 from tokitai.verification.verdict import Variant, variants
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-HERE = [o for o in registry().values() if "cuda" in targets_of(o)]
+HERE = [o for o in registry().values() if not is_attention(o)]  # tested on its own below
 FORMATS = [(o, fmt) for o in HERE for fmt in o.contract.formats]
 CYCLE = ("f16", "bf16", "f32")
 
@@ -82,7 +82,7 @@ def built(
     kernel = GpuKernel(op, graph, make_plan(graph), structure, Compiler(arch, matrix_units=matrix), edit)
     rows = min(rows, op.contract.max_rows)
     sizes = [*([1] if kernel.plan.flat else []), rows, cols, *[cols] * kernel.matrices, *[0] * kernel.whole_count]
-    if isinstance(kernel.plan, ProductPlan):
+    if isinstance(kernel.plan, ProductPlan | AttentionPlan):
         sizes = [rows, cols, cols, 1, *[cols, 0] * kernel.matrices, *[0] * kernel.whole_count]
     addresses = [0] * len(kernel.tensor_sizes)
     kernel.launch_raw(addresses, sizes, [(rows, cols)], np.zeros(64, np.uint64), 0, place=0)
@@ -232,6 +232,28 @@ def test_every_structure_build_compiles_and_holds_no_float(op: Operator, dtype: 
         assert a.structure
         on_floats = {o for o in opcodes(a.read_ptx()) if ".f32" in o or ".f16" in o or ".f64" in o}
         assert not on_floats - {"mov.f32"}
+
+
+# ------------------------------------------------------------------ attention, whose texts are long
+ATTENTION = [
+    ("attention", "f16", "sm_80", 64, True, False), ("attention_backward", "bf16", "sm_90", 64, True, False),
+    ("attention", "f32", "sm_100", 136, False, False), ("attention", "f32", "sm_90", 64, True, True),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype", "arch", "dim", "limit", "structure"), ATTENTION)
+def test_attention_compiles_to_what_was_asked_for(
+    name: str, dtype: str, arch: str, dim: int, limit: bool, structure: bool
+) -> None:
+    """The larger tiles; a structure build of the smaller ones, which holds no float."""
+    op, v = registry()[name], Variant(frozenset({"limit"} if limit else ()))
+    made = built(op, dtype, arch, cols=dim, v=v, structure=structure, rows=4 if structure else 12800)
+    assert len(made) == 1 and made[0].resources.keys() == ({"work", "over_queries"} if op.backward_of else {"work"})
+    if structure:
+        assert not {o for o in opcodes(made[0].read_ptx()) if ".f32" in o or ".f64" in o} - {"mov.f32"}
+    else:
+        assert findings(made, True) == [] and spilled(made) == {}
 
 
 # ------------------------------------------------------------------ where fused multiply-adds come from

@@ -13,36 +13,16 @@ import numpy as np
 import pytest
 
 from examples.sentence_encoder import __main__ as command
-from examples.sentence_encoder import files, operators
+from examples.sentence_encoder import files
 from examples.sentence_encoder.model import Model
 from examples.sentence_encoder.operators import Encoder, placing, read_back
 from examples.sentence_encoder.tokenizer import Tokenizer
-from tokitai import ops
 from tokitai.device import cuda_driver
 from tokitai.device.device_array import DeviceArray
-from tokitai.kernel import targets_of
-from tokitai.lang import Operator
 
 FORMATS = ("f32", "f16", "bf16")
 SHORT = ("Tides rise.", "Low water falls slowly.")
 TEXTS = (*SHORT, "", "Water facing the Moon is drawn towards it more strongly than the Earth as a whole.", "Yes!")
-
-
-@pytest.fixture(autouse=True)
-def attention_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where GPUs have no kernels of attention, its tensors go to the host and back."""
-    if "cuda" in targets_of(ops.attention):
-        return
-    real = operators.run
-
-    def run(observe: operators.Observe, site: str, called: Operator, tensors: Any, **settings: Any) -> Any:
-        if called is not ops.attention or not isinstance(tensors["q"], DeviceArray):
-            return real(observe, site, called, tensors, **settings)
-        settings.pop("check", None)
-        there = {name: read_back(x) for name, x in tensors.items()}
-        return DeviceArray.of(real(observe, site, called, there, **settings), tensors["q"].device)
-
-    monkeypatch.setattr(operators, "run", run)
 
 
 def encoded(model: Model, tokenizer: Tokenizer, dtype: str, device: str, texts: tuple[str, ...]) -> tuple[Any, Any]:

@@ -27,9 +27,9 @@ ORDER = (
     {"toolchain"},
     {"device"},
     {
-        "kernel", "gpu_kernel", "gpu_matrix", "gpu_targets", "gpu_card", "gpu_call", "gpu_checks", "gpu_recipe",
-        "gpu_lists", "binding", "call_again", "call_checks", "call_list", "call", "call_attention", "call_grouped",
-        "call_product", "routing", "experts",
+        "kernel", "gpu_attention", "gpu_kernel", "gpu_matrix", "gpu_targets", "gpu_card", "gpu_call", "gpu_checks",
+        "gpu_recipe", "gpu_lists", "binding", "call_again", "call_checks", "call_list", "call", "call_attention",
+        "call_grouped", "call_product", "routing", "experts",
     },
     {"worker", "wire"},
     {"gpu_hip"},

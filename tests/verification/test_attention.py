@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from tokitai import ops, verify
+from tokitai.device import cuda
+from tokitai.errors import DeviceMissingError
 from tokitai.evidence.check import check
-from tokitai.kernel import targets_of
+from tokitai.gpu_targets import target_named
 from tokitai.lang import Sizes
 from tokitai.verification.files import case_from_file
 from tokitai.verification.recheck import recheck
@@ -45,10 +47,18 @@ def test_in_a_worker_process() -> None:
             assert (verdict.verdict, [r.id for r in verdict.results]) == ("verified", [case]), verdict.failure
 
 
-def test_other_devices_are_undecided() -> None:
-    assert targets_of(ops.attention) == targets_of(ops.attention_backward) == ("cpu",)
-    for device in ("sim", "cuda"):
-        verdict = verify(ops.attention, dtype="f16", device=device, variant=Variant(frozenset()))
-        assert verdict.verdict == "undecided"
-    verdict = verify(ops.attention, dtype="f16", device="sim", variant=Variant(frozenset()))
-    assert verdict.failure == "attention: there are no kernels of attention for sim yet; accepted: cpu"
+def test_a_missing_card_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(index: int) -> None:
+        raise DeviceMissingError(f"cuda:{index}: there is no card")
+
+    monkeypatch.setattr(cuda, "open_device", missing)
+    target_named.cache_clear()
+    verdict = verify(ops.attention, dtype="f16", device="cuda", variant=Variant(frozenset()))
+    assert (verdict.verdict, verdict.failure) == ("undecided", "cuda:0: there is no card")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention", "attention_backward"])
+def test_the_simulated_device_is_verified_at_one_shape(name: str) -> None:
+    verdict = verify(ops.get(name), dtype="bf16", device="sim", case="structure/all inputs@3x5x7x2#0")
+    assert (verdict.verdict, verdict.failure) == ("verified", None) and verdict.cases == 2, "with and without a limit"

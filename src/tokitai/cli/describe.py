@@ -8,13 +8,23 @@ from typing import Any
 
 from .. import gpu_hip
 from ..emit.cpp import emit_cpu
-from ..emit.gpu_text import emit_flat, emit_product, emit_rows, emit_scatter
+from ..emit.gpu_text import emit_attention, emit_flat, emit_product, emit_rows, emit_scatter
 from ..errors import UnknownNameError
 from ..gpu_kernel import gpu_plan
-from ..kernel import TARGETS, is_product, targets_of
+from ..kernel import TARGETS, is_product
 from ..lang import MATRICES, Operator, Sizes, TensorSpec, shape_text
 from ..lang.graph import Space
-from ..lower import FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_product, gpu_scatter, make_plan
+from ..lower import (
+    AttentionPlan,
+    FlatPlan,
+    Plan,
+    ProductPlan,
+    ScatterPlan,
+    gpu_attention,
+    gpu_product,
+    gpu_scatter,
+    make_plan,
+)
 from ..lower import gpu as layout
 from ..lower.rowwise import RowPlan, plan_rows
 from ..meaning.structure import drawn_entries
@@ -22,6 +32,7 @@ from ..toolchain import hip
 from ..verification.cases import in_groups
 from ..verification.verdict import Variant
 
+USUAL_DIM = 64  # of the heads of attention, where no size is asked for
 SPACES = {
     "rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar", "t": "entries x cols", "rk": "rows x inner",
     "kr": "inner x rows", "kc": "inner x cols", "ck": "cols x inner", "gr": "groups + 1", "gk": "groups + 1",
@@ -49,7 +60,7 @@ def operator_json(o: Operator) -> dict[str, Any]:
             "formats": list(c.formats), "max_rows": c.max_rows, "min_cols": c.min_cols, "max_cols": c.max_cols,
             "domain": c.domain,
         },
-        "targets": list(targets_of(o)),
+        "targets": list(TARGETS),
     }  # fmt: skip
 
 
@@ -81,7 +92,7 @@ def operator_text(o: Operator) -> str:
         ("gradient of", o.backward_of.name if o.backward_of else ""),
         ("storage", f"{', '.join(c.formats)}; up to {c.max_rows:,} rows and {c.max_cols:,} columns"),
         ("domain", c.domain),
-        ("targets", ", ".join(targets_of(o))),
+        ("targets", ", ".join(TARGETS)),
     ]
     return f"{o.name}\n  {_first_line(o)}\n" + "\n".join(f"    {name:<12} {text}" for name, text in rows if text)
 
@@ -125,6 +136,11 @@ def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int, staged: 
         entries, width = drawn_entries(shape[0]), layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1
         steps, schedule = gpu_scatter.scatter_steps(plan, *shape, entries), f"{entries} entries"
         text = emit_scatter(plan, width)
+    elif isinstance(plan, AttentionPlan):
+        sizes = Sizes.of(shape) if isinstance(shape, Sizes) else Sizes(*shape, USUAL_DIM)
+        walk = gpu_attention.tiling_of(plan, sizes, layout.CHUNK if sizes.inner % layout.CHUNK == 0 else 1)
+        steps, schedule = gpu_attention.attention_steps(plan, walk, sizes), str(walk)
+        shape, text = sizes, emit_attention(plan, walk)
     elif isinstance(plan, ProductPlan):
         sizes = Sizes.of(shape)
         tiling = gpu_product.tiling_of(plan, sizes, layout.CHUNK if sizes.inner % layout.CHUNK == 0 else 1)
@@ -141,9 +157,9 @@ def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int, staged: 
     launches = [f"{s.name}: {s.grid} blocks of {s.block} threads{', or fewer in turn' * s.in_turn}" for s in steps]
     of_shape = {"rows x cols": f"{shape[0]} x {shape[1]}", "schedule": schedule}
     described = {k: v for k, v in plan.describe().items() if k != "elements in a tile"}  # the CPU's tile
-    if isinstance(plan, ProductPlan):
+    if isinstance(plan, ProductPlan | AttentionPlan):
         of_shape = {"sizes": shape_text(Sizes.of(shape)), "schedule": schedule}
-        described = gpu_product.described(plan)
+        described = gpu_product.described(plan) if isinstance(plan, ProductPlan) else gpu_attention.described(plan)
     return _aligned({**described, **of_shape, "launches": "; ".join(launches) or "none"})
 
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from importlib import resources
 
+from ..lower.attention import AttentionPlan
 from ..lower.flat import FlatPlan
 from ..lower.gpu import FlatSchedule, Schedule
+from ..lower.gpu_attention import WalkTiling
 from ..lower.gpu_product import Tiling
 from ..lower.grouped import GroupedPlan
 from ..lower.product import ProductPlan
 from ..lower.rowwise import RowPlan
 from ..lower.scatter import ScatterPlan
 from .cpp import KernelText, first, segments
+from .gpu_attention import GpuAttentionEmitter
 from .gpu_flat import GpuFlatEmitter
 from .gpu_grouped import GpuGroupedEmitter
 from .gpu_product import GpuProductEmitter
@@ -55,3 +58,9 @@ def emit_product(plan: ProductPlan, tiling: Tiling) -> KernelText:
         groups = {"groups.h": (resources.files(__package__) / "gpu" / "groups.h").read_text()}
         return KernelText(GpuGroupedEmitter(plan, tiling).text(), headers(of_products=True) | groups)
     return KernelText(GpuProductEmitter(plan, tiling).text(), headers(of_products=True))
+
+
+def emit_attention(plan: AttentionPlan, tiling: WalkTiling) -> KernelText:
+    """The text of attention's kernels for one tiling."""
+    walks = {"attention.h": (resources.files(__package__) / "gpu" / "attention.h").read_text()}
+    return KernelText(GpuAttentionEmitter(plan, tiling).text(), headers(of_products=True) | walks)

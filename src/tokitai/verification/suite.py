@@ -59,6 +59,10 @@ ATTENTION: tuple[tuple[int, int], ...] = (
     Sizes(3, 5, 0), Sizes(3, 0, 4), Sizes(0, 3, 4), Sizes(0, 0, 0),
     Sizes(3, 5, 7, 2), Sizes(18, 17, 5, 3), Sizes(2, 3, 4, 40), Sizes(3, 0, 2, 2), Sizes(0, 3, 2, 2),
 )  # fmt: skip
+# Larger tiles of a GPU's kernels: two pieces of the inner side; several tiles and steps. What the simulated device
+# would take a minute for: the scores of an inner side of several chains, for each of its pieces.
+GPU_ATTENTION: tuple[tuple[int, int], ...] = (Sizes(2, 5, 66, 200), Sizes(65, 70, 9, 100))
+SIM_LEFT_OUT = Sizes(2, 3, 4098)
 ATTENTION_OF_USE: tuple[tuple[int, int], ...] = (Sizes(96, 128, 64),)
 PRODUCTS_OF_USE: tuple[tuple[int, int], ...] = (Sizes(64, 192, 128),)
 
@@ -69,7 +73,8 @@ def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) ->
         return [*(_shared(s, plan) for s in GROUPED), *_larger(plan, device)]
     if isinstance(plan, AttentionPlan):
         kept = any(o.space == "r" for o in plan.graph.outputs)  # without an inner side there is nothing else to compare
-        return [s for s in ATTENTION if kept or Sizes.of(s).inner]
+        every = (*ATTENTION, *(GPU_ATTENTION if device != "cpu" else ()))
+        return [s for s in every if (kept or Sizes.of(s).inner) and (device != "sim" or s != SIM_LEFT_OUT)]
     if isinstance(plan, ProductPlan):
         return [*PRODUCTS, *(BATCHES if operator.contract.batched else ()), *_larger(plan, device)]
     most = operator.contract.max_rows

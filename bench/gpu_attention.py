@@ -1,0 +1,104 @@
+"""``python -m bench.gpu_attention [--quick] [--repeats N]``: attention on an NVIDIA card beside torch's own.
+
+One JSON object a line: milliseconds (the fastest of calls that take turns), and whether one head has the bits that
+the same call gives on the CPU. TF32 is off; torch multiplies 16-bit formats by tensor cores, whose sums have an order
+of their own, so its times there are those of another function. ``--quick``: the first shape in f16 with a mask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+
+import torch
+
+from tokitai import ops
+from tokitai.gpu_targets import CudaTarget, target_named
+
+from .gpu import TORCH, about
+
+SHAPES = ((8, 12, 1024, 64), (2, 16, 4096, 128), (1, 12, 128, 64))  # sentences, heads, tokens, dimension
+Calls = dict[str, Callable[[], object]]
+
+
+def fastest(calls: Calls, repeats: int) -> dict[str, float]:
+    """Milliseconds; the first call of each does not count."""
+    best = dict.fromkeys(calls, float("inf"))
+    for i in range(repeats + 1):
+        for name, call in calls.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            if i:
+                best[name] = min(best[name], float(begin.elapsed_time(end)))
+    return {name: round(ms, 4) for name, ms in best.items()}
+
+
+def same(on_card: tuple[torch.Tensor, ...], on_cpu: tuple[torch.Tensor, ...]) -> bool:
+    """Whether the bits of the first head are equal."""
+    return all(torch.equal(a[:1, :1].cpu(), b) for a, b in zip(on_card, on_cpu, strict=True))
+
+
+def measure(dtype: str, shape: tuple[int, int, int, int], causal: bool, repeats: int) -> list[dict[str, object]]:
+    """Forward and backward."""
+    sentences, heads, tokens, dim = shape
+    torch.manual_seed(0)
+    q, k, v, dy = (torch.randn(sentences, heads, tokens, dim, device="cuda").to(TORCH[dtype]) for _ in range(4))
+    limit = None
+    if causal:
+        limit = torch.arange(1, tokens + 1, device="cuda", dtype=torch.int32).expand(q.shape[:3]).contiguous()
+    words = dict(scale=dim**-0.5)
+
+    def one(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
+        return [t[:1, :1].cpu() for t in tensors if t is not None]
+
+    made = ops.attention(q, k, v, limit, **words)
+    _, top, total = made
+    equal = {"forward": same(made, ops.attention(*one(q, k, v, limit), **words))}
+    back = ops.attention_backward(dy, q, k, v, top, total, limit, **words)
+    equal["backward"] = same(back, ops.attention_backward(*one(dy, q, k, v, top, total, limit), **words))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    theirs = torch.nn.functional.scaled_dot_product_attention
+    kept = theirs(leaves[0], leaves[1], leaves[2], is_causal=causal)
+    calls: dict[str, Calls] = {
+        "forward": {
+            "tokitai": lambda: ops.attention(q, k, v, limit, check=False, **words),
+            "torch": lambda: theirs(q, k, v, is_causal=causal),
+        },
+        "backward": {
+            "tokitai": lambda: ops.attention_backward(dy, q, k, v, top, total, limit, check=False, **words),
+            "torch": lambda: torch.autograd.grad(kept, leaves, dy, retain_graph=True),
+        },
+    }
+    found: list[dict[str, object]] = []
+    for name, of in calls.items():
+        products = {"forward": 2, "backward": 5}[name]  # that the definition needs
+        operations = 2 * products * sentences * heads * tokens * tokens * dim / (2 if causal else 1)
+        ms = fastest(of, repeats)
+        about_it = dict(dtype=dtype, causal=causal, direction=name, shape=shape, equal=equal[name], ms=ms)
+        found.append(about_it | {"tflops": round(operations / ms["tokitai"] / 1e9, 2)})
+    return found
+
+
+def main() -> None:
+    """Each format with and without a causal mask."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_attention", description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    target = target_named("cuda")
+    assert isinstance(target, CudaTarget)
+    torch.zeros(1, device="cuda")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for shape in SHAPES[: 1 if options.quick else None]:
+        for dtype in ("f16", "f32", "bf16") if shape == SHAPES[0] and not options.quick else ("f16",):
+            for causal in (True,) if options.quick else (True, False):
+                for record in measure(dtype, shape, causal, options.repeats):
+                    print(json.dumps(record | about(target)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
