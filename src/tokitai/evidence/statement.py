@@ -13,7 +13,6 @@ import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import EvidenceError
+from ..numerics import VERSION
 from .check import problems
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -123,7 +123,7 @@ class Tool:
     @classmethod
     def here(cls) -> Tool:
         """This package in this process."""
-        return cls("tokitai", version("tokitai"), platform.python_version(), np.__version__)
+        return cls("tokitai", VERSION, platform.python_version(), np.__version__)
 
 
 @dataclass(frozen=True)
