@@ -230,6 +230,7 @@ HOST = """
 import os, signal, sys, threading, time
 import numpy as np
 from tokitai.worker import Pool
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in a shell's background inherits that it is ignored
 pool = Pool(4, deadline=60)
 shared = pool.empty(1 << 20, np.uint8)
 this = "tests.worker.misbehaving"
