@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PEERS = ("torch", "liger", "torch f32, 28 bytes")
@@ -13,8 +15,7 @@ def main() -> None:
     """Write the table: the latest record of each operator, format and shape."""
     records = [json.loads(line) for line in (RESULTS / "gpu.jsonl").read_text().splitlines()]
     latest = {(r["operator"], r["dtype"], r["rows"], r["cols"]): r for r in records}
-    devices = sorted({f"{r['device']}, driver {r['driver']}, PyTorch {r['torch']}" for r in latest.values()})
-    lines = ["# On a card", "", f"{'; '.join(devices)}; {max(r['date'] for r in latest.values())[:10]}.", ""]
+    lines = headed("# On a card", latest.values())
     lines += [
         "Written by `python -m bench.gpu_report` from `gpu.jsonl`, which `python -m bench.gpu` fills: CUDA graphs over",
         "rotating buffers larger than the L2 cache, medians. Microseconds, and in brackets the fraction of a streaming",
@@ -42,12 +43,18 @@ def main() -> None:
     (RESULTS / "gpu.md").write_text("\n".join(lines) + "\n")
 
 
+def headed(title: str, records: Iterable[dict[str, Any]]) -> list[str]:
+    """A heading, and on what and when the figures under it were measured."""
+    latest = list(records)
+    devices = sorted({f"{r['device']}, driver {r['driver']}, PyTorch {r['torch']}" for r in latest})
+    return [title, "", f"{'; '.join(devices)}; {max(r['date'] for r in latest)[:10]}.", ""]
+
+
 def products() -> list[str]:
     """The table of matrix products."""
     records = [json.loads(line) for line in (RESULTS / "gpu_products.jsonl").read_text().splitlines()]
     latest = {tuple(r[k] for k in ("dtype", "accumulator", "rows", "cols", "inner", "layout")): r for r in records}
-    devices = sorted({f"{r['device']}, driver {r['driver']}, PyTorch {r['torch']}" for r in latest.values()})
-    lines = ["## Matrix products", "", f"{'; '.join(devices)}; {max(r['date'] for r in latest.values())[:10]}.", ""]
+    lines = headed("## Matrix products", latest.values())
     lines += [
         "From `gpu_products.jsonl`, which `python -m bench.gpu_products` fills. Tflop/s; cuBLAS in one run with it,",
         "without TF32, on operands stored as wide as it adds up. Tiles are those of the run, not always today's. Bits:",
@@ -70,8 +77,7 @@ def groups() -> list[str]:
     """The table of products in groups, and of what brings tokens to them and back."""
     records = [json.loads(line) for line in (RESULTS / "gpu_groups.jsonl").read_text().splitlines()]
     latest = {(r.get("product", r.get("operator")), r["dtype"]): r for r in records}
-    devices = sorted({f"{r['device']}, driver {r['driver']}, PyTorch {r['torch']}" for r in latest.values()})
-    lines = ["## Products in groups", "", f"{'; '.join(devices)}; {max(r['date'] for r in latest.values())[:10]}.", ""]
+    lines = headed("## Products in groups", latest.values())
     lines += [
         "From `gpu_groups.jsonl`, which `python -m bench.gpu_groups` fills. Tflop/s of uneven groups, one of them",
         "empty, and of one dense product of the same arithmetic in the same run. Bits: whether groups were compared",

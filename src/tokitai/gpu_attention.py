@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .emit.gpu_text import emit_attention
 from .errors import TargetMissingError
 from .lang import MATRICES, OPERANDS, Sizes, topological
 from .lower import AttentionPlan, gpu_attention
-from .lower.gpu import CHUNK, Step
+from .lower.gpu import CHUNK, FEW_SPILLS, Step
 from .lower.gpu_attention import WalkTiling
 
 if TYPE_CHECKING:
     from .gpu_kernel import GpuKernel, Program
-
-FEW_SPILLS = 32  # bytes that a thread may spill and load again
 
 
 def launches(kernel: GpuKernel, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[Program, list[Step]]:
@@ -32,23 +31,11 @@ def launches(kernel: GpuKernel, addresses: Sequence[int], sizes: Sequence[int]) 
     width = CHUNK if width == CHUNK else 1  # two texts do: dimensions of heads are whole chunks
     wished = gpu_attention.tiling_of(plan, whole, width)
     if wished not in kernel.settled_tilings:
-        kernel.settled_tilings[wished] = _without_spills(kernel, plan, wished)
+        every, names = gpu_attention.fallbacks(wished), gpu_attention.kernels_of(plan)
+        kernel.settled_tilings[wished] = kernel.without_spills(every, partial(emit_attention, plan), FEW_SPILLS, names)
     tiling = kernel.settled_tilings[wished]
     assert isinstance(tiling, WalkTiling)
     return kernel.programs[tiling][0], gpu_attention.attention_steps(plan, tiling, whole)
-
-
-def _without_spills(kernel: GpuKernel, plan: AttentionPlan, wished: WalkTiling) -> WalkTiling:
-    """The tiling, or the first that needs fewer registers and spills few bytes; the smallest may spill."""
-    names = gpu_attention.kernels_of(plan)
-    *others, last = gpu_attention.fallbacks(wished)
-    for tiling in others:
-        program = kernel.program(tiling, lambda t=tiling: emit_attention(plan, t))  # type: ignore[misc]
-        if all(program.spills(name) <= FEW_SPILLS for name in names):
-            return tiling
-        del kernel.programs[tiling]
-    kernel.program(last, lambda: emit_attention(plan, last))
-    return last
 
 
 def refuse(plan: AttentionPlan, target: str) -> None:

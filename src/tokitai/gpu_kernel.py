@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -33,16 +34,13 @@ from .lower import (
 )
 from .lower import gpu as layout
 from .lower import gpu_attention as walks
-from .lower.gpu import CHUNK, LONGEST_JOINED, FlatSchedule, Schedule, Step
+from .lower.gpu import CHUNK, FEW_SPILLS, FEW_SPILLS_OF_LONG, LONGEST_JOINED, FlatSchedule, Schedule, Step
 from .lower.gpu_product import Tiling
 from .lower.rowwise import RowPlan, plan_rows
 
 Edit = Callable[[str], str]
+T = TypeVar("T")
 WIDTHS = (CHUNK, 4, 2)  # elements to an access
-# Bytes that a thread may spill and load again: 4 or 12 bytes would cost a quarter or half of the warps otherwise. More
-# in rows of more columns than LONGEST_JOINED, of which a multiprocessor has one or two at a time: layer norm over
-# 32,768 columns ran a fifth slower on an H200 with none, and one row.
-FEW_SPILLS, FEW_SPILLS_OF_LONG = 32, 256
 
 
 class Program(Protocol):
@@ -230,20 +228,24 @@ class GpuKernel(KernelBase):
         width = 1 if anywhere else self.width(*zip(*of_operands, strict=True))  # groups may begin at any element
         wished = self.tiling(plan, whole, width, matrix)
         if wished not in self.settled_tilings:
-            self.settled_tilings[wished] = self._tiling_without_spills(plan, wished)
+            every = gpu_product.fallbacks(plan, wished)
+            self.settled_tilings[wished] = self.without_spills(every, partial(emit_product, plan))
         tiling = self.settled_tilings[wished]
         most = threads or gpu_product.MOST_UNITS
         steps = gpu_product.product_steps(tiling, whole, most)
         return self.programs[tiling][0], steps, [gpu_product.together(tiling, whole, most)]
 
-    def _tiling_without_spills(self, plan: ProductPlan, wished: Tiling) -> Tiling:
-        """The tiling, or the first that needs fewer registers and spills none; the smallest may spill."""
-        *others, last = gpu_product.fallbacks(plan, wished)
+    def without_spills(
+        self, tilings: Iterable[T], emit: Callable[[T], KernelText], few: int = 0, names: Sequence[str] = ("work",)
+    ) -> T:
+        """The first of these tilings whose kernels spill at most ``few`` bytes each; the last may spill more."""
+        *others, last = tilings
         for tiling in others:
-            if not self.program(tiling, lambda t=tiling: emit_product(plan, t)).spills("work"):  # type: ignore[misc]
+            program = self.program(tiling, partial(emit, tiling))
+            if all(program.spills(name) <= few for name in names):
                 return tiling
             del self.programs[tiling]
-        self.program(last, lambda: emit_product(plan, last))
+        self.program(last, partial(emit, last))
         return last
 
     def _rows(

@@ -12,9 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from tokitai import gpu_call, gpu_card, gpu_lists, gpu_recipe
 from tokitai.gpu_targets import SimTarget
+
+STREAM = 77  # the current one, whatever is asked
 
 
 class OnGpu(torch.Tensor):
@@ -68,3 +72,15 @@ class SimCard:
         self.said.append(("room", stream))
         yield (memory.ctypes.data + 15) // 16 * 16
         self.said.append(("freed", stream))
+
+
+def installed(monkeypatch: pytest.MonkeyPatch) -> SimCard:
+    """The fake card in place of every card, with no call known yet."""
+    made = SimCard()
+    for module in (gpu_card, gpu_call, gpu_lists):
+        monkeypatch.setattr(module, "card", lambda index: made)
+        monkeypatch.setattr(module, "stream_of", lambda x: STREAM)
+    monkeypatch.setattr(gpu_recipe, "torch_streams", lambda: lambda index: STREAM)
+    monkeypatch.setattr(gpu_call, "_recipes", gpu_recipe.Recipes())
+    monkeypatch.setattr(gpu_lists, "_layouts", {})
+    return made

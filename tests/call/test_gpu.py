@@ -8,27 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import OnAnother, OnGpu, SimCard, on_gpu
+from fake_gpu import STREAM, OnAnother, OnGpu, SimCard, installed, on_gpu
 
-from tokitai import gpu_call, gpu_card, gpu_lists, gpu_recipe, ops
+from tokitai import gpu_call, gpu_card, gpu_recipe, ops
 from tokitai.errors import ArgumentError
 from tokitai.lang import Operator
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-STREAM = 77
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
-    made = SimCard()
-    for module in (gpu_card, gpu_call, gpu_lists):
-        monkeypatch.setattr(module, "card", lambda index: made)
-        monkeypatch.setattr(module, "stream_of", lambda x: STREAM)
-    monkeypatch.setattr(gpu_recipe, "torch_streams", lambda: lambda index: STREAM)
-    monkeypatch.setattr(gpu_call, "_recipes", gpu_recipe.Recipes())
-    monkeypatch.setattr(gpu_lists, "_layouts", {})
-    return made
+    return installed(monkeypatch)
 
 
 @pytest.fixture

@@ -8,26 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import OnGpu, SimCard, on_gpu
+from fake_gpu import STREAM, OnGpu, SimCard, installed, on_gpu
 
-from tokitai import gpu_call, gpu_card, gpu_lists, gpu_recipe, ops
+from tokitai import gpu_call, ops
 from tokitai.errors import ArgumentError
 from tokitai.experts import Experts, expert_layer, expert_layer_backward
 from tokitai.routing import Permutation, permutation
 
-STREAM = 77
 OFFSETS = torch.tensor([0, 3, 3, 11, 16])
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
-    made = SimCard()
-    for module in (gpu_card, gpu_call, gpu_lists):
-        monkeypatch.setattr(module, "card", lambda index: made)
-        monkeypatch.setattr(module, "stream_of", lambda x: STREAM)
-    monkeypatch.setattr(gpu_recipe, "torch_streams", lambda: lambda index: STREAM)
-    monkeypatch.setattr(gpu_call, "_recipes", gpu_recipe.Recipes())
-    return made
+    return installed(monkeypatch)
 
 
 def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:

@@ -8,24 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import OnAnother, OnGpu, SimCard, on_gpu
+from fake_gpu import OnAnother, OnGpu, SimCard, installed, on_gpu
 
-from tokitai import gpu_call, gpu_card, gpu_lists, ops
+from tokitai import gpu_lists, ops
 from tokitai.errors import ArgumentError
 
-STREAM = 77
 SHAPES = [(3, 5), (0,), (4097,), (7,), (2, 0), (1,)]
 PARAMS = dict(step=3, lr=1e-3)
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
-    made = SimCard()
-    for module in (gpu_card, gpu_call, gpu_lists):
-        monkeypatch.setattr(module, "card", lambda index: made)
-        monkeypatch.setattr(module, "stream_of", lambda x: STREAM)
-    monkeypatch.setattr(gpu_lists, "_layouts", {})
-    return made
+    return installed(monkeypatch)
 
 
 @pytest.fixture

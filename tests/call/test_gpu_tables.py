@@ -8,25 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import OnGpu, SimCard, on_gpu
+from fake_gpu import OnGpu, SimCard, installed, on_gpu
 
 from tests.call.tables import CASES, DTYPES, Given, drawn, numbers
-from tokitai import gpu_call, gpu_card, gpu_lists, gpu_recipe, ops
+from tokitai import gpu_call, gpu_card, ops
 from tokitai.errors import ArgumentError
 from tokitai.routing import Permutation, permutation
-
-STREAM = 77
 
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
-    made = SimCard()
-    for module in (gpu_card, gpu_call, gpu_lists):
-        monkeypatch.setattr(module, "card", lambda index: made)
-        monkeypatch.setattr(module, "stream_of", lambda x: STREAM)
-    monkeypatch.setattr(gpu_recipe, "torch_streams", lambda: lambda index: STREAM)
-    monkeypatch.setattr(gpu_call, "_recipes", gpu_recipe.Recipes())
-    return made
+    return installed(monkeypatch)
 
 
 def there(given: Given) -> Given:

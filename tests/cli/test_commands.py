@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -148,8 +149,10 @@ def test_amd_cards_are_read_from_the_driver(tmp_path: Path) -> None:
 
 
 def test_the_version(tokitai: Command) -> None:
+    version = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["version"]
     done = tokitai("--version")
-    assert (done.code, done.out, done.err) == (0, f"tokitai {__version__}, numerics {NUMERICS_VERSION}\n", "")
+    assert (done.code, done.out, done.err) == (0, f"tokitai {version}, numerics {NUMERICS_VERSION}\n", "")
+    assert __version__ == version
 
 
 def test_the_bare_command_shows_its_help(tokitai: Command) -> None:

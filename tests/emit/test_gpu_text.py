@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tokitai.emit.cpp import KernelText
-from tokitai.gpu_kernel import FEW_SPILLS, Edit, GpuKernel, source_digest
+from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
 from tokitai.kernel import Identity, is_attention, is_product
 from tokitai.lang import Graph, Node, Operator
 from tokitai.lower import AttentionPlan, ProductPlan, make_plan
-from tokitai.lower.gpu import Step
+from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry
 from tokitai.toolchain import nvrtc
 from tokitai.toolchain.build import Source

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..lang import MATRICES, Node, topological
-from ..lower.attention import AttentionPlan, KeyPass
+from ..lang import MATRICES, Node
+from ..lower.attention import AttentionPlan, KeyPass, made_of
 from .product import plan_defines
 from .text import POINTER, Printer
 
@@ -223,7 +223,7 @@ class AttentionEmitter(Printer):
         for o in self.graph.outputs:
             if o.space != "rk":
                 continue
-            work = self.made_of(o.node)
+            work = made_of(o.node)
             sums = [n for n in work if n.op == "weighted_sum"]
             head = f"each_query_sum<{len(sums)}>({{{', '.join(f'mine + sum_{self.name[n]}' for n in sums)}}}, count"
             self.open(
@@ -245,7 +245,7 @@ class AttentionEmitter(Printer):
         for o in self.graph.outputs:
             if o.space != "ck":
                 continue
-            work = self.made_of(o.node)
+            work = made_of(o.node)
             sums = [n for n in work if n.op == "weighted_sum"]
             head = f"each_key_sum<{len(sums)}>({{{', '.join(f'mine + sum_{self.name[n]}' for n in sums)}}}, cols"
             values = f"auto lanes, const V (&sum)[{len(sums)}]"
@@ -253,17 +253,6 @@ class AttentionEmitter(Printer):
             self.elements(work, sums)
             self.line(f"store(out_{o.name} + c * out_{o.name}_stride + d, {self.name[o.node]}, lanes);")
             self.close("});")
-
-    def made_of(self, root: Node) -> list[Node]:
-        """Weighted sums and what is made of them for a result, operands first."""
-        found: set[Node] = set()
-        stack = [root]
-        while stack:
-            n = stack.pop()
-            if n.space == root.space and n not in found:
-                found.add(n)
-                stack += [] if n.op == "weighted_sum" else n.args
-        return [n for n in topological([root]) if n in found]
 
     def elements(self, work: Sequence[Node], sums: Sequence[Node]) -> None:
         for n in work:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..lang import MATRICES, Node, topological
-from ..lower.attention import AttentionPlan
+from ..lang import MATRICES, Node
+from ..lower.attention import AttentionPlan, made_of
 from ..lower.gpu_attention import Walk, WalkTiling, cone, handed_on, kernels_of, walks_of
 from .gpu_printer import GpuPrinter
 from .text import POINTER, SCALAR
@@ -312,7 +312,7 @@ class GpuAttentionEmitter(GpuPrinter):
 
     def results(self, name: str, root: Node, own: str, count: str) -> None:
         """Results of a tile's side x inner, made of weighted sums."""
-        work = self.made_of(root)
+        work = made_of(root)
         limit = self.plan.limit
         if not self.queries:
             any_ = "c0 + row < reached"
@@ -339,14 +339,3 @@ class GpuAttentionEmitter(GpuPrinter):
         self.line("barrier();")
         self.close()
         self.close()
-
-    def made_of(self, root: Node) -> list[Node]:
-        """Weighted sums and what is made of them for a result, operands first."""
-        found: set[Node] = set()
-        stack = [root]
-        while stack:
-            n = stack.pop()
-            if n.space == root.space and n not in found:
-                found.add(n)
-                stack += [] if n.op == "weighted_sum" else n.args
-        return [n for n in topological([root]) if n in found]

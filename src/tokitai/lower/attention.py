@@ -106,6 +106,18 @@ def is_attention(graph: Graph) -> bool:
     return any(n.op == "weighted_sum" for n in graph.nodes)
 
 
+def made_of(root: Node) -> list[Node]:
+    """Weighted sums and what is made of them for a result, operands first."""
+    found: set[Node] = set()
+    stack = [root]
+    while stack:
+        n = stack.pop()
+        if n.space == root.space and n not in found:
+            found.add(n)
+            stack += [] if n.op == "weighted_sum" else n.args
+    return [n for n in topological([root]) if n in found]
+
+
 def plan_attention(graph: Graph) -> AttentionPlan:
     """The plan for a graph. Raises DefinitionError for what cannot be laid out beside weighted sums."""
     for n in graph.nodes:

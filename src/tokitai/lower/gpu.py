@@ -20,6 +20,10 @@ LONGEST_JOINED = 8192  # columns of a row whose threads also hold the column sum
 LONGEST_KEPT = 32768  # columns of a row that threads keep in registers; longer ones are read again in each pass
 COLUMNS = 32  # of a block that adds up partial column sums
 COLUMN_THREADS = 128  # of a block that runs down rows on its own: a chunk of columns to each
+# Bytes that a thread may spill and load again: 4 or 12 bytes would cost a quarter or half of the warps otherwise. More
+# in rows of more columns than LONGEST_JOINED, of which a multiprocessor has one or two at a time: layer norm over
+# 32,768 columns ran a fifth slower on an H200 with none, and one row.
+FEW_SPILLS, FEW_SPILLS_OF_LONG = 32, 256
 LONGEST_UNSTAGED = 4096  # columns of a row with a kept value; longer ones come into shared memory ahead of their turn
 STAGE_ROOM = 160 << 10  # bytes of staged rows on a multiprocessor
 STAGES = 2  # rows in shared memory where they are staged: one is worked on, the others are on their way
