@@ -240,11 +240,11 @@ def flatten(
 
 
 def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
-    """`array` in the wanted shape with unit column stride and aligned elements, without a copy, or None."""
-    view = array.view()
+    """`array` in the wanted shape with unit column stride and aligned elements, or None. Reads no element: the memory
+    may be a card's, and assigning to ``shape`` copies before it finds that a view is impossible."""
     try:
-        view.shape = want
-    except AttributeError:
+        view = array.reshape(want, copy=False)
+    except ValueError:
         return None
     rows_fit = view.ndim < 2 or view.shape[0] <= 1 or view.strides[0] % view.itemsize == 0
     unit = view.size == 0 or view.shape[-1] <= 1 or view.strides[-1] == view.itemsize
