@@ -300,12 +300,15 @@ class GpuKernel(KernelBase):
         rows[dense] = 1
         own[dense] = cols[dense, None]
         tiles_each = rows * -(-cols // layout.TILE)
-        some = tiles_each > 0
+        tiles, some = int(tiles_each.sum()), tiles_each > 0
+        run = layout.run_of(tiles)
+        units_each = rows * -(-cols // (layout.TILE * run))
         entries = np.zeros((max(count, 1), ENTRY + self.matrices + names), np.int64)
         if count:
             entries[:, 0], entries[:, 1] = rows, cols
             entries[:, 2] = np.cumsum(tiles_each) - tiles_each
             entries[:, 3] = np.where(some, np.cumsum(some) - 1, -1)
+            entries[:, 4] = np.cumsum(units_each) - units_each
             entries[:, ENTRY : ENTRY + self.matrices] = own
             entries[:, ENTRY + self.matrices :] = np.array(addresses, np.int64).reshape(count, names)
         bytes_of = np.array([size for space, size in self.tensor_sizes if space == "rc"], np.int64)
@@ -313,13 +316,15 @@ class GpuKernel(KernelBase):
         strides = np.where(rows[some, None] > 1, own[some], 0)
         places = where | strides * bytes_of  # a power of two divides both where it divides this
         width = next((w for w in WIDTHS if not (places % np.minimum(16, w * bytes_of)).any()), 1)
-        pointers, alive = (0, 0, 0), []
+        pointers, alive = (0, 0, 0, 0), []
         if count != 1:
-            of_tile, filled = np.repeat(np.arange(count, dtype=np.int32), tiles_each), np.flatnonzero(some)
-            placed = [(place or self.target.place)(a) for a in (entries, of_tile, filled.astype(np.int32))]
+            of_tile, of_unit = (np.repeat(np.arange(count, dtype=np.int32), each) for each in (tiles_each, units_each))
+            filled = np.flatnonzero(some).astype(np.int32)
+            placed = [(place or self.target.place)(a) for a in (entries, of_tile, of_unit, filled)]
             pointers, alive = tuple(address for address, _ in placed), [keep for _, keep in placed]  # type: ignore[assignment]
-        tiles, tight = int(tiles_each.sum()), tuple(zip(rows.tolist(), cols.tolist(), strict=True))
-        packed = struct.pack(f"<6q{entries.shape[1]}q", count, tiles, some.sum(), *pointers, *entries[0].tolist())
+        tight = tuple(zip(rows.tolist(), cols.tolist(), strict=True))
+        numbers = count, tiles, units_each.sum(), run, some.sum()
+        packed = struct.pack(f"<9q{entries.shape[1]}q", *numbers, *pointers, *entries[0].tolist())
         return Table(tight, width, packed, tuple(layout.flat_steps(self.plan, tight)), (alive, entries))
 
     def program_for(self, made: Table) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -80,13 +81,23 @@ class CudaProgram:
         grid = step.grid
         if step.in_turn:
             grid = min(grid, self._at_a_time.get(step.name) or self._fit(step))
+        if step.cleared:
+            self.module.device.clear(workspace_of(call), step.cleared, stream)
         self.module.launch(step.name, grid, step.block, call, stream, shared=step.shared)
 
     def bound(self, step: Step, call: Any) -> Callable[[int], None]:
         """The same launch with all settled but the stream; ``call`` is an array of `ctypes` with the parameter."""
         grid = min(step.grid, self._fit(step)) if step.in_turn else step.grid
         bound: Callable[[int], None] = self.module.bound(step.name, grid, step.block, call, step.shared)
-        return bound
+        if not step.cleared:
+            return bound
+        clear, size = self.module.device.clear, step.cleared
+
+        def both(stream: int) -> None:
+            clear(workspace_of(call), size, stream)
+            bound(stream)
+
+        return both
 
     def spills(self, name: str) -> int:
         """Bytes that are spilled, as ptxas reports them."""
@@ -102,6 +113,11 @@ class CudaProgram:
         each = max(1, min(32, 2048 // threads, 65536 // (registers * threads), room))
         self._at_a_time[step.name] = each * self.module.device.multiprocessors
         return self._at_a_time[step.name]
+
+
+def workspace_of(call: Any) -> int:
+    """The address that ends a kernel's parameter."""
+    return int.from_bytes(call[-8:], "little")
 
 
 class CudaKernel(GpuKernel):
@@ -185,6 +201,8 @@ class SimProgram:
 
     def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
         """Run one kernel with one of the orders of threads: 0 is forward. Blocks that take units in turn are two."""
+        if step.cleared:
+            ctypes.memset(workspace_of(call), 0, step.cleared)
         self.loaded.launch(step.name, min(step.grid, 2) if step.in_turn else step.grid, step.block, call, order)
 
 

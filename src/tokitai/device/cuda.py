@@ -47,6 +47,14 @@ def launcher() -> Callable[..., int]:
     return kind(int(found[0] if isinstance(found, tuple) else found))
 
 
+@lru_cache(maxsize=1)
+def clearer() -> Callable[..., int]:
+    """`cuMemsetD32Async` itself."""
+    found = call("cuGetProcAddress", b"cuMemsetD32Async", 3020, 0, about="cuMemsetD32Async")
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p)
+    return kind(int(found[0] if isinstance(found, tuple) else found))
+
+
 class DeviceMemory:
     """Memory on a device, freed together with this object.
 
@@ -192,6 +200,17 @@ class Device:
             if nbytes:
                 call("cuMemsetD8", address, byte, nbytes, about=f"{nbytes} bytes at {address:#x}")
                 call("cuCtxSynchronize")
+
+    def clear(self, address: int, nbytes: int, stream: int) -> None:
+        """Set a multiple of 4 bytes to 0, in the order of a stream."""
+        pushed = self._enter()  # stream 0 is one of each context
+        try:
+            status = clearer()(address, 0, nbytes // 4, stream)
+        finally:
+            if pushed:
+                cuda_driver.bindings().cuCtxPopCurrent()
+        if status != 0:
+            fail(status, "cuMemsetD32Async", f"{nbytes} bytes at {address:#x}")
 
     def load(self, artifact: CudaArtifact) -> Module:
         """The kernels of `artifact` on this card, loaded once for each fingerprint.

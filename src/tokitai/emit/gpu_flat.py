@@ -1,21 +1,22 @@
 """CUDA C++, also for the CPU's fibers, of an element-wise kernel over one tensor or a list, from its plan.
 
-Kernels, launched one after another: for totals over all elements ``tile_totals``, ``tensor_totals`` and ``totals``,
-then ``work``. All take one ``Call`` by value. ``table`` has an entry for each tensor: rows, columns, its first tile,
-its place among those that are not empty (-1 for others), the row stride of every matrix, the address of every tensor;
-``tensor_of_tile`` says whose a tile is, ``filled`` which tensors are not empty. For a single tensor these three are
-null, and its entry is ``one``.
+One kernel, launched once. Where there are totals over all elements, its blocks take turns in phases (see ``take_turn``
+in rows.h): totals of *units*, runs of neighbouring tiles; those of tensors; those of all; then the elements, by tiles.
+It takes one ``Call`` by value. ``table`` has an entry for each tensor: rows, columns, its first tile, its place among
+those that are not empty (-1 for others), its first unit, the row stride of every matrix, the address of every tensor;
+``tensor_of_tile`` and ``tensor_of_unit`` say whose they are, ``filled`` which tensors are not empty. For a single tensor
+these four are null, and its entry is ``one``.
 """
 
 from __future__ import annotations
 
 from ..lang import Node
 from ..lower.flat import FlatPlan
-from ..lower.gpu import MOST_THREADS, TILE, FlatSchedule
+from ..lower.gpu import MOST_RUN, TILE, FlatSchedule
 from .gpu_printer import QuotientPrinter
 from .text import POINTER, SCALAR
 
-ENTRY = 4  # words before the strides
+ENTRY = 5  # words before the strides
 
 
 class GpuFlatEmitter(QuotientPrinter):
@@ -35,53 +36,77 @@ class GpuFlatEmitter(QuotientPrinter):
         """Constants, the call, the kernels."""
         threads = self.schedule.threads
         self.line(f"constexpr int TILE = {TILE}, THREADS = {threads}, CHUNKS = TILE / CHUNK / THREADS;")
+        self.line(f"static_assert({MOST_RUN} <= WARP, \"the totals of a run are summed by a warp\");")
         self.line(f"constexpr int WIDTH = {self.width};")
         self.line("constexpr int GROUP = Share<THREADS>::GROUP;")
         self.line()
         self.open("struct Call")
-        self.line("int64_t count, tiles, filled_count;")
+        self.line("int64_t count, tiles, units, run, filled_count;")
         self.line("const int64_t* table;")
         self.line("const int32_t* tensor_of_tile;")
+        self.line("const int32_t* tensor_of_unit;")
         self.line("const int32_t* filled;")
         self.line(f"int64_t one[{self.entry}];")
         self.line(f"int64_t integers[{max(1, len(self.whole_slot))}];")
         self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
         self.line("void* workspace;")
         self.close("};")
-        if self.plan.totals:
-            self.kernel("tile_totals", threads, self.tile_totals)
-            self.kernel("tensor_totals", MOST_THREADS, self.tensor_totals)
-            self.kernel("totals", MOST_THREADS, self.totals)
-        if self.plan.compute:
-            self.kernel("work", threads, self.work, self.schedule.per_sm)
-
-    def kernel(self, name: str, threads: int, body: object, per_sm: int = 1) -> None:
         self.line()
-        self.open(f"KERNEL({name}, {threads}, {per_sm})")
+        self.open(f"KERNEL(work, {threads}, {self.schedule.per_sm})")
         self.line("const int64_t* const integers = call.integers;")
         self.line("const Stored* const scalars = call.scalars;")
         self.line("(void)integers, (void)scalars;")
-        used = "static_cast<Stored*>(call.workspace)"
+        for s in self.plan.uniform:
+            self.declare(s, self.expression(s, False, self.name), vector=False)
+        if self.plan.totals:
+            self.phases()
+        else:
+            self.line("const int64_t tile = block_index();")
+        if self.plan.compute:
+            self.work()
+        self.close()
+
+    def phases(self) -> None:
+        """All turns but those for the elements."""
+        self.line("uint32_t* const counters = static_cast<uint32_t*>(call.workspace);")
+        used = "static_cast<Stored*>(call.workspace) + 2"
         for t in self.plan.totals:
             n = self.name[t]
             self.line(f"Stored* const total_{n} = {used};")
             self.line(f"Stored* const tensor_{n} = total_{n} + 1;")
-            self.line(f"Stored* const tile_{n} = tensor_{n} + call.filled_count;")
-            used = f"tile_{n} + call.tiles"
-        for s in self.plan.uniform:
-            self.declare(s, self.expression(s, False, self.name), vector=False)
-        assert callable(body)
-        body()
-        self.close()
+            self.line(f"Stored* const unit_{n} = tensor_{n} + call.filled_count;")
+            used = f"unit_{n} + call.units"
+        self.line("SHARED(uint32_t, own_turn, 1);")
+        self.line("SHARED(S, memory, 2 * WARP);")
+        self.line("Cells cells{memory, WARP, 0};")
+        self.line("const uint32_t units = uint32_t(call.units), filled = uint32_t(call.filled_count);")
+        self.line("const uint32_t ends[3] = {units, units + filled, units + filled + 1};")
+        self.line("const int64_t turn = take_turn(counters, ends, own_turn);")
+        phases = [("ends[0]", self.unit_totals), ("ends[1]", self.tensor_totals), ("ends[2]", self.all_totals)]
+        for end, phase in phases:
+            self.open(f"if (turn < {end})")
+            phase()
+            self.line("if (thread_index() == 0) count_done(counters + 1);")
+            self.line("return;")
+            self.close()
+        if self.plan.compute:
+            self.line("const int64_t tile = turn - ends[2];")
+
+    def entry_of(self, tensor: str) -> None:
+        self.line(f"const int tensor = call.table ? {tensor} : 0;")
+        self.line(f"const int64_t* const entry = call.table ? call.table + int64_t(tensor) * {self.entry} : call.one;")
+        self.line("const int64_t across_row = (entry[1] + TILE - 1) / TILE;")
 
     def tile(self) -> None:
-        """The block's tile: pointers are to its first element."""
-        self.line("const int64_t tile = block_index();")
-        self.line("const int tensor = call.table ? call.tensor_of_tile[tile] : 0;")
-        self.line(f"const int64_t* const entry = call.table ? call.table + int64_t(tensor) * {self.entry} : call.one;")
-        self.line("const int64_t across_row = (entry[1] + TILE - 1) / TILE, within = tile - entry[2];")
+        """The block's tile."""
+        self.entry_of("call.tensor_of_tile[tile]")
+        self.line("const int64_t within = tile - entry[2];")
         self.line("const int64_t r = entry[0] == 1 ? 0 : within / across_row;")
-        self.line("const int64_t begin = (within - r * across_row) * TILE;")
+        self.inside("within - r * across_row")
+
+    def inside(self, tile_of_row: str) -> None:
+        """A tile of row r: pointers are to its first element."""
+        self.line(f"const int64_t begin = ({tile_of_row}) * TILE;")
         self.line("const int size = int(least<int64_t>(TILE, entry[1] - begin));")
         self.line("const int64_t place = r * entry[1] + begin;")
         self.line("(void)place;")
@@ -91,6 +116,7 @@ class GpuFlatEmitter(QuotientPrinter):
             if space == "rc":
                 cast = f"reinterpret_cast<{const}{kind}*>(entry[{address + i}])"
                 self.line(f"{const}{kind}* const {name} = {cast} + r * entry[{stride}] + begin;")
+                self.line(f"(void){name};")
                 stride += 1
         for s in self.plan.of_tensor:
             value = "uint32_t(tensor)" if s.op == "tensor_index" else self.expression(s, False, self.name)
@@ -127,64 +153,87 @@ class GpuFlatEmitter(QuotientPrinter):
         self.way = None
 
     # ------------------------------------------------------------------ totals
-    def tile_totals(self) -> None:
-        """One value a tile."""
-        self.tile()
-        self.line("SHARED(S, memory, 2 * WARP);")
-        self.line("Cells cells{memory, WARP, 0};")
+    def unit_totals(self) -> None:
+        """One value a unit: of a sum the tree over those of its tiles."""
+        self.entry_of("call.tensor_of_unit[turn]")
+        self.line("const int64_t units_across = (across_row + call.run - 1) / call.run, within = turn - entry[4];")
+        self.line("const int64_t r = entry[0] == 1 ? 0 : within / units_across;")
+        self.line("const int64_t from = (within - r * units_across) * call.run;")
+        self.line("const int count = int(least(call.run, across_row - from));")
+        sums = any(t.op == "total_sum" for t in self.plan.totals)
+        if sums:
+            self.line(f"SHARED(S, sums, {MOST_RUN});")
         for t in self.plan.totals:
-            sums = t.op == "total_sum"
-            op, neutral = ("Add", "NEUTRAL_SUM") if sums else ("Most", "NEUTRAL_MAX")
-            value = self.name[t.args[0]] if sums else f"leaf_max({self.name[t.args[0]]})"
             self.open("")
+            if t.op == "total_max":
+                self.line("S part[1][1] = {{NEUTRAL_MAX}};")
+            self.line("S total[1];")
+            self.open("ROLLED for (int k = 0; k < count; ++k)")
+            self.inside("from + k")
             self.fetch(self.plan.under(t))
-            self.line("S part[1][CHUNKS], total[1];")
-            self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
-            self.line("const int c0 = first + v * GROUP * CHUNK;")
-            self.line("S at[CHUNK];")
-            self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
-            self.elements(self.plan.under(t))
-            self.line(f"at[e] = c0 + e < size ? {value} : {neutral};")
+            self.tile_total(t)
             self.close()
-            self.line(f"part[0][v] = fold<{op}, CHUNK>(at);")
+            if t.op == "total_sum":
+                self.line("barrier();")
+                self.line("const int k = thread_index() % WARP;")
+                self.line(f"total[0] = across<Add, {MOST_RUN}>(k < count ? sums[k] : NEUTRAL_SUM);")
+            else:
+                self.line("along_row<Most, THREADS, 1, 1>(part, total, cells);")
+            self.line(f"if (thread_index() == 0) store1(unit_{self.name[t]} + turn, total[0]);")
             self.close()
-            self.line(f"along_row<{op}, THREADS, CHUNKS, 1>(part, total, cells);")
-            self.line(f"if (thread_index() == 0) store1(tile_{self.name[t]} + tile, total[0]);")
-            self.close()
+
+    def tile_total(self, t: Node) -> None:
+        """Of a sum one value a tile; of a maximum, in which order does not count, one a thread."""
+        sums = t.op == "total_sum"
+        op, neutral = ("Add", "NEUTRAL_SUM") if sums else ("Most", "NEUTRAL_MAX")
+        value = self.name[t.args[0]] if sums else f"leaf_max({self.name[t.args[0]]})"
+        if sums:
+            self.line("S part[1][CHUNKS];")
+        self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
+        self.line("const int c0 = first + v * GROUP * CHUNK;")
+        self.line("S at[CHUNK];")
+        self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
+        self.elements(self.plan.under(t))
+        self.line(f"at[e] = c0 + e < size ? {value} : {neutral};")
+        self.close()
+        found = f"fold<{op}, CHUNK>(at)"
+        self.line(f"part[0][v] = {found};" if sums else f"part[0][0] = Most::of(part[0][0], {found});")
+        self.close()
+        if sums:
+            self.line("along_row<Add, THREADS, CHUNKS, 1>(part, total, cells);")
+            self.line("if (thread_index() == 0) sums[k] = total[0];")
 
     def tensor_totals(self) -> None:
-        """The tree over a tensor's tiles: a block for each tensor that is not empty."""
-        self.line("const int64_t place = block_index();")
+        """The tree over the units of a tensor that is not empty."""
+        self.line("const int64_t place = turn - ends[0];")
         entry = f"call.table + int64_t(call.filled[place]) * {self.entry}"
         self.line(f"const int64_t* const entry = call.table ? {entry} : call.one;")
-        self.line("const int64_t begin = entry[2], count = entry[0] * ((entry[1] + TILE - 1) / TILE);")
-        self.trees("tile", "begin + i", "count", "tensor", "place")
+        self.line("const int64_t elements = TILE * call.run, begin = entry[4];")
+        self.line("const int64_t count = entry[0] * ((entry[1] + elements - 1) / elements);")
+        self.trees("unit", "begin + i", "count", "tensor", "place")
 
-    def totals(self) -> None:
-        """The tree over the tensors that are not empty."""
+    def all_totals(self) -> None:
+        """The tree over the tensors that are not empty, and single results."""
         self.trees("tensor", "i", "call.filled_count", "total", "0")
+        self.after()
+        for i, o in enumerate(self.graph.outputs):
+            if o.space == "s":
+                slot = ENTRY + self.matrices + len(self.graph.inputs) + i
+                entry = "(call.table ? call.table : call.one)"
+                out = f"reinterpret_cast<{POINTER[o.format]}*>({entry}[{slot}])"
+                self.line(f"if (thread_index() == 0) store1({out}, {self.name[o.node]});")
 
     def trees(self, source: str, index: str, count: str, target: str, place: str) -> None:
-        self.line("SHARED(S, memory, 2 * WARP);")
-        self.line("Cells cells{memory, WARP, 0};")
         for t in self.plan.totals:
             name = self.name[t]
             op = "Add" if t.op == "total_sum" else "Most"
             at = f"[&](int64_t i) {{ return load1({source}_{name} + {index}); }}"
             none = "S{}" if t.op == "total_sum" else "Most::neutral()"
-            self.line(f"const S all_{name} = by_all_threads<{op}>({count}, {at}, cells);")
+            self.line(f"const S all_{name} = by_all_threads<{op}, THREADS>({count}, {at}, cells);")
             value = f"{count} ? all_{name} : {none}"
             if target == "total" and t.op == "total_max":
                 value = f"done_max({value})"
             self.line(f"if (thread_index() == 0) store1({target}_{name} + {place}, {value});")
-        if target == "total":
-            self.after()
-            for i, o in enumerate(self.graph.outputs):
-                if o.space == "s":
-                    slot = ENTRY + self.matrices + len(self.graph.inputs) + i
-                    entry = "(call.table ? call.table : call.one)"
-                    out = f"reinterpret_cast<{POINTER[o.format]}*>({entry}[{slot}])"
-                    self.line(f"if (thread_index() == 0) store1({out}, {self.name[o.node]});")
 
     def after(self, stored: bool = False) -> None:
         """Scalars made of totals."""
@@ -200,7 +249,8 @@ class GpuFlatEmitter(QuotientPrinter):
     # ------------------------------------------------------------------ elements
     def work(self) -> None:
         """The stored results; then, one by one, those of chunks where `Quick` missed a quotient or a result is NaN."""
-        self.after(stored=True)
+        if self.plan.totals:
+            self.after(stored=True)
         self.tile()
         nodes = list(self.plan.compute)
         self.chunks(nodes)

@@ -28,6 +28,9 @@ LONGEST_UNSTAGED = 4096  # columns of a row with a kept value; longer ones come 
 STAGE_ROOM = 160 << 10  # bytes of staged rows on a multiprocessor
 STAGES = 2  # rows in shared memory where they are staged: one is worked on, the others are on their way
 TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
+MOST_RUN = 16  # neighbouring tiles whose total a block finds: a power of two
+MANY_UNITS = 4096  # runs of tiles that keep a card busy: fewer, longer ones only beyond
+COUNTERS = 8  # bytes at the beginning of a workspace, for blocks that wait for each other
 
 
 
@@ -89,6 +92,7 @@ class Step:
     block: int
     in_turn: bool = False  # fewer blocks do as well: each takes units in turn
     shared: int = 0  # bytes of shared memory that the launch gives each block
+    cleared: int = 0  # bytes at the beginning of the workspace that are 0 when it begins
 
 
 def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Schedule:
@@ -255,23 +259,34 @@ def schedule_flat(plan: FlatPlan) -> FlatSchedule:
     return FlatSchedule(TILE // CHUNK // 4, False, 4)
 
 
+def run_of(tiles: int) -> int:
+    """Neighbouring tiles whose total one block finds, where a call has so many tiles: a power of two."""
+    run = 1
+    while run < MOST_RUN and tiles >= 2 * run * MANY_UNITS:
+        run *= 2
+    return run
+
+
+def units_of(shapes: Sequence[tuple[int, int]]) -> int:
+    """Runs of tiles of all tensors: no run goes on in the next row, so each is a node of the tree along a tensor."""
+    run = run_of(sum(tiles_of(r, c) for r, c in shapes))
+    return sum(r * -(-c // (TILE * run)) for r, c in shapes)
+
+
 def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
-    """The launches of an element-wise kernel, in order."""
-    tiles = sum(tiles_of(r, c) for r, c in shapes)
-    filled = sum(r * c > 0 for r, c in shapes)
-    steps = []
+    """The launch of an element-wise kernel, or none. With totals blocks first find those of runs of tiles, then those of
+    tensors, then of all."""
+    tiles = sum(tiles_of(r, c) for r, c in shapes) if plan.compute else 0
+    threads = schedule_flat(plan).threads
     if plan.totals:
-        if tiles:
-            steps.append(Step("tile_totals", tiles, schedule_flat(plan).threads))
-            steps.append(Step("tensor_totals", filled, MOST_THREADS))
-        steps.append(Step("totals", 1, MOST_THREADS))
-    if tiles and plan.compute:
-        steps.append(Step("work", tiles, schedule_flat(plan).threads))
-    return steps
+        filled = sum(r * c > 0 for r, c in shapes)
+        return [Step("work", units_of(shapes) + filled + 1 + tiles, threads, cleared=COUNTERS)]
+    return [Step("work", tiles, threads)] if tiles else []
 
 
 def flat_workspace_elements(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> int:
-    """One value a tile and one a tensor for each total, and the total."""
-    tiles = sum(tiles_of(r, c) for r, c in shapes)
+    """Two for the counters; one value a run of tiles and one a tensor for each total, and the total."""
+    if not plan.totals:
+        return 0
     filled = sum(r * c > 0 for r, c in shapes)
-    return len(plan.totals) * (tiles + filled + 1)
+    return 2 + len(plan.totals) * (units_of(shapes) + filled + 1)

@@ -39,6 +39,7 @@ constexpr int WARP = __AMDGCN_WAVEFRONT_SIZE__;
 
 INLINE uint32_t bits_of(float a) { return __builtin_bit_cast(uint32_t, a); }
 INLINE float float_of(uint32_t u) { return __builtin_bit_cast(float, u); }
+INLINE void wait_for_blocks() {}  // others go on by themselves
 
 }  // namespace tokitai
 #endif
@@ -64,6 +65,20 @@ INLINE void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+// Counters that blocks share, as in threads.h.
+#if TOKITAI_SIM
+INLINE uint32_t count_up(uint32_t* p) { return (*p)++; }
+INLINE void count_done(uint32_t* p) { ++*p; }
+INLINE uint32_t counted(const uint32_t* p) { return *p; }
+#else
+INLINE uint32_t count_up(uint32_t* p) { return __hip_atomic_fetch_add(p, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+INLINE void count_done(uint32_t* p) { __hip_atomic_fetch_add(p, 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT); }
+INLINE uint32_t counted(const uint32_t* p) { return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT); }
+#endif
+INLINE void wait_for(const uint32_t* p, uint32_t count) {
+  while (counted(p) < count) wait_for_blocks();
 }
 
 // Lanes are addressed by bytes. All threads of a kernel are lanes of whole warps, in order.

@@ -248,10 +248,10 @@ template <class Op> struct Tower {
   }
 };
 
-// The tree over count values at(i), by MOST_THREADS threads; all get it. Each takes a run of neighbours, a whole node.
-template <class Op, class F> INLINE S by_all_threads(int64_t count, const F& at, Cells& cells) {
+// The tree over count values at(i), by T threads, a power of two; all get it. Each takes a run of neighbours, a whole node.
+template <class Op, int T = MOST_THREADS, class F> INLINE S by_all_threads(int64_t count, const F& at, Cells& cells) {
   int64_t run = 1;
-  while (run * MOST_THREADS < count) run *= 2;
+  while (run * T < count) run *= 2;
   const int64_t begin = thread_index() * run, end = least(count, begin + run);
   Tower<Op> tower;
   for (int64_t i = begin; i < end; i += CHUNK) {  // several loads at a time; run is less than CHUNK, or a multiple
@@ -261,7 +261,7 @@ template <class Op, class F> INLINE S by_all_threads(int64_t count, const F& at,
   }
   const S part[1][1] = {{tower.result(Op::neutral())}};
   S total[1];
-  along_row<Op, MOST_THREADS, 1, 1>(part, total, cells);
+  along_row<Op, T, 1, 1>(part, total, cells);
   return total[0];
 }
 
@@ -296,6 +296,20 @@ template <class F> INLINE S over_blocks(int64_t blocks, const F& at, S* cells) {
   S x[SLICES];
   UNROLL for (int k = 0; k < SLICES; ++k) x[k] = cells[k * COLUMNS + thread_index()];
   return blocks ? fold<Add, SLICES>(x) : S{};
+}
+
+// ------------------------------------------------------------------ phases of one launch
+// Blocks take turns in the order in which they begin, whatever their numbers are. Each phase has as many turns, and waits
+// for all turns of the phases before: these have begun, so they end, however few blocks run at a time. Counters: turns
+// that were taken, and those that have ended; both are 0 before the launch.
+INLINE int64_t take_turn(uint32_t* counters, const uint32_t (&ends)[3], uint32_t* cell) {
+  if (thread_index() == 0) {
+    const uint32_t turn = count_up(counters);
+    wait_for(counters + 1, turn < ends[0] ? 0 : turn < ends[1] ? ends[0] : turn < ends[2] ? ends[1] : ends[2]);
+    *cell = turn;
+  }
+  barrier();
+  return *cell;
 }
 
 template <int word> INLINE uint32_t element_word(int64_t place) { return uint32_t(uint64_t(place) >> (32 * word)); }

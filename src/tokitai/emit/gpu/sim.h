@@ -40,8 +40,8 @@ namespace sim {
 constexpr int MOST = 1024;
 constexpr size_t STACK = 1 << 17, SLACK = 1 << 16;  // below the stack: what is written there harms nothing else
 constexpr uint64_t CANARY = 0xC0FFEE5AFEC0DE00ull;
-enum State { READY, AT_BARRIER, AT_EXCHANGE, DONE, MISALIGNED };
-static const char* const STATES[] = {"ready", "at a barrier", "at an exchange", "ended", "stopped"};
+enum State { READY, AT_BARRIER, AT_EXCHANGE, DONE, MISALIGNED, WAITING };
+static const char* const STATES[] = {"ready", "at a barrier", "at an exchange", "ended", "stopped", "waiting for a later block"};
 
 struct Fiber {
   void* stack_pointer;
@@ -252,6 +252,8 @@ INLINE float float_of(uint32_t u) {
   memcpy(&a, &u, 4);
   return a;
 }
+// Blocks run one after another: what a block waits for has happened, or never will.
+INLINE void wait_for_blocks() { sim::leave(sim::WAITING); }
 // The address must be a multiple of the size, as on a card.
 INLINE void check_address(const void* p, size_t bytes) {
   if (uintptr_t(p) % bytes == 0) return;
@@ -282,6 +284,11 @@ INLINE int64_t grid_size() { return sim::blocks_in_grid; }
 INLINE void close_copies() {}
 template <int LATER> INLINE void wait_for_copies() {}
 INLINE void barrier() { sim::leave(sim::AT_BARRIER); }
+INLINE uint32_t count_up(uint32_t* p) { return (*p)++; }
+INLINE void count_done(uint32_t* p) { ++*p; }
+INLINE void wait_for(const uint32_t* p, uint32_t count) {
+  while (*p < count) wait_for_blocks();
+}
 INLINE uint64_t exchange(uint64_t x, int mask) { return gather(x, (sim::current % WARP) ^ mask); }
 INLINE uint32_t exchange(uint32_t x, int mask) { return uint32_t(exchange(uint64_t(x), mask)); }
 INLINE float exchange(float x, int mask) { return float_of(exchange(bits_of(x), mask)); }
