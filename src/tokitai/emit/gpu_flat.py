@@ -10,6 +10,8 @@ these four are null, and its entry is ``one``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..lang import Node
 from ..lower.flat import FlatPlan
 from ..lower.gpu import MOST_RUN, TILE, FlatSchedule
@@ -23,6 +25,10 @@ class GpuFlatEmitter(QuotientPrinter):
     """Prints the kernels of one element-wise operator."""
 
     includes = ("rows.h", "quotients.h")
+    ahead: bool | None = None
+    back = False
+    span = 1
+    pipe = False
 
     def __init__(self, plan: FlatPlan, width: int, schedule: FlatSchedule) -> None:
         super().__init__(plan.graph)
@@ -31,6 +37,7 @@ class GpuFlatEmitter(QuotientPrinter):
         self.matrices = sum(space == "rc" for _, space, _, _ in self.tensors)
         self.stores = [o for o in g.outputs if o.space == "rc"]
         self.entry = ENTRY + self.matrices + len(self.tensors)
+        self.stored = {t.name: POINTER[str(t.format)] for t in g.inputs}
 
     def kernels(self) -> None:
         """Constants, the call, the kernels."""
@@ -63,7 +70,12 @@ class GpuFlatEmitter(QuotientPrinter):
         else:
             self.line("const int64_t tile = block_index();")
         if self.plan.compute:
+            if self.plan.totals:
+                self.open("ROLLED for (int64_t tile_now = tile_0; tile_now < tile_end; ++tile_now)")
+                self.line(f"const int64_t tile = {'call.tiles - 1 - tile_now' if self.back else 'tile_now'};")
             self.work()
+            if self.plan.totals:
+                self.close()
         self.close()
 
     def phases(self) -> None:
@@ -90,7 +102,7 @@ class GpuFlatEmitter(QuotientPrinter):
             self.line("return;")
             self.close()
         if self.plan.compute:
-            self.line("const int64_t tile = turn - ends[2];")
+            self.line(f"const int64_t tile_0 = (turn - ends[2]) * {self.span}, tile_end = least(call.tiles, tile_0 + {self.span});")
 
     def entry_of(self, tensor: str) -> None:
         self.line(f"const int tensor = call.table ? {tensor} : 0;")
@@ -104,8 +116,9 @@ class GpuFlatEmitter(QuotientPrinter):
         self.line("const int64_t r = entry[0] == 1 ? 0 : within / across_row;")
         self.inside("within - r * across_row")
 
-    def inside(self, tile_of_row: str) -> None:
-        """A tile of row r: pointers are to its first element."""
+    def inside(self, tile_of_row: str, under: Sequence[Node] | None = None) -> None:
+        """A tile of row r: pointers are to its first element; to those of inputs that are read `under` a total alone."""
+        read = None if under is None else {f"in_{n.data[0]}" for n in under if n.op == "input"}
         self.line(f"const int64_t begin = ({tile_of_row}) * TILE;")
         self.line("const int size = int(least<int64_t>(TILE, entry[1] - begin));")
         self.line("const int64_t place = r * entry[1] + begin;")
@@ -115,20 +128,21 @@ class GpuFlatEmitter(QuotientPrinter):
         for i, (name, space, kind, const) in enumerate(self.tensors):
             if space == "rc":
                 cast = f"reinterpret_cast<{const}{kind}*>(entry[{address + i}])"
-                self.line(f"{const}{kind}* const {name} = {cast} + r * entry[{stride}] + begin;")
-                self.line(f"(void){name};")
+                if read is None or name in read:
+                    self.line(f"{const}{kind}* const {name} = {cast} + r * entry[{stride}] + begin;")
+                    self.line(f"(void){name};")
                 stride += 1
         for s in self.plan.of_tensor:
             value = "uint32_t(tensor)" if s.op == "tensor_index" else self.expression(s, False, self.name)
             self.declare(s, value, vector=False)
 
-    def fetch(self, nodes: list[Node], one: bool = False) -> None:
-        """All chunks of a thread, or `one`."""
-        kinds = {t.name: POINTER[str(t.format)] for t in self.graph.inputs}
+    def fetch(self, nodes: list[Node], one: bool = False, declared: bool = False) -> None:
+        """All chunks of a thread, or `one`; into rows that are `declared`, perhaps."""
         for n in nodes:
             if n.op == "input":
                 name = n.data[0]
-                self.line(f"Chunk<{kinds[str(name)]}> row_{name}{'' if one else '[CHUNKS]'};")
+                if not declared:
+                    self.line(f"Chunk<{self.stored[str(name)]}> row_{name}{'' if one else '[CHUNKS]'};")
                 load = f"load_chunk<WIDTH, RAGGED>(row_{name}{'' if one else '[v]'}, in_{name} + c0, size - c0);"
                 if one:
                     self.line(load)
@@ -165,14 +179,7 @@ class GpuFlatEmitter(QuotientPrinter):
             self.line(f"SHARED(S, sums, {MOST_RUN});")
         for t in self.plan.totals:
             self.open("")
-            if t.op == "total_max":
-                self.line("S part[1][1] = {{NEUTRAL_MAX}};")
-            self.line("S total[1];")
-            self.open("ROLLED for (int k = 0; k < count; ++k)")
-            self.inside("from + k")
-            self.fetch(self.plan.under(t))
-            self.tile_total(t)
-            self.close()
+            self.unit_total(t)
             if t.op == "total_sum":
                 self.line("barrier();")
                 self.line("const int k = thread_index() % WARP;")
@@ -181,6 +188,41 @@ class GpuFlatEmitter(QuotientPrinter):
                 self.line("along_row<Most, THREADS, 1, 1>(part, total, cells);")
             self.line(f"if (thread_index() == 0) store1(unit_{self.name[t]} + turn, total[0]);")
             self.close()
+
+    def unit_total(self, t: Node) -> None:
+        """One tile after the other: where few blocks find room, the next is on its way while one is worked on."""
+        if t.op == "total_max":
+            self.line("S part[1][1] = {{NEUTRAL_MAX}};")
+        self.line("S total[1];")
+        nodes = self.plan.under(t)
+        ahead = not self.schedule.at_once if self.ahead is None else self.ahead
+        read = [(str(n.data[0]), self.stored[str(n.data[0])]) for n in nodes if n.op == "input"]
+        arguments = "".join(f", Chunk<{kind}> (&row_{name})[CHUNKS]" for name, kind in read)
+        self.open(f"const auto fetch = [&](int k{arguments})")
+        self.inside("from + k", nodes)
+        self.fetch(nodes, declared=True)
+        self.close("};")
+        self.open(f"const auto work_on = [&](int k{arguments})")
+        self.inside("from + k", nodes)
+        self.tile_total(t)
+        self.close("};")
+        for name, kind in read:
+            self.line(f"Chunk<{kind}> this_{name}[CHUNKS]{f', next_{name}[CHUNKS]' if ahead else ''};")
+        this, following = ("".join(f", {turn}_{name}" for name, _ in read) for turn in ("this", "next"))
+        if not ahead:
+            self.open("ROLLED for (int k = 0; k < count; ++k)")
+            self.line(f"fetch(k{this});")
+            self.line(f"work_on(k{this});")
+            self.close()
+            return
+        self.line(f"fetch(0{this});")
+        self.open("ROLLED for (int k = 0; k < count; k += 2)")
+        self.line(f"if (k + 1 < count) fetch(k + 1{following});")
+        self.line(f"work_on(k{this});")
+        self.line("if (k + 1 >= count) break;")
+        self.line(f"if (k + 2 < count) fetch(k + 2{this});")
+        self.line(f"work_on(k + 1{following});")
+        self.close()
 
     def tile_total(self, t: Node) -> None:
         """Of a sum one value a tile; of a maximum, in which order does not count, one a thread."""
@@ -269,9 +311,21 @@ class GpuFlatEmitter(QuotientPrinter):
         if at_once:
             self.fetch(nodes)
         self.line("uint32_t missed = 0;")
+        pipe = self.pipe and not at_once
+        inputs = [str(n.data[0]) for n in nodes if n.op == "input"]
+        if pipe:
+            self.open("")
+            self.line("const int c0 = first;")
+            self.close()
+            for name in inputs:
+                self.line(f"Chunk<{self.stored[name]}> row_{name}, next_{name};")
+                self.line(f"load_chunk<WIDTH, RAGGED>(row_{name}, in_{name} + first, size - first);")
         self.open(f"{'UNROLL' if at_once else 'ROLLED'} for (int v = 0; v < CHUNKS; ++v)")
         self.line("const int c0 = first + v * GROUP * CHUNK;")
-        if not at_once:
+        if pipe:
+            for name in inputs:
+                self.line(f"if (v + 1 < CHUNKS) load_chunk<WIDTH, RAGGED>(next_{name}, in_{name} + c0 + GROUP * CHUNK, size - c0 - GROUP * CHUNK);")
+        elif not at_once:
             self.fetch(nodes, one=True)
         self.line("bool odd = false;")
         self.line("const Quick quotients{&odd};")
@@ -294,4 +348,7 @@ class GpuFlatEmitter(QuotientPrinter):
             self.line(f"{'encode_numbers' if o in numbers else 'encode'}(new_{o.name}, values_{o.name});")
             self.line(f"store_chunk<WIDTH, RAGGED>(out_{o.name} + c0, new_{o.name}, size - c0);")
         self.close()
+        if pipe:
+            for name in inputs:
+                self.line(f"row_{name} = next_{name};")
         self.close()

@@ -30,6 +30,7 @@ STAGES = 2  # rows in shared memory where they are staged: one is worked on, the
 TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
 MOST_RUN = 16  # neighbouring tiles whose total a block finds: a power of two
 MANY_UNITS = 4096  # runs of tiles that keep a card busy: fewer, longer ones only beyond
+SPAN = 1
 COUNTERS = 8  # bytes at the beginning of a workspace, for blocks that wait for each other
 
 
@@ -280,7 +281,7 @@ def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
     threads = schedule_flat(plan).threads
     if plan.totals:
         filled = sum(r * c > 0 for r, c in shapes)
-        return [Step("work", units_of(shapes) + filled + 1 + tiles, threads, cleared=COUNTERS)]
+        return [Step("work", units_of(shapes) + filled + 1 + -(-tiles // SPAN), threads, cleared=COUNTERS)]
     return [Step("work", tiles, threads)] if tiles else []
 
 

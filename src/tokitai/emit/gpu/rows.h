@@ -304,8 +304,9 @@ template <class F> INLINE S over_blocks(int64_t blocks, const F& at, S* cells) {
 // that were taken, and those that have ended; both are 0 before the launch.
 INLINE int64_t take_turn(uint32_t* counters, const uint32_t (&ends)[3], uint32_t* cell) {
   if (thread_index() == 0) {
-    const uint32_t turn = count_up(counters);
-    wait_for(counters + 1, turn < ends[0] ? 0 : turn < ends[1] ? ends[0] : turn < ends[2] ? ends[1] : ends[2]);
+    const uint32_t turn = count_up(counters), ended = counted(counters + 1);  // both on their way together
+    const uint32_t before = turn < ends[0] ? 0 : turn < ends[1] ? ends[0] : turn < ends[2] ? ends[1] : ends[2];
+    if (ended < before) wait_for(counters + 1, before);
     *cell = turn;
   }
   barrier();

@@ -286,6 +286,7 @@ template <int LATER> INLINE void wait_for_copies() {}
 INLINE void barrier() { sim::leave(sim::AT_BARRIER); }
 INLINE uint32_t count_up(uint32_t* p) { return (*p)++; }
 INLINE void count_done(uint32_t* p) { ++*p; }
+INLINE uint32_t counted(const uint32_t* p) { return *p; }
 INLINE void wait_for(const uint32_t* p, uint32_t count) {
   while (*p < count) wait_for_blocks();
 }

@@ -43,12 +43,13 @@ INLINE void barrier() { __syncthreads(); }
 // Counters that blocks share (see Turns in rows.h). What a thread wrote before it counts is seen by those that waited.
 INLINE uint32_t count_up(uint32_t* p) { return atomicAdd(p, 1u); }
 INLINE void count_done(uint32_t* p) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(p) : "memory"); }
+INLINE uint32_t counted(const uint32_t* p) {
+  uint32_t now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(p) : "memory");
+  return now;
+}
 INLINE void wait_for(const uint32_t* p, uint32_t count) {
-  for (uint32_t now;;) {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(p) : "memory");
-    if (now >= count) return;
-    __nanosleep(100);
-  }
+  while (counted(p) < count) __nanosleep(100);
 }
 
 INLINE uint32_t exchange(uint32_t x, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
