@@ -158,7 +158,7 @@ def test_show_gives_the_source_of_a_shape(show: Show) -> None:
 
 def test_show_of_an_elementwise_operator(show: Show) -> None:
     plan = show("global_norm", "--target", "cuda", "--what", "plan", "--shape", f"rows=1,cols={3 * TILE + 1}")
-    assert "work: 6 blocks" in plan and f"tiles of {TILE} elements" in plan and "16384" not in plan
+    assert "totals: 6 blocks" in plan and f"tiles of {TILE} elements" in plan and "16384" not in plan
     assert show("global_norm", "--target", "cuda", "--what", "source").count("KERNEL(") == 1
     assert "elements in a tile" in show("silu", "--what", "plan"), "the plan that is compiled"
 

@@ -1,16 +1,18 @@
 """CUDA C++, also for the CPU's fibers, of an element-wise kernel over one tensor or a list, from its plan.
 
-One kernel, launched once. Where there are totals over all elements, its blocks take turns in phases (see ``take_turn``
-in rows.h): totals of *units*, runs of neighbouring tiles; those of tensors; those of all; then the elements, by tiles.
-It takes one ``Call`` by value. ``table`` has an entry for each tensor: rows, columns, its first tile, its place among
-those that are not empty (-1 for others), its first unit, the row stride of every matrix, the address of every tensor;
-``tensor_of_tile`` and ``tensor_of_unit`` say whose they are, ``filled`` which tensors are not empty. For a single tensor
-these four are null, and its entry is ``one``.
+Totals over all elements are found in one launch, whose blocks take turns in phases (``take_turn`` in rows.h): totals of
+*units*, runs of neighbouring tiles; those of tensors; those of all. Elements follow by tiles: in the same launch, as
+one more phase, or in a second one where blocks have so little to do that a turn costs more than a launch.
+
+Kernels take one ``Call`` by value. ``table`` has an entry for each tensor: rows, columns, its first tile, its place
+among those that are not empty (-1 for others), its first unit, the row stride of every matrix, the address of every
+tensor; ``tensor_of_tile`` and ``tensor_of_unit`` say whose they are, ``filled`` which tensors are not empty. For a
+single tensor these four are null, and its entry is ``one``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..lang import Node
 from ..lower.flat import FlatPlan
@@ -25,10 +27,6 @@ class GpuFlatEmitter(QuotientPrinter):
     """Prints the kernels of one element-wise operator."""
 
     includes = ("rows.h", "quotients.h")
-    ahead: bool | None = None
-    back = False
-    span = 1
-    pipe = False
 
     def __init__(self, plan: FlatPlan, width: int, schedule: FlatSchedule) -> None:
         super().__init__(plan.graph)
@@ -43,7 +41,7 @@ class GpuFlatEmitter(QuotientPrinter):
         """Constants, the call, the kernels."""
         threads = self.schedule.threads
         self.line(f"constexpr int TILE = {TILE}, THREADS = {threads}, CHUNKS = TILE / CHUNK / THREADS;")
-        self.line(f"static_assert({MOST_RUN} <= WARP, \"the totals of a run are summed by a warp\");")
+        self.line(f'static_assert({MOST_RUN} <= WARP, "the totals of a run are summed by a warp");')
         self.line(f"constexpr int WIDTH = {self.width};")
         self.line("constexpr int GROUP = Share<THREADS>::GROUP;")
         self.line()
@@ -58,29 +56,17 @@ class GpuFlatEmitter(QuotientPrinter):
         self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
         self.line("void* workspace;")
         self.close("};")
+        if self.plan.totals and not self.schedule.joined:
+            self.kernel("totals", self.phases)
+        if self.schedule.joined or self.plan.compute:
+            self.kernel("work", self.work)
+
+    def kernel(self, name: str, body: Callable[[], None]) -> None:
         self.line()
-        self.open(f"KERNEL(work, {threads}, {self.schedule.per_sm})")
+        self.open(f"KERNEL({name}, {self.schedule.threads}, {self.schedule.per_sm})")
         self.line("const int64_t* const integers = call.integers;")
         self.line("const Stored* const scalars = call.scalars;")
         self.line("(void)integers, (void)scalars;")
-        for s in self.plan.uniform:
-            self.declare(s, self.expression(s, False, self.name), vector=False)
-        if self.plan.totals:
-            self.phases()
-        else:
-            self.line("const int64_t tile = block_index();")
-        if self.plan.compute:
-            if self.plan.totals:
-                self.open("ROLLED for (int64_t tile_now = tile_0; tile_now < tile_end; ++tile_now)")
-                self.line(f"const int64_t tile = {'call.tiles - 1 - tile_now' if self.back else 'tile_now'};")
-            self.work()
-            if self.plan.totals:
-                self.close()
-        self.close()
-
-    def phases(self) -> None:
-        """All turns but those for the elements."""
-        self.line("uint32_t* const counters = static_cast<uint32_t*>(call.workspace);")
         used = "static_cast<Stored*>(call.workspace) + 2"
         for t in self.plan.totals:
             n = self.name[t]
@@ -88,6 +74,14 @@ class GpuFlatEmitter(QuotientPrinter):
             self.line(f"Stored* const tensor_{n} = total_{n} + 1;")
             self.line(f"Stored* const unit_{n} = tensor_{n} + call.filled_count;")
             used = f"unit_{n} + call.units"
+        for s in self.plan.uniform:
+            self.declare(s, self.expression(s, False, self.name), vector=False)
+        body()
+        self.close()
+
+    def phases(self) -> None:
+        """All turns but those for the elements."""
+        self.line("uint32_t* const counters = static_cast<uint32_t*>(call.workspace);")
         self.line("SHARED(uint32_t, own_turn, 1);")
         self.line("SHARED(S, memory, 2 * WARP);")
         self.line("Cells cells{memory, WARP, 0};")
@@ -101,8 +95,6 @@ class GpuFlatEmitter(QuotientPrinter):
             self.line("if (thread_index() == 0) count_done(counters + 1);")
             self.line("return;")
             self.close()
-        if self.plan.compute:
-            self.line(f"const int64_t tile_0 = (turn - ends[2]) * {self.span}, tile_end = least(call.tiles, tile_0 + {self.span});")
 
     def entry_of(self, tensor: str) -> None:
         self.line(f"const int tensor = call.table ? {tensor} : 0;")
@@ -117,7 +109,7 @@ class GpuFlatEmitter(QuotientPrinter):
         self.inside("within - r * across_row")
 
     def inside(self, tile_of_row: str, under: Sequence[Node] | None = None) -> None:
-        """A tile of row r: pointers are to its first element; to those of inputs that are read `under` a total alone."""
+        """A tile of row r: pointers are to its first element. Where it is for a total, to that of inputs `under` it."""
         read = None if under is None else {f"in_{n.data[0]}" for n in under if n.op == "input"}
         self.line(f"const int64_t begin = ({tile_of_row}) * TILE;")
         self.line("const int size = int(least<int64_t>(TILE, entry[1] - begin));")
@@ -195,7 +187,6 @@ class GpuFlatEmitter(QuotientPrinter):
             self.line("S part[1][1] = {{NEUTRAL_MAX}};")
         self.line("S total[1];")
         nodes = self.plan.under(t)
-        ahead = not self.schedule.at_once if self.ahead is None else self.ahead
         read = [(str(n.data[0]), self.stored[str(n.data[0])]) for n in nodes if n.op == "input"]
         arguments = "".join(f", Chunk<{kind}> (&row_{name})[CHUNKS]" for name, kind in read)
         self.open(f"const auto fetch = [&](int k{arguments})")
@@ -207,9 +198,9 @@ class GpuFlatEmitter(QuotientPrinter):
         self.tile_total(t)
         self.close("};")
         for name, kind in read:
-            self.line(f"Chunk<{kind}> this_{name}[CHUNKS]{f', next_{name}[CHUNKS]' if ahead else ''};")
+            self.line(f"Chunk<{kind}> this_{name}[CHUNKS]{'' if self.schedule.at_once else f', next_{name}[CHUNKS]'};")
         this, following = ("".join(f", {turn}_{name}" for name, _ in read) for turn in ("this", "next"))
-        if not ahead:
+        if self.schedule.at_once:
             self.open("ROLLED for (int k = 0; k < count; ++k)")
             self.line(f"fetch(k{this});")
             self.line(f"work_on(k{this});")
@@ -290,7 +281,13 @@ class GpuFlatEmitter(QuotientPrinter):
 
     # ------------------------------------------------------------------ elements
     def work(self) -> None:
-        """The stored results; then, one by one, those of chunks where `Quick` missed a quotient or a result is NaN."""
+        """The stored results; then, one by one, those of chunks where `Quick` missed a quotient or a result is NaN.
+        Ahead of them in the same launch, perhaps, the totals."""
+        if self.schedule.joined:
+            self.phases()
+            self.line("const int64_t tile = turn - ends[2];")
+        else:
+            self.line("const int64_t tile = block_index();")
         if self.plan.totals:
             self.after(stored=True)
         self.tile()
@@ -311,21 +308,9 @@ class GpuFlatEmitter(QuotientPrinter):
         if at_once:
             self.fetch(nodes)
         self.line("uint32_t missed = 0;")
-        pipe = self.pipe and not at_once
-        inputs = [str(n.data[0]) for n in nodes if n.op == "input"]
-        if pipe:
-            self.open("")
-            self.line("const int c0 = first;")
-            self.close()
-            for name in inputs:
-                self.line(f"Chunk<{self.stored[name]}> row_{name}, next_{name};")
-                self.line(f"load_chunk<WIDTH, RAGGED>(row_{name}, in_{name} + first, size - first);")
         self.open(f"{'UNROLL' if at_once else 'ROLLED'} for (int v = 0; v < CHUNKS; ++v)")
         self.line("const int c0 = first + v * GROUP * CHUNK;")
-        if pipe:
-            for name in inputs:
-                self.line(f"if (v + 1 < CHUNKS) load_chunk<WIDTH, RAGGED>(next_{name}, in_{name} + c0 + GROUP * CHUNK, size - c0 - GROUP * CHUNK);")
-        elif not at_once:
+        if not at_once:
             self.fetch(nodes, one=True)
         self.line("bool odd = false;")
         self.line("const Quick quotients{&odd};")
@@ -348,7 +333,4 @@ class GpuFlatEmitter(QuotientPrinter):
             self.line(f"{'encode_numbers' if o in numbers else 'encode'}(new_{o.name}, values_{o.name});")
             self.line(f"store_chunk<WIDTH, RAGGED>(out_{o.name} + c0, new_{o.name}, size - c0);")
         self.close()
-        if pipe:
-            for name in inputs:
-                self.line(f"row_{name} = next_{name};")
         self.close()
