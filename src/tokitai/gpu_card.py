@@ -218,6 +218,7 @@ def check_columns(operator: Operator, example: Any) -> None:
 
 
 # ------------------------------------------------------------------ streams
+@functools.cache
 def torch_streams() -> Callable[[int], int]:
     """What gives the handle of torch's current stream of a device."""
     torch = sys.modules["torch"]
@@ -228,7 +229,7 @@ def torch_streams() -> Callable[[int], int]:
 def stream_of(example: Any) -> int:
     """The handle of the stream into which the library of `example` puts its work now; 0 is CUDA's default stream."""
     if library_of(example) == "torch":
-        return torch_streams()(example.device.index)
+        return torch_streams()(example.get_device())
     return current_stream(example)
 
 

@@ -6,9 +6,9 @@ and again only where an address has changed: gradients that are new from step to
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy as copy_of
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,25 @@ from .call_list import Array, Prepared, prepare
 from .device.device_array import as_device, empty_like, handed_out, library_of, name_of
 from .errors import ArgumentError
 from .gpu_card import Card, card, copied, handle_of, kernel_on, phantom, stream_of, within
-from .gpu_kernel import GpuKernel, Table
+from .gpu_kernel import GpuKernel, Ready, Table
+from .gpu_recipe import Frame, torch_room
 from .kernel import KernelBase
 from .lang import Operator, Output
 
 MOST_LISTS = 16  # that are kept
 _recorded: list[Table] = []  # tables that a captured graph reads whenever it is replayed: they stay
+
+
+@dataclass(eq=False, slots=True)
+class _Placed:
+    """A table that lies on the device, written in the order of a stream, and what launches need that read it."""
+
+    stream: int
+    addresses: Array
+    table: Table
+    ready: Ready
+    room: Callable[[], Any] | None  # gives new workspace of torch's, where there is any
+    frames: list[Frame] = field(default_factory=list)  # free ones
 
 
 class PreparedOnGpu(Prepared):
@@ -41,11 +54,15 @@ class PreparedOnGpu(Prepared):
         self.device, self.where = view.device, card(view.device)
         self.made: dict[str, list[Any]] = {}
         self.copies: list[Any] = []
-        self.table: tuple[int, Array, Table, int] | None = None  # stream, addresses, workspace in bytes
+        self.placed: _Placed | None = None
         self.layout: _Layout | None = None
         super().__init__(operator, kernel, lists, copy)
         self.lying = np.array(self.addresses, np.int64)
-        self.names = [t.name for t in self.kernel.graph.inputs] + [o.name for o in self.kernel.graph.outputs]
+        outputs = self.kernel.graph.outputs
+        self.names = [t.name for t in self.kernel.graph.inputs] + [o.name for o in outputs]
+        first = len(self.kernel.graph.inputs)
+        self.single = [(k, o.name) for k, o in enumerate(outputs, first) if o.space == "s" and not o.inplace]
+        self.of_torch = library_of(self.example) == "torch"
 
     def turned_to(self, lists: Mapping[str, Sequence[Any]], addresses: Any, example: Any) -> PreparedOnGpu:
         """The same for other tensors of the same formats and sizes; this object stays as it is."""
@@ -98,36 +115,41 @@ class PreparedOnGpu(Prepared):
         return value
 
     def _launch(self, params: Mapping[str, float], stream: int) -> None:
-        kernel = self.kernel
-        addresses = self._own_values()
-        table, need = self._table(addresses, stream)
-        call = table.packed + kernel.scalar_bytes(kernel.scalar_table(1, 1, params))
-        program = kernel.program_for(table)
-        if library_of(self.example) in ("torch", "cupy"):
-            room = empty_like(self.example, (need,), "bool", stream)
-            place = as_device("workspace", room).address if need else 0
-            for step in table.steps:
-                program.launch(step, call + struct.pack("<q", place), 0, stream)
+        scalars = self.kernel.scalar_bytes(self.kernel.scalar_table(1, 1, params))
+        placed = self._placed(self._own_values(), stream)
+        ready = placed.ready
+        try:
+            frame = placed.frames.pop()
+        except IndexError:  # the first call, or others run it now
+            frame = Frame(ready, scalars, 0)
+        if not ready.workspace:
+            frame.launch(scalars, 0, stream)
+        elif placed.room is not None:
+            room = placed.room()
+            frame.launch(scalars, room.data_ptr(), stream)
+        elif library_of(self.example) == "cupy":
+            room = empty_like(self.example, (ready.workspace,), "bool", stream)
+            frame.launch(scalars, as_device("workspace", room).address, stream)
         else:
-            with self.where.room(max(need, 8), stream) as place:
-                for step in table.steps:
-                    program.launch(step, call + struct.pack("<q", place), 0, stream)
+            with self.where.room(ready.workspace, stream) as place:
+                frame.launch(scalars, place, stream)
+        placed.frames.append(frame)
 
     def _own_values(self) -> Array:
         """The addresses, those of single results as they are now."""
-        for k, o in enumerate(self.kernel.graph.outputs, len(self.kernel.graph.inputs)):
-            if o.space == "s" and not o.inplace:
-                address = as_device(o.name, self.made[o.name][0]).address
-                if self.lying.size and self.lying[k] != address:
-                    self.lying = self.lying.copy()
-                    self.lying[k :: len(self.names)] = address
+        for k, name in self.single:
+            address = as_device(name, self.made[name][0]).address
+            if self.lying.size and self.lying[k] != address:
+                self.lying = self.lying.copy()
+                self.lying[k :: len(self.names)] = address
         return self.lying
 
-    def _table(self, addresses: Array, stream: int) -> tuple[Table, int]:
-        """The table on the device, written in the order of the stream; and the bytes of workspace."""
+    def _placed(self, addresses: Array, stream: int) -> _Placed:
+        """The table on the device, written in the order of the stream."""
         capturing = self.where.capturing(stream)
-        known = self.table is not None and self.table[0] == stream
-        if self.table is None or not known or not np.array_equal(self.table[1], addresses):
+        placed = self.placed
+        known = placed is not None and placed.stream == stream
+        if placed is None or not known or not _same(placed.addresses, addresses):
             if capturing:
                 raise ArgumentError(
                     f"{self.operator.name}: a stream that is being captured; accepted: lists that were run in this "
@@ -143,12 +165,19 @@ class PreparedOnGpu(Prepared):
                 return address, memory
 
             table = self.kernel.table(addresses.tolist(), self.sizes, self.shapes, place)
-            self.table = stream, addresses, table, self.kernel.workspace_bytes(table.shapes, 1)
+            need = self.kernel.workspace_bytes(table.shapes, 1)
+            ready = Ready(self.kernel.program_for(table), table.steps, table.packed, b"", need)
+            room = torch_room(self.example, need) if self.of_torch and need else None
+            placed = self.placed = _Placed(stream, addresses, table, ready, room)
             if self.layout is not None:
-                self.layout.bare.table = self.table
-        if capturing and self.table[2] not in _recorded:
-            _recorded.append(self.table[2])
-        return self.table[2:]
+                self.layout.bare.placed = placed
+        if capturing and placed.table not in _recorded:
+            _recorded.append(placed.table)
+        return placed
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a is b or bool(np.array_equal(a, b))
 
 
 def prepare_on_gpu(

@@ -86,12 +86,21 @@ def _is_of_torch(kind: type, x: Any) -> bool:
 class Frame:
     """The parameter of a call's kernels, and their launches that read it. One call at a time has a frame."""
 
-    __slots__ = ("launches", "parameter")
+    __slots__ = ("last", "launches", "parameter", "scalars")
 
     def __init__(self, ready: Ready, scalars: bytes, room: int) -> None:
         packed = ready.head + bytes(room) + ready.middle + scalars + bytes(8)
+        self.last = len(packed) - 8
+        self.scalars = self.last - len(scalars)
         self.parameter = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
         self.launches: tuple[Launcher, ...] = launchers(ready, self.parameter)
+
+    def launch(self, scalars: bytes, workspace: int, stream: int) -> None:
+        """Put all kernels into a stream, with these host scalars and this workspace."""
+        self.parameter[self.scalars : self.last] = scalars
+        _word.pack_into(self.parameter, self.last, workspace)
+        for launch in self.launches:
+            launch(stream)
 
 
 @dataclass(slots=True)
@@ -222,6 +231,12 @@ def _pattern(example: Any, shape: Sequence[int], dtype: Any) -> Any:
     made = example.new_empty(tuple(shape), dtype=dtype)
     made.untyped_storage().resize_(0)
     return made
+
+
+def torch_room(example: Any, nbytes: int) -> Callable[[], Any]:
+    """What gives so many bytes of new workspace on the device of `example`."""
+    torch = sys.modules["torch"]
+    return functools.partial(torch.empty_like, _pattern(example, (nbytes,), torch.uint8))
 
 
 class Recipes:

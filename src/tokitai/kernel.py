@@ -17,7 +17,7 @@ from .formats import FORMATS
 from .lang import GROUPS, MATRICES, OPERANDS, Graph, Node, Operator, Sizes
 from .lower import AttentionPlan, FlatPlan, Plan, ProductPlan, ScatterPlan, make_plan
 from .lower.attention import is_attention as has_weighted_sums
-from .lower.scalars import host_values, rounded_scalars, whole_scalars
+from .lower.scalars import HostScalars, rounded_scalars, whole_scalars
 from .toolchain.build import Artifact, Isa, Source, build, native_isa
 from .toolchain.compilers import find_compiler
 
@@ -114,19 +114,21 @@ class KernelBase:
         """How many host scalars are whole numbers."""
         return len(whole_scalars(self.graph))
 
+    @cached_property
+    def host_scalars(self) -> HostScalars:
+        """What computes the host scalars of a call."""
+        return HostScalars(self.graph)
+
     def scalar_table(self, rows: int, cols: int, params: Mapping[str, float]) -> Scalars:
         """The host scalars of a call, each computed in f64 and rounded once: to f32, or to a whole number."""
         with cpu.default_float_mode(), np.errstate(over="ignore"):
-            values = host_values(self.graph, rounded_scalars(self.graph), rows, cols, params)
-            return Scalars(np.array(values, np.float64).astype(np.float32), self._whole(rows, cols, params))
+            values, whole = self.host_scalars(rows, cols, params)
+            return Scalars(np.array(values, np.float64).astype(np.float32), whole)
 
     def hash_table(self, hashes: Mapping[Node, int], rows: int, cols: int, params: Mapping[str, float]) -> Scalars:
         """The same for a structure build: hashes in place of numbers; whole numbers stay."""
         table = np.array([hashes[n] for n in rounded_scalars(self.graph)], np.uint64)
-        return Scalars(table, self._whole(rows, cols, params))
-
-    def _whole(self, rows: int, cols: int, params: Mapping[str, float]) -> tuple[int, ...]:
-        return tuple(round(v) for v in host_values(self.graph, whole_scalars(self.graph), rows, cols, params))
+        return Scalars(table, self.host_scalars(rows, cols, params)[1])
 
     def entries_in(self, sizes: Sequence[int]) -> int:
         """The entries of a table that is summed into, among the sizes of a launch; 0 where there is none."""

@@ -220,14 +220,17 @@ def _cpu_model() -> str:
     return " ".join(parts) or platform.processor() or "unknown"
 
 
+# Bytes in and bytes out: a value that is computed or compared is at the mercy of the mode that is looked for.
+_PROBES = struct.unpack("=4d", struct.pack("=4Q", 1, 1 << 52, 1023 << 52, (1023 - 60) << 52))
+
+
 def check_float_mode() -> str | None:
     """What is wrong with the floating-point mode of the calling thread, or None where it is IEEE 754's default.
 
     A library built with -ffast-math can switch a whole thread to flush-to-zero when it is loaded. Python's own floats
     follow the mode, so that they show it.
     """
-    # Bytes in and bytes out: a value that is computed or compared is at the mercy of the mode that is looked for.
-    subnormal, normal, unit, step = struct.unpack("=4d", struct.pack("=4Q", 1, 1 << 52, 1023 << 52, (1023 - 60) << 52))
+    subnormal, normal, unit, step = _PROBES
     found: list[str] = []
     if struct.pack("=d", normal * (unit / (unit + unit))) == bytes(8):
         found.append("results that are subnormal become zero (FTZ)")
