@@ -100,6 +100,8 @@ class Form:
     def told(self, kwargs: Mapping[str, Any]) -> tuple[object, ...]:
         """The scalars that a call gives, so that equal ones are the same: True is not 1 and -0.0 is not 0.0, although
         they compare equal. Raises TypeError for what cannot be hashed, and so is no scalar."""
+        if not self.scalars:
+            return ()
         found: list[object] = []
         for n in self.scalars:
             value = kwargs[n]
@@ -116,9 +118,13 @@ def form_of(
     operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
 ) -> tuple[Form, Sequence[Any]]:
     """How a call is written, and what is in its ``out``."""
-    several = type(out) is tuple or type(out) is list
-    results: Sequence[Any] = () if out is None else out if several else (out,)
-    how = (operator, len(args), -1 if out is None else len(results) if several else -2, *kwargs)
+    results: Sequence[Any] = ()
+    if out is None:
+        how = (operator, len(args), -1, *kwargs)
+    else:
+        several = type(out) is tuple or type(out) is list
+        results = out if several else (out,)
+        how = (operator, len(args), len(results) if several else -2, *kwargs)
     form = _forms.get(how)
     if form is None:
         form = _forms[how] = Form(operator, len(args), tuple(kwargs), len(results))

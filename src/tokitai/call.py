@@ -46,7 +46,9 @@ def call(
     """
     first = args[0] if args else None
     if type(first) is not np.ndarray:
-        there = on_gpu(first) if args else None
+        there = getattr(first, "is_cuda", None)  # torch's, and spares a call
+        if there is not True:
+            there = on_gpu(first) if args else None
         if there is None:
             there = next((t for t in map(on_gpu, (*args, *kwargs.values())) if t is not None), False)
         if there:

@@ -45,7 +45,8 @@ def look_at(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     form, results = form_of(operator, args, kwargs, out)
     if not form.fits:
         return None
-    tensors = [*args, *results] if not form.tensors else [*args, *[kwargs[n] for n in form.tensors], *results]
+    named = form.tensors
+    tensors = [*args, *[kwargs[n] for n in named], *results] if named else [*args, *results] if results else list(args)
     key: list[Any] = [form]
     addresses: list[int] = []
     low = 0
@@ -146,9 +147,13 @@ class Recipe:
         words = [addresses[i] for i in self.inputs]
         empty_like, parameter, made = self.empty_like, frame.parameter, []
         for place, pattern in self.results:
-            x = tensors[place] if pattern is None else empty_like(pattern)
-            made.append(x)
-            words.append(x.data_ptr())
+            if pattern is None:
+                made.append(tensors[place])
+                words.append(addresses[place])
+            else:
+                x = empty_like(pattern)
+                made.append(x)
+                words.append(x.data_ptr())
         self.words.pack_into(parameter, self.first, *words)
         if self.room is not None:
             room = empty_like(self.room)
