@@ -1,8 +1,9 @@
 """``python -m bench.gpu_attention [--quick] [--repeats N]``: attention on an NVIDIA card beside torch's own.
 
-One JSON object a line: milliseconds (the fastest of calls that take turns), and whether one head has the bits that
-the same call gives on the CPU. TF32 is off; torch multiplies 16-bit formats by tensor cores, whose sums have an order
-of their own, so its times there are those of another function. ``--quick``: the first shape in f16 with a mask.
+Milliseconds (the fastest of calls that take turns), operations a second as a part of those of cuBLAS's product in f32
+in the same run, and whether one head has the bits that the same call gives on the CPU. TF32 is off; torch multiplies
+16-bit formats by tensor cores, whose sums have an order of their own, so its times there are those of another function.
+``--quick``: the first shape in f16 with a mask. Figures are added to bench/results/gpu_attention.jsonl, or to --out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 
@@ -18,6 +21,7 @@ from tokitai.gpu_targets import CudaTarget, target_named
 
 from .gpu import TORCH, about
 
+RESULTS = Path(__file__).parent / "results" / "gpu_attention.jsonl"
 SHAPES = ((8, 12, 1024, 64), (2, 16, 4096, 128), (1, 12, 128, 64))  # sentences, heads, tokens, dimension
 Calls = dict[str, Callable[[], object]]
 
@@ -42,8 +46,17 @@ def same(on_card: tuple[torch.Tensor, ...], on_cpu: tuple[torch.Tensor, ...]) ->
     return all(torch.equal(a[:1, :1].cpu(), b) for a, b in zip(on_card, on_cpu, strict=True))
 
 
-def measure(dtype: str, shape: tuple[int, int, int, int], causal: bool, repeats: int) -> list[dict[str, object]]:
-    """Forward and backward."""
+def ceiling(repeats: int) -> float:
+    """Operations a second of cuBLAS in f32, in 10^12: what can be reached without tensor cores."""
+    n = 4096
+    a, b = (torch.randn(n, n, device="cuda") for _ in range(2))
+    return 2 * n**3 / fastest({"cublas": lambda: a @ b}, repeats)["cublas"] / 1e9
+
+
+def measure(
+    dtype: str, shape: tuple[int, int, int, int], causal: bool, repeats: int, most: float
+) -> list[dict[str, object]]:
+    """Forward and backward; ``most`` is the ceiling."""
     sentences, heads, tokens, dim = shape
     torch.manual_seed(0)
     q, k, v, dy = (torch.randn(sentences, heads, tokens, dim, device="cuda").to(TORCH[dtype]) for _ in range(4))
@@ -79,7 +92,8 @@ def measure(dtype: str, shape: tuple[int, int, int, int], causal: bool, repeats:
         operations = 2 * products * sentences * heads * tokens * tokens * dim / (2 if causal else 1)
         ms = fastest(of, repeats)
         about_it = dict(dtype=dtype, causal=causal, direction=name, shape=shape, equal=equal[name], ms=ms)
-        found.append(about_it | {"tflops": round(operations / ms["tokitai"] / 1e9, 2)})
+        rate = operations / ms["tokitai"] / 1e9
+        found.append(about_it | {"tflops": round(rate, 2), "of_ceiling": round(rate / most, 3)})
     return found
 
 
@@ -88,16 +102,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_attention", description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     target = target_named("cuda")
     assert isinstance(target, CudaTarget)
     torch.zeros(1, device="cuda")
     torch.backends.cuda.matmul.allow_tf32 = False
+    most = ceiling(options.repeats)
     for shape in SHAPES[: 1 if options.quick else None]:
         for dtype in ("f16", "f32", "bf16") if shape == SHAPES[0] and not options.quick else ("f16",):
             for causal in (True,) if options.quick else (True, False):
-                for record in measure(dtype, shape, causal, options.repeats):
-                    print(json.dumps(record | about(target)), flush=True)
+                for record in measure(dtype, shape, causal, options.repeats, most):
+                    dated = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **record, **about(target)}
+                    with options.out.open("a") as file:
+                        file.write(json.dumps(dated) + "\n")
+                    print({k: v for k, v in record.items() if k != "equal"}, record["equal"], flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``python -m bench.gpu_report``: bench/results/gpu.md from the records in gpu.jsonl and gpu_products.jsonl there."""
+"""``python -m bench.gpu_report``: bench/results/gpu.md from the records in gpu*.jsonl and encoder.jsonl there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ PEERS = ("torch", "liger", "torch f32, 28 bytes")
 
 
 def main() -> None:
-    """Write the table: the latest record of each operator, format and shape."""
+    """Write the page."""
+    (RESULTS / "gpu.md").write_text(written())
+
+
+def written() -> str:
+    """The whole page: of each table the latest record of each row."""
     records = [json.loads(line) for line in (RESULTS / "gpu.jsonl").read_text().splitlines()]
     latest = {(r["operator"], r["dtype"], r["rows"], r["cols"]): r for r in records}
     lines = headed("# On a card", latest.values())
@@ -37,10 +42,9 @@ def main() -> None:
         lines.append(f"| {operator} | {dtype} | {rows}x{cols} | {cell('tokitai')} | {torch} | {liger} | {bits} |")
     lines += [""]
     lines += ["AdamW: 808 tensors, f16 weights with f32 moments, 22 bytes an element; PyTorch's fused step in f32, 28."]
-    lines += ["", *products()]
-    if (RESULTS / "gpu_groups.jsonl").exists():
-        lines += ["", *groups()]
-    (RESULTS / "gpu.md").write_text("\n".join(lines) + "\n")
+    for section in (products, groups, attention, embedding, encoder):
+        lines += ["", *section()]
+    return "\n".join(lines) + "\n"
 
 
 def headed(title: str, records: Iterable[dict[str, Any]]) -> list[str]:
@@ -97,6 +101,74 @@ def groups() -> list[str]:
             )
     moved = [(n, d, r) for (n, d), r in latest.items() if "operator" in r]
     lines += [""] + [f"`{n}` in {d}: {r['of_copy']:.2f} of a copy's bandwidth." for n, d, r in moved]
+    return lines
+
+
+def recorded(name: str, *keys: str) -> list[dict[str, Any]]:
+    """The latest record for each value of the keys."""
+    records = [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+    return list({tuple(str(r[k]) for k in keys): r for r in records}.values())
+
+
+def attention() -> list[str]:
+    """The table of attention."""
+    records = recorded("gpu_attention.jsonl", "dtype", "shape", "causal", "direction")
+    lines = headed("## Attention", records)
+    lines += [
+        "From `gpu_attention.jsonl`, which `python -m bench.gpu_attention` fills. Size: sentences x heads x tokens x",
+        "dimension. Milliseconds; of the ceiling: operations a second as a part of those of cuBLAS's f32 product in",
+        "that run. PyTorch multiplies 16-bit formats on tensor cores, in another order; in f32 it does not. Bits:",
+        "whether a head was compared with the CPU's, and equal.",
+        "",
+        "| direction | format | size | mask | tokitai | PyTorch | Tflop/s | of ceiling | bits |",
+        "|---|---|---|---|--:|--:|--:|--:|---|",
+    ]
+    for r in records:
+        ms, bits = r["ms"], "equal" if r["equal"] else "NOT EQUAL"
+        about = f"{r['direction']} | {r['dtype']} | {'x'.join(map(str, r['shape']))} | {'causal' * r['causal']}"
+        lines.append(
+            f"| {about} | {ms['tokitai']:.2f} | {ms['torch']:.2f} | {r['tflops']} | {r['of_ceiling']:.2f} | {bits} |"
+        )
+    return lines
+
+
+def embedding() -> list[str]:
+    """The table of embedding."""
+    records = recorded("gpu_embedding.jsonl", "dtype", "ids")
+    lines = headed("## Embedding", records)
+    lines += [
+        "From `gpu_embedding.jsonl`, which `python -m bench.gpu_embedding` fills. Microseconds, and in brackets the",
+        "fraction of a copy's bandwidth. The backward pass writes the whole gradient, in position order and without",
+        "atomics; PyTorch's adds in an order of its own. Bits: of some entries, compared with the CPU's.",
+        "",
+        "| format | ids | forward | PyTorch | backward | PyTorch | ratio | bits |",
+        "|---|---|--:|--:|--:|--:|--:|---|",
+    ]
+    for r in records:
+        us, bits = r["microseconds"], "equal" if r["equal"] else "NOT EQUAL"
+        forward = f"{us['forward']} ({r['of_copy']:.2f}) | {us['torch forward']} ({r['torch_of_copy']:.2f})"
+        backward = f"{us['backward']} | {us['torch backward']} | {r['ratio_backward']}"
+        lines.append(f"| {r['dtype']} | {r['ids']} | {forward} | {backward} | {bits} |")
+    return lines
+
+
+def encoder() -> list[str]:
+    """The table of the sentence encoder."""
+    records = recorded("encoder.jsonl", "device", "dtype", "sentences", "longest")
+    lines = ["## A sentence encoder", ""]
+    lines += [
+        "From `encoder.jsonl`, which `python -m bench.encoder` fills. Sentences a second, beside PyTorch's operators",
+        "(tensor cores in 16-bit formats). Bits: whether vectors had those of the CPU.",
+        "",
+        "| device | format | sentences x tokens | tokitai | PyTorch | of PyTorch | bits |",
+        "|---|---|---|--:|--:|--:|---|",
+    ]
+    for r in records:
+        rate, bits = r["sentences_a_second"], "equal" if r["equal"] else "NOT EQUAL"
+        lines.append(
+            f"| {r['device']} | {r['dtype']} | {r['sentences']}x{r['longest']} | {rate['tokitai']} | {rate['torch']} "
+            f"| {r['of_torch']:.2f} | {bits} |"
+        )
     return lines
 
 

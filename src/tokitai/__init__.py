@@ -19,12 +19,16 @@ from .lang import Operator
 from .numerics import VERSION
 
 if TYPE_CHECKING:
-    from .kernel import Kernel, compile
+    from .kernel import Kernel
+    from .kernels import GpuBuild, compile
     from .verification import Verdict, verify
 
 __version__ = VERSION
 
-_LAZY = {"compile": "kernel", "Kernel": "kernel", "verify": "verification", "Verdict": "verification"}
+_LAZY = {
+    "compile": "kernels", "GpuBuild": "kernels", "Kernel": "kernel", "verify": "verification",
+    "Verdict": "verification",
+}  # fmt: skip
 
 
 def _run(operator: Operator, *args: Any, **kwargs: Any) -> Any:
@@ -47,4 +51,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["Kernel", "Operator", "Verdict", "compile", "errors", "formats", "lang", "ops", "verify"]
+__all__ = ["GpuBuild", "Kernel", "Operator", "Verdict", "compile", "errors", "formats", "lang", "ops", "verify"]

@@ -161,6 +161,32 @@ def test_json_is_one_object_and_records_are_added(tmp_path: Path, capfd: pytest.
         assert len(report.read(kept)) == 2 * times and report.read(kept)[-2:] == found
 
 
+OWN = """
+from typing import Any
+from tokitai.lang import Matrix, Outputs, operator, outputs, storage
+
+@operator
+def twice(x: Matrix[storage]) -> Outputs:
+    return outputs(y=x + x)
+
+@operator
+def odd(x: Matrix[storage], *, by: float) -> Outputs:
+    return outputs(y=x * by)
+"""
+
+
+def test_operators_of_the_readers_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    own, kept = tmp_path / "own.py", tmp_path / "kept.jsonl"
+    own.write_text(OWN)
+    words = ("--dtype", "f16", "--shape", "16x96", "--blocks", 1, "--out", kept)
+    assert command(f"{own}:twice", "silu", *words) == 0
+    assert [r["operator"] for r in report.read(kept)] == ["twice", "silu"]
+    assert command(f"{own}:thrice", *words) == 2
+    assert "named 'thrice'; did you mean twice? (accepted: odd, twice)" in capfd.readouterr().err
+    assert command(f"{own}:twice", "--against", "torch", *words) == 2
+    assert "'twice'" in capfd.readouterr().err and len(report.read(kept)) == 2
+
+
 @pytest.mark.slow
 def test_the_table_and_the_plot(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "plot.svg"

@@ -11,7 +11,6 @@ import platformdirs
 import typer
 
 from ..errors import ArgumentError
-from ..ops import get
 from . import output, parse
 from .progress import Bar
 
@@ -19,7 +18,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 
 
 def bench(
-    operators: Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="All that are usual.")] = None,
+    operators: Annotated[
+        list[str] | None, typer.Argument(metavar="[OP]...", help="Operators, or FILE.py:NAME; all that are usual.")
+    ] = None,
     against: Annotated[str | None, typer.Option(metavar="torch", help="Time its counterparts in turns.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="f16, bf16 or f32; all by default.")] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="ROWSxCOLS", help="In place of the usual shapes.")] = None,
@@ -35,7 +36,7 @@ def bench(
     from ..bench import measure, report, workload
     from ..device import cpu
 
-    chosen = [get(name) for name in operators or workload.OPERATORS]
+    chosen = [parse.operator_named(name) for name in operators or workload.OPERATORS]
     formats = {o: [f for name in dtype or workload.FORMATS for f in parse.formats_of(o, name)] for o in chosen}
     asked = None if not shape else [shape_named(text) for text in shape]
     shapes = {o: workload.shapes_of(o, asked) for o in chosen}
@@ -49,7 +50,8 @@ def bench(
     with Bar(len(jobs)) as bar:
         for o, fmt, s in jobs:
             bar.start(f"{o.name} {fmt}")
-            record = measure.measure(o, fmt, s, threads or cpu.default_threads(), blocks, against)
+            with parse.blame_file_of(o):
+                record = measure.measure(o, fmt, s, threads or cpu.default_threads(), blocks, against)
             report.append([record], kept)
             records.append(record)
             bar.end("")

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from typing import Any
 
 from .. import gpu_hip
 from ..emit.cpp import emit_cpu
-from ..emit.gpu_text import emit_attention, emit_flat, emit_product, emit_rows, emit_scatter
 from ..errors import UnknownNameError
 from ..gpu_kernel import gpu_plan
+from ..gpu_source import gpu_source, usual_shape
 from ..kernel import TARGETS, is_product
 from ..lang import MATRICES, Operator, Sizes, TensorSpec, shape_text
 from ..lang.graph import Space
-from ..lower import (
-    AttentionPlan,
-    FlatPlan,
-    Plan,
-    ProductPlan,
-    ScatterPlan,
-    gpu_attention,
-    gpu_product,
-    gpu_scatter,
-    make_plan,
-)
-from ..lower import gpu as layout
-from ..lower.rowwise import RowPlan, plan_rows
-from ..meaning.structure import drawn_entries
+from ..lower import AttentionPlan, Plan, ProductPlan, gpu_attention, gpu_product, make_plan
 from ..toolchain import hip
 from ..verification.cases import in_groups
 from ..verification.verdict import Variant
 
-USUAL_DIM = 64  # of the heads of attention, where no size is asked for
 SPACES = {
     "rc": "rows x cols", "r": "rows", "c": "cols", "s": "scalar", "t": "entries x cols", "rk": "rows x inner",
     "kr": "inner x rows", "kc": "inner x cols", "ck": "cols x inner", "gr": "groups + 1", "gk": "groups + 1",
@@ -114,53 +99,24 @@ def part_text(
         return str(graph)
     if target != "cpu":
         warp = hip.ARCHITECTURES[archs[0]] if archs else 32
-        return _gpu_text(gpu_plan(graph, target), part, shape or _usual_shape(o), warp, staged=not archs)
+        return _gpu_text(gpu_plan(graph, target), part, shape or usual_shape(o), warp, staged=not archs)
     plan = make_plan(graph)
     if part == "plan":
         return _aligned(plan.describe())
     return emit_cpu(plan).text.rstrip()
 
 
-def _usual_shape(o: Operator) -> tuple[int, int]:
-    c = o.contract
-    return min(4096, c.max_rows), min(max(4096, c.min_cols), c.max_cols)
-
-
 def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int, staged: bool) -> str:
     """The plan with its schedule and launches, or the source, for one shape; of a product in groups for three."""
-    shape = in_groups(plan.graph, shape)
-    if isinstance(plan, FlatPlan):
-        steps, schedule = layout.flat_steps(plan, [shape]), f"tiles of {layout.TILE} elements"
-        text = emit_flat(plan, layout.CHUNK, layout.schedule_flat(plan))
-    elif isinstance(plan, ScatterPlan):
-        entries, width = drawn_entries(shape[0]), layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1
-        steps, schedule = gpu_scatter.scatter_steps(plan, *shape, entries), f"{entries} entries"
-        text = emit_scatter(plan, width)
-    elif isinstance(plan, AttentionPlan):
-        sizes = Sizes.of(shape) if isinstance(shape, Sizes) else Sizes(*shape, USUAL_DIM)
-        walk = gpu_attention.tiling_of(plan, sizes, layout.CHUNK if sizes.inner % layout.CHUNK == 0 else 1)
-        steps, schedule = gpu_attention.attention_steps(plan, walk, sizes), str(walk)
-        shape, text = sizes, emit_attention(plan, walk)
-    elif isinstance(plan, ProductPlan):
-        sizes = Sizes.of(shape)
-        tiling = gpu_product.tiling_of(plan, sizes, layout.CHUNK if sizes.inner % layout.CHUNK == 0 else 1)
-        steps, schedule = gpu_product.product_steps(tiling, sizes), str(tiling)
-        text = emit_product(plan, tiling)
-    else:
-        assert isinstance(plan, RowPlan), "others have no text for GPUs"
-        chosen = layout.schedule_rows(plan, shape[1], layout.CHUNK if shape[1] % layout.CHUNK == 0 else 1, warp)
-        chosen = replace(chosen, staged=chosen.staged and staged)
-        steps, schedule = layout.row_steps(plan, chosen, *shape), str(chosen)
-        text = emit_rows(plan if chosen.kept else plan_rows(plan.graph, "nothing"), chosen)
+    made = gpu_source(plan, in_groups(plan.graph, shape), warp, staged)
     if part == "source":
-        return text.text.rstrip()
-    launches = [f"{s.name}: {s.grid} blocks of {s.block} threads{', or fewer in turn' * s.in_turn}" for s in steps]
-    of_shape = {"rows x cols": f"{shape[0]} x {shape[1]}", "schedule": schedule}
+        return made.text.text.rstrip()
+    of_shape = {"rows x cols": f"{made.shape[0]} x {made.shape[1]}", "schedule": made.schedule}
     described = {k: v for k, v in plan.describe().items() if k != "elements in a tile"}  # the CPU's tile
     if isinstance(plan, ProductPlan | AttentionPlan):
-        of_shape = {"sizes": shape_text(Sizes.of(shape)), "schedule": schedule}
+        of_shape = {"sizes": shape_text(Sizes.of(made.shape)), "schedule": made.schedule}
         described = gpu_product.described(plan) if isinstance(plan, ProductPlan) else gpu_attention.described(plan)
-    return _aligned({**described, **of_shape, "launches": "; ".join(launches) or "none"})
+    return _aligned({**described, **of_shape, "launches": "; ".join(made.launches) or "none"})
 
 
 def _aligned(values: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from .graph import (
     topological,
 )
 from .groups import Groups, grouped_matmul
-from .operator import Contract, HardInput, Index, Operator, Outputs, operator, outputs, stored
+from .operator import Contract, HardInput, Index, Operator, Outputs, check_operator, operator, outputs, stored
 from .primitives import (
     bit_and,
     bit_xor,
@@ -76,10 +76,10 @@ __all__ = [
     "COL_SUM_BLOCK", "GROUPS", "MATMUL_BLOCK", "MATRICES", "OPERANDS", "PRIMITIVES", "ROW_REDUCTIONS", "TOTALS", "Cols",
     "Contract", "Function", "Graph", "Groups", "HardInput", "Index", "Matrix", "Node", "Number", "Operand", "Operator",
     "Output", "Outputs", "Rows", "Shape", "Sizes", "Slots", "Table", "TensorSpec", "Value", "bf16", "bit_and",
-    "bit_xor", "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "extent", "extents", "f16",
-    "f32", "f64", "fma", "function", "gather", "grouped_matmul", "i32", "i64", "matmul", "maximum", "minimum",
-    "multiply_high", "operator", "outputs", "power_of_two", "round_even", "round_stochastic", "round_to", "row_first",
-    "row_index", "row_max", "row_sum", "rows", "scatter_sum", "shape_from_text", "shape_text", "shift_right",
-    "significand", "slots", "sqrt", "storage", "stored", "take_column", "tensor_index", "topological", "total_max",
-    "total_sum", "u32", "weighted_sum", "where",
+    "bit_xor", "check_operator", "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "extent",
+    "extents", "f16", "f32", "f64", "fma", "function", "gather", "grouped_matmul", "i32", "i64", "matmul", "maximum",
+    "minimum", "multiply_high", "operator", "outputs", "power_of_two", "round_even", "round_stochastic", "round_to",
+    "row_first", "row_index", "row_max", "row_sum", "rows", "scatter_sum", "shape_from_text", "shape_text",
+    "shift_right", "significand", "slots", "sqrt", "storage", "stored", "take_column", "tensor_index", "topological",
+    "total_max", "total_sum", "u32", "weighted_sum", "where",
 ]  # fmt: skip

@@ -302,6 +302,12 @@ class Operator:
         return f"<operator {self.name}>"
 
 
+def check_operator(x: object) -> None:
+    """Raises ArgumentError where something else is given, such as an operator's name."""
+    if not isinstance(x, Operator):
+        raise ArgumentError(f"operator: {x!r}; accepted: an operator, such as tokitai.ops.softmax")
+
+
 def _same_kind(node: Node, format_name: str) -> bool:
     return format_of(format_name).is_float == (node.type not in INTEGERS)
 

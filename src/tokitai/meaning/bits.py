@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import FloatModeError
 from ..formats import FORMATS, canonical
 from ..lang import TOTALS, Function, Graph, Node, TensorSpec
+from .fused import exact_product, fma, fused
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
 from .product import chains, weighted
 from .sums import column_sum, scattered_sum, tree
@@ -24,24 +25,6 @@ CHUNK = 1 << 18  # elements computed at a time, so that intermediate arrays stay
 
 
 # ---------------------------------------------------------------------------------------------- single operations
-def fma(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c in f32, rounded once.
-
-    In f64 the product is exact (24 + 24 bits) and the sum errs by `err` (Knuth's TwoSum). Rounding the sum to odd
-    before the final rounding makes that one correct, as 53 >= 24 + 2 (Boldo and Melquiond, 2008).
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        p = a.astype(np.float64) * b.astype(np.float64)
-        s = p + c
-        t = s - p
-        err = (p - (s - t)) + (c - t)
-        bits = s.view(np.int64)
-        inexact = (err != 0) & np.isfinite(s) & ((bits & 1) == 0)
-        outward = (err > 0) == (s > 0)  # the exact sum is further from zero than s
-        odd = np.where(inexact, bits + np.where(outward, 1, -1), bits)
-        return np.asarray(odd).view(np.float64).astype(F32)
-
-
 def maximum(a: Array, b: Array) -> Array:
     """NaN where either is NaN; -0 below +0."""
     larger = np.where(a > b, a, b)
@@ -244,7 +227,7 @@ class Bits:
             case "matmul":
                 return self.product(node, *args)
             case "weighted_sum":
-                return weighted(node, args, fma, np.add, F32(-0.0), F32(0.0))
+                return weighted(node, args, exact_product, fused, np.add, F32(-0.0), F32(0.0))
             case "take_column":
                 return np.take_along_axis(np.broadcast_to(args[0], shape), args[1].astype(np.int64), axis=1)
             case "row_first":
@@ -266,8 +249,9 @@ class Bits:
     def product(node: Node, a: Array, b: Array) -> Array:
         """In f64 the product of two f32 numbers is exact, so that one addition is the fused operation."""
         if node.data[1] == "f32":
-            return np.asarray(tree(chains(node, a, b, np.multiply, fma), np.add, axis=0)[0])
-        made = chains(node, a.astype(np.float64), b.astype(np.float64), np.multiply, lambda x, y, z: x * y + z)
+            made = chains(node, a, b, exact_product, lambda p: p.astype(F32), fused)
+            return np.asarray(tree(made, np.add, axis=0)[0])
+        made = chains(node, a, b, exact_product, np.asarray, np.add)
         return np.asarray(tree(made, np.add, axis=0)[0].astype(F32))
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from ..lang import MATMUL_BLOCK, Node
 from .interpret import Array
 from .sums import tree
+
+TOGETHER = 1 << 16  # products made at a time: NumPy takes as long for few as for some
 
 
 def operands(node: Node, a: Array, b: Array) -> tuple[Array, Array]:
@@ -22,18 +24,27 @@ def stored(node: Node, side: int, x: Array) -> Array:
     return x.T if str(node.data[0])[side] == "T" else x
 
 
+def products(left: Array, right: Array, product: Callable[[Array, Array], Array]) -> Iterator[Array]:
+    """What each step along k adds, as ``product`` makes it of rows x 1 and 1 x cols: of many steps at a time."""
+    together = max(TOGETHER // max(len(left) * right.shape[1], 1), 1)
+    for k in range(0, len(right), together):
+        made = product(left.T[k : k + together, :, None], right[k : k + together, None, :])
+        yield from np.moveaxis(made, -3, 0)
+
+
 def chains(
-    node: Node, a: Array, b: Array, begin: Callable[[Array, Array], Array],
-    go_on: Callable[[Array, Array, Array], Array],
+    node: Node, a: Array, b: Array, product: Callable[[Array, Array], Array], begin: Callable[[Array], Array],
+    go_on: Callable[[Array, Array], Array],
 ) -> Array:  # fmt: skip
     """The chain along k of each block of 4096, as (blocks, rows, cols). ``begin`` is the first step of a chain, a fused
-    multiply-add to -0.0, which is the product, rounded; ``go_on`` every other."""
+    multiply-add to -0.0, which is the product, rounded; ``go_on`` every other, of a product and what there is."""
     left, right = operands(node, a, b)
     blocks = []
     for start in range(0, left.shape[1], MATMUL_BLOCK):
-        total = begin(left[:, start : start + 1], right[start : start + 1])
-        for k in range(start + 1, min(start + MATMUL_BLOCK, left.shape[1])):
-            total = go_on(left[:, k : k + 1], right[k : k + 1], total)
+        steps = products(left[:, start : start + MATMUL_BLOCK], right[start : start + MATMUL_BLOCK], product)
+        total = begin(next(steps))
+        for step in steps:
+            total = go_on(step, total)
         blocks.append(total)
     return np.stack(blocks) if blocks else np.zeros((0, left.shape[0], right.shape[1]), left.dtype)
 
@@ -46,7 +57,7 @@ def turned(node: Node, args: Sequence[Array]) -> tuple[Array, Array, Array]:
 
 
 def weighted(
-    node: Node, args: Sequence[Array], go_on: Callable[[Array, Array, Array], Array],
+    node: Node, args: Sequence[Array], product: Callable[[Array, Array], Array], go_on: Callable[[Array, Array], Array],
     add: Callable[[Array, Array], Array], neutral: Any, nothing: Any,
 ) -> Array:  # fmt: skip
     """A weighted sum: of each block of 4096 the chain of what is met, begun with ``neutral``; the tree over the blocks;
@@ -56,8 +67,9 @@ def weighted(
     blocks = []
     for start in range(0, len(x), MATMUL_BLOCK):
         total = np.full(size, neutral, x.dtype)
-        for k in range(start, min(start + MATMUL_BLOCK, len(x))):
-            total = np.where(met[:, k : k + 1], go_on(weights[:, k : k + 1], x[k : k + 1], total), total)
+        steps = products(weights[:, start : start + MATMUL_BLOCK], x[start : start + MATMUL_BLOCK], product)
+        for k, step in enumerate(steps, start):
+            total = np.where(met[:, k : k + 1], go_on(step, total), total)
         blocks.append(total)
     made = tree(np.stack(blocks), add, axis=0)[0] if blocks else np.full(size, nothing, x.dtype)
     return np.where(met.any(axis=1, keepdims=True), made, np.asarray(nothing, x.dtype))

@@ -77,7 +77,12 @@ def ordered(name: str, a: Array, b: Array) -> Array:
 
 def fma(a: Array, b: Array, c: Array) -> Array:
     """The hash of a fused multiply-add: its factors may be swapped."""
-    return mix(symmetric("fma", a, b) + mix(c ^ _tag("fma")) * U64(5))
+    return fused(symmetric("fma", a, b), c)
+
+
+def fused(factors: Array, c: Array) -> Array:
+    """The same from the hash of the factors."""
+    return mix(factors + mix(c ^ _tag("fma")) * U64(5))
 
 
 def add(a: Array, b: Array) -> Array:
@@ -85,8 +90,13 @@ def add(a: Array, b: Array) -> Array:
     return symmetric("add", a, b)
 
 
-def _go_on(a: Array, b: Array, c: Array) -> Array:
-    return np.where(c == 0, symmetric("mul", a, b), fma(a, b, c))
+def _products(a: Array, b: Array) -> Array:
+    """The hash of a product that begins a chain, and of the factors of one that goes on."""
+    return np.stack([symmetric("mul", a, b), symmetric("fma", a, b)])
+
+
+def _go_on(product: Array, c: Array) -> Array:
+    return np.where(c == 0, product[0], fused(product[1], c))
 
 
 def _join(a: Array, b: Array) -> Array:
@@ -141,12 +151,12 @@ class Structure:
                 return fma(*args)
             case "matmul":
                 a, b = (unary("widen_f64", x) for x in args) if node.data[1] == "f64" else args
-                made = chains(node, a, b, lambda x, y: symmetric("mul", x, y), fma)
+                made = chains(node, a, b, _products, lambda p: p[0], lambda p, c: fused(p[1], c))
                 nothing = unary("const", np.zeros((1, *made.shape[1:]), U64))  # +0: a hash of 0 would be neutral
                 total = tree(made if len(made) else nothing, add, axis=0)[0]
                 return unary("round_f32", total) if node.data[1] == "f64" else total
             case "weighted_sum":  # a chain begins with its first product; 0 stands for nothing so far
-                return weighted(node, args, _go_on, _join, U64(0), unary("const", np.zeros((), U64)))
+                return weighted(node, args, _products, _go_on, _join, U64(0), unary("const", np.zeros((), U64)))
             case "row_sum":
                 return tree(args[0], add)
             case "col_sum":

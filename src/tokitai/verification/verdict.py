@@ -13,7 +13,7 @@ from .. import gpu_hip
 from ..errors import ArgumentError, UnavailableError, UsageError
 from ..formats import format_of
 from ..kernel import Kernel, KernelBase, build_text, compile, is_grouped, is_product, target_of
-from ..lang import Graph, Operator, Sizes, shape_from_text, shape_text
+from ..lang import Graph, Operator, Sizes, check_operator, shape_from_text, shape_text
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
@@ -153,6 +153,7 @@ def verify(
     the verdict is `refuted` or `undecided`.
     Raises UsageError for wrong arguments; a compiler that is missing or fails gives the verdict `undecided`.
     """
+    check_operator(operator)
     target_of(device)
     archs = gpu_hip.archs_of(device, arch)
     if edit is not None and pool is not None and device != "cpu":
