@@ -62,8 +62,7 @@ class CudaCard:
 
     def capturing(self, stream: int) -> bool:
         """Asks the driver."""
-        with self.device.entered():
-            return int(call("cuStreamIsCapturing", stream, about=f"stream {stream:#x}")) != 0
+        return self.device.capturing(stream)
 
     def wait(self, stream: int) -> None:
         """Faults of earlier launches show here."""

@@ -19,7 +19,7 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
@@ -243,12 +243,16 @@ def check_float_mode() -> str | None:
     return "; ".join(found) or None
 
 
-@contextmanager
-def default_float_mode() -> Iterator[None]:
+_AS_IT_IS = nullcontext()
+
+
+def default_float_mode() -> AbstractContextManager[None]:
     """IEEE 754's default mode in this thread while host scalars are computed, then the caller's again."""
-    if check_float_mode() is None:
-        yield
-        return
+    return _AS_IT_IS if check_float_mode() is None else _default_float_mode()
+
+
+@contextmanager
+def _default_float_mode() -> Iterator[None]:
     libm = ctypes.CDLL(find_library("m"))
     saved = ctypes.create_string_buffer(64)  # fenv_t: 32 bytes on x86-64, 8 on aarch64
     libm.fegetenv(saved)

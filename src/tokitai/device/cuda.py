@@ -201,6 +201,15 @@ class Device:
                 call("cuMemsetD8", address, byte, nbytes, about=f"{nbytes} bytes at {address:#x}")
                 call("cuCtxSynchronize")
 
+    def capturing(self, stream: int) -> bool:
+        """Whether what is put into a stream is recorded for a CUDA graph."""
+        pushed = self._enter()
+        try:
+            return int(call("cuStreamIsCapturing", stream, about="a stream")) != 0
+        finally:
+            if pushed:
+                cuda_driver.bindings().cuCtxPopCurrent()
+
     def clear(self, address: int, nbytes: int, stream: int) -> None:
         """Set a multiple of 4 bytes to 0, in the order of a stream."""
         pushed = self._enter()  # stream 0 is one of each context
