@@ -56,6 +56,8 @@ class Fake:
         self.struct = b""
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
         self.native = kind(self.launch)  # what cuGetProcAddress gives
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p)
+        self.memset = kind(self.clear)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):
@@ -78,14 +80,20 @@ class Fake:
         self.calls.append(("native", (*about, c.attributes, c.attribute_count)))
         return self.status.get("native", 0)
 
+    def clear(self, address: int, value: int, words: int, stream: int | None) -> int:
+        """cuMemsetD32Async itself."""
+        self.calls.append(("memset", (address, value, words, stream)))
+        return self.status.get("memset", 0)
+
     def answer(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         if name in ("cuLaunchKernel", "cuLaunchKernelEx"):
             (pointer,) = struct.unpack("P", memoryview(arguments[-2]).cast("B"))
             self.struct = ctypes.string_at(pointer, len(bytes_of([], 0)))
         if name == "cuDeviceGetAttribute":
             return (self.major if "MAJOR" in arguments[0].name else 0,)
+        wanted = self.memset if arguments[:1] == (b"cuMemsetD32Async",) else self.native
         return {
-            "cuGetProcAddress": (ctypes.cast(self.native, ctypes.c_void_p).value, 0),
+            "cuGetProcAddress": (ctypes.cast(wanted, ctypes.c_void_p).value, 0),
             "cuDeviceGetCount": (self.cards,), "cuDeviceGet": (0,), "cuDeviceGetName": (b"Fake card\0\0",),
             "cuDeviceTotalMem": (1 << 30,), "cuDevicePrimaryCtxRetain": (7,), "cuCtxGetCurrent": (self.current,),
             "cuMemAlloc": (4096,), "cuModuleLoadData": (11,), "cuModuleGetFunction": (12,),

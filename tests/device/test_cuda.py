@@ -25,6 +25,8 @@ from tokitai.errors import (
     IllegalAddressError,
     UnknownNameError,
 )
+from tokitai.gpu_targets import CudaProgram
+from tokitai.lower.gpu import Step
 from tokitai.toolchain.build import Source
 from tokitai.toolchain.nvrtc import build
 
@@ -34,7 +36,8 @@ driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is no
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     made = Fake()
     monkeypatch.setattr(cuda_driver, "bindings", lambda: made)
-    monkeypatch.setattr(cuda, "launcher", cuda.launcher.__wrapped__)
+    for found in ("launcher", "clearer"):
+        monkeypatch.setattr(cuda, found, getattr(cuda, found).__wrapped__)
     return made
 
 
@@ -128,6 +131,29 @@ def test_a_bound_launch_is_the_same(fake: Fake, loaded: Module) -> None:
     assert fake.names() == ["native"] * 3
     assert [stream for _, (*_, stream, _, _, _) in fake.calls] == [9, 9, None]
     assert fake.calls[0][1] == (12, 5, 1, 1, 256, 1, 1, 0, 9, None, None, 0)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_workspace_is_cleared_ahead_of_its_launch(fake: Fake, loaded: Module, bound: bool) -> None:
+    """In the same stream and in the card's own context, also where the driver would do without."""
+    packed = bytes_of([1, 2], 77, 1.5)[:-8] + (4096).to_bytes(8, "little")
+    call, step, program = (ctypes.c_char * len(packed))(), Step("scale", 5, 256, cleared=8), CudaProgram(loaded)
+    call[:] = packed
+    launch = program.bound(step, call) if bound else lambda stream: program.launch(step, packed, 0, stream)
+    for current, status in ((7, 0), (0, 0), (7, 2), (7, 700)):
+        fake.calls.clear()
+        fake.current, fake.status["memset"] = current, status
+        if status:
+            kind = DeviceOutOfMemoryError if status == 2 else IllegalAddressError
+            with pytest.raises(kind, match="8 bytes at 0x1000: cuMemsetD32Async"):
+                launch(9)
+            assert not {"native", "cuLaunchKernel"} & set(fake.names())
+            continue
+        launch(9)
+        names = [n for n in fake.names() if n not in ("cuGetProcAddress", "cuModuleGetFunction", "cuFuncGetParamInfo")]
+        assert ("memset", (4096, 0, 2, 9)) in fake.calls
+        assert names.index("memset") < names.index("native" if bound else "cuLaunchKernel")
+        assert names[: names.index("memset")] == ["cuCtxGetCurrent", "cuCtxPushCurrent"][: 1 + (current == 0)]
 
 
 @pytest.mark.parametrize("status", [201, 400])
