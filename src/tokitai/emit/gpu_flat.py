@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..formats import FORMATS
 from ..lang import Node
 from ..lower.flat import FlatPlan
 from ..lower.gpu import MOST_RUN, TILE, FlatSchedule
@@ -182,12 +183,15 @@ class GpuFlatEmitter(QuotientPrinter):
             self.close()
 
     def unit_total(self, t: Node) -> None:
-        """One tile after the other: where few blocks find room, the next is on its way while one is worked on."""
+        """One tile after the other. Where few blocks find room, and a tile is small, the next one is on its way
+        meanwhile."""
         if t.op == "total_max":
             self.line("S part[1][1] = {{NEUTRAL_MAX}};")
         self.line("S total[1];")
         nodes = self.plan.under(t)
         read = [(str(n.data[0]), self.stored[str(n.data[0])]) for n in nodes if n.op == "input"]
+        bits = {t.name: FORMATS[str(t.format)].bits for t in self.graph.inputs}
+        ahead = not self.schedule.at_once and sum(bits[name] for name, _ in read) <= 16
         arguments = "".join(f", Chunk<{kind}> (&row_{name})[CHUNKS]" for name, kind in read)
         self.open(f"const auto fetch = [&](int k{arguments})")
         self.inside("from + k", nodes)
@@ -198,9 +202,9 @@ class GpuFlatEmitter(QuotientPrinter):
         self.tile_total(t)
         self.close("};")
         for name, kind in read:
-            self.line(f"Chunk<{kind}> this_{name}[CHUNKS]{'' if self.schedule.at_once else f', next_{name}[CHUNKS]'};")
+            self.line(f"Chunk<{kind}> this_{name}[CHUNKS]{f', next_{name}[CHUNKS]' if ahead else ''};")
         this, following = ("".join(f", {turn}_{name}" for name, _ in read) for turn in ("this", "next"))
-        if self.schedule.at_once:
+        if not ahead:
             self.open("ROLLED for (int k = 0; k < count; ++k)")
             self.line(f"fetch(k{this});")
             self.line(f"work_on(k{this});")
