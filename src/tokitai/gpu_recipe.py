@@ -87,18 +87,18 @@ def _is_of_torch(kind: type, x: Any) -> bool:
 class Frame:
     """The parameter of a call's kernels, and their launches that read it. One call at a time has a frame."""
 
-    __slots__ = ("last", "launches", "parameter", "scalars")
+    __slots__ = ("last", "launches", "parameter", "scalars", "scalars_size")
 
     def __init__(self, ready: Ready, scalars: bytes, room: int) -> None:
         packed = ready.head + bytes(room) + ready.middle + scalars + bytes(8)
-        self.last = len(packed) - 8
-        self.scalars = self.last - len(scalars)
+        self.last, self.scalars_size = len(packed) - 8, len(scalars)
         self.parameter = (ctypes.c_char * len(packed)).from_buffer_copy(packed)
+        self.scalars = ctypes.addressof(self.parameter) + self.last - self.scalars_size
         self.launches: tuple[Launcher, ...] = launchers(ready, self.parameter)
 
     def launch(self, scalars: bytes, workspace: int, stream: int) -> None:
-        """Put all kernels into a stream, with these host scalars and this workspace."""
-        self.parameter[self.scalars : self.last] = scalars
+        """Put all kernels into a stream, with these host scalars, as many as before, and this workspace."""
+        ctypes.memmove(self.scalars, scalars, self.scalars_size)
         _word.pack_into(self.parameter, self.last, workspace)
         for launch in self.launches:
             launch(stream)
