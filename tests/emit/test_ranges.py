@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tokitai.elementary import __all__ as names
+from tokitai.elementary.common import at_most
 from tokitai.emit.gpu_printer import LARGE, SMALL
-from tokitai.lang import Function, Matrix, Outputs, Value, operator, outputs, storage
+from tokitai.lang import Function, Matrix, Outputs, Value, fma, operator, outputs, storage
 from tokitai.lower.ranges import ALL, ranges
 from tokitai.meaning.bits import Bits
 from tokitai.meaning.interpret import apply
@@ -54,7 +55,7 @@ def test_the_functions_are_those_that_there_are() -> None:
     assert {"silu", "gelu", "gelu_tanh", "exp_down"} <= set(FUNCTIONS) & set(names)
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_slope", "silu_slope"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_slope", "silu_slope", "gelu_tanh", "gelu_tanh_slope"])
 def test_a_divisor_needs_no_look(name: str) -> None:
     f = FUNCTIONS[name]
     intervals = ranges(f.nodes)
@@ -63,6 +64,11 @@ def test_a_divisor_needs_no_look(name: str) -> None:
 
 
 Body = Callable[[Value], Value]
+
+
+def _dropped(x: Value, c: float | None = None, other: float | None = None) -> Value:
+    """What is dropped from x * x, or from x * x + c."""
+    return fma(x, x, -(x * x if c is None else fma(x, x, c) - (c if other is None else other)))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +81,9 @@ Body = Callable[[Value], Value]
         (lambda x: 1.0 / (abs(x) + 1.0), (0.0, 1.0)),
         (lambda x: 1.0 / x, ALL),
         (lambda x: (abs(x) + 1.0) * 2.0**-140, (0.0, np.inf)),  # below 2^-126 a product may be 0
+        (lambda x: _dropped(at_most(abs(x), 3.0)), (-9 * 2.0**-24, 9 * 2.0**-24)),
+        (lambda x: _dropped(at_most(abs(x), 3.0), 2.0), (-20 * 2.0**-24, 20 * 2.0**-24)),  # 11, and 9 beside it
+        (lambda x: _dropped(at_most(abs(x), 3.0), 2.0, 1.0), (-10.0, 8.0)),  # of another sum
     ],
 )
 def test_intervals_of_expressions(body: Body, want: tuple[float, float]) -> None:

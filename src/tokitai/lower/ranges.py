@@ -1,8 +1,9 @@
 """Which values a node can have, as an interval that holds all of them but NaN: what lets a kernel leave out a check.
 
 Plain interval arithmetic, widened by more than a rounding at each step. It follows a function's body for any argument,
-so what it proves holds wherever the function is called. Two patterns are looked at as a whole, since the interval of an
-operand on its own says too little: a clamp by a constant, and the remainder of a range reduction.
+so what it proves holds wherever the function is called. Three patterns are looked at as a whole, since the interval of
+an operand on its own says too little: a clamp by a constant, the remainder of a range reduction, and what a rounding
+dropped.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def _of(n: Node, found: Mapping[Node, Interval]) -> Interval:
     if limits is not None:
         (low, high), edge = found.get(limits[1], ALL), limits[2]
         return (max(low, edge), max(high, edge)) if limits[0] == "at_least" else (min(low, edge), min(high, edge))
-    rest = _remainder(n, found)
-    if rest is not None:
-        return rest
+    for rest in (_remainder(n, found), _dropped(n, found)):
+        if rest is not None:
+            return rest
     match n.op, known:
         case "const", _:
             value = constant(n)
@@ -109,6 +110,25 @@ def _remainder(n: Node, found: Mapping[Node, Interval]) -> Interval | None:
         return None
     # |x scale + shift - k| is half at most and a rounding of the fma, which is below 2^-3 for less than 2^20.
     bound = step * (0.625 + abs(shift)) + size * abs(1 - scale * step)
+    return -bound, bound
+
+
+def _dropped(n: Node, found: Mapping[Node, Interval]) -> Interval | None:
+    """Of ``fma(a, b, -v)`` with ``v = a * b``: half an ulp of v at most. Of ``fma(a, b, -(w - c))`` with
+    ``w = fma(a, b, c)``: half an ulp of w and one of w - c."""
+    if n.op != "fma" or n.args[2].op != "neg":
+        return None
+    kept = n.args[2].args[0]
+    factors = {n.args[0], n.args[1]}
+    if kept.op == "mul" and set(kept.args) == factors:
+        rounded = [kept]
+    elif kept.op == "sub" and kept.args[0].op == "fma" and kept.args[0].args[2] is kept.args[1]:
+        rounded = [kept.args[0], kept]
+        if set(kept.args[0].args[:2]) != factors:
+            return None
+    else:
+        return None
+    bound = sum(2.0**-24 * max(map(abs, found.get(r, ALL))) + _TINY for r in rounded)
     return -bound, bound
 
 
