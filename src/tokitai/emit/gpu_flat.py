@@ -16,6 +16,7 @@ from .gpu_printer import QuotientPrinter
 from .text import POINTER, SCALAR
 
 ENTRY = 4  # words before the strides
+AT_ONCE = range(3, 6)  # matrices whose strides and addresses are read at once: of more they take too many registers
 
 
 class GpuFlatEmitter(QuotientPrinter):
@@ -78,7 +79,14 @@ class GpuFlatEmitter(QuotientPrinter):
         """The block's tile: pointers are to its first element."""
         self.line("const int64_t tile = block_index();")
         self.line("const int tensor = call.table ? call.tensor_of_tile[tile] : 0;")
-        self.line(f"const int64_t* const entry = call.table ? call.table + int64_t(tensor) * {self.entry} : call.one;")
+        entry = f"call.table + int64_t(tensor) * {self.entry}"
+        if self.matrices in AT_ONCE:
+            self.line(f"int64_t entry[{self.entry}];")
+            each = f"UNROLL for (int k = 0; k < {self.entry}; ++k) entry[k] ="
+            self.line(f"if (call.table) {each} ({entry})[k];")
+            self.line(f"else {each} call.one[k];")
+        else:
+            self.line(f"const int64_t* const entry = call.table ? {entry} : call.one;")
         self.line("const int64_t across_row = (entry[1] + TILE - 1) / TILE, within = tile - entry[2];")
         self.line("const int64_t r = entry[0] == 1 ? 0 : within / across_row;")
         self.line("const int64_t begin = (within - r * across_row) * TILE;")

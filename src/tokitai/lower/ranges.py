@@ -9,7 +9,7 @@ dropped.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ..lang import Node
 
@@ -21,11 +21,16 @@ _NORMAL, _BIGGEST = 2.0**-126, float.fromhex("0x1.fffffep127")  # of f32: below 
 
 
 def ranges(nodes: Iterable[Node], given: Mapping[Node, Interval] | None = None) -> dict[Node, Interval]:
-    """The interval of every float node; operands come first. ``given``: of nodes that are known already."""
+    """The interval of every float node; operands come first. ``given``: of nodes that are known already, none of which
+    is NaN."""
     found: dict[Node, Interval] = dict(given or {})
+    numbers: set[Node] = set(found)  # nodes that are never NaN, as far as is known
     for n in nodes:
         if n not in found:
-            found[n] = _widened(_of(n, found))
+            picked = _picked(n, found, numbers)
+            found[n] = _unchanged(n, found) or (_widened(_of(n, found)) if picked is None else found[picked])
+            if _is_number(n, found, numbers):
+                numbers.add(n)
     return found
 
 
@@ -47,6 +52,35 @@ def clamp(n: Node) -> tuple[str, Node, float] | None:
         return "at_least", x, c
     if test.args == (bound, x):
         return "at_most", x, c
+    return None
+
+
+def _is_number(n: Node, found: Mapping[Node, Interval], numbers: Collection[Node]) -> bool:
+    """Whether a node is never NaN since its operands never are, and no infinities meet."""
+    operands = [a for a in n.args if a.type == "f32"]
+    if n.type != "f32" or not all(a in numbers for a in operands):
+        return False
+    if n.op in ("neg", "abs", "where", "maximum", "minimum"):
+        return True
+    finite = all(math.isfinite(end) for a in operands for end in found[a])
+    return constant(n) is not None or (n.op in ("add", "sub", "mul", "fma") and finite)
+
+
+def _picked(n: Node, found: Mapping[Node, Interval], numbers: Collection[Node]) -> Node | None:
+    """The operand that ``where(a < b, x, y)`` always picks; None where it may pick either."""
+    if n.op != "where" or n.type != "f32" or n.args[0].op != "lt" or not all(a in numbers for a in n.args[0].args):
+        return None
+    (low, high), (least, most) = (found[a] for a in n.args[0].args)
+    return n.args[1] if high < least else n.args[2] if low >= most else None
+
+
+def _unchanged(n: Node, found: Mapping[Node, Interval]) -> Interval | None:
+    """Of a power of two and what is less than half the distance to its nearest neighbour: the power of two itself."""
+    if n.op == "add":
+        for c, other in (n.args, n.args[::-1]):
+            power, most = constant(c), max(map(abs, found.get(other, ALL)))
+            if power and abs(math.frexp(power)[0]) == 0.5 and most < abs(power) * 2.0**-25:
+                return power, power
     return None
 
 
