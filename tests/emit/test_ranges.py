@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tokitai.elementary import __all__ as names
 from tokitai.elementary.common import at_most
 from tokitai.emit.gpu_printer import LARGE, SMALL
-from tokitai.lang import Function, Matrix, Outputs, Value, fma, operator, outputs, storage
+from tokitai.lang import Function, Matrix, Outputs, Value, fma, operator, outputs, storage, where
 from tokitai.lower.ranges import ALL, ranges
 from tokitai.meaning.bits import Bits
 from tokitai.meaning.interpret import apply
@@ -94,3 +95,25 @@ def test_intervals_of_expressions(body: Body, want: tuple[float, float]) -> None
     graph = made.trace("f32")
     got = ranges(graph.nodes)[graph.outputs[0].node]
     assert got == pytest.approx(want, rel=1e-5, abs=1e-30)
+
+
+@pytest.mark.parametrize(("most", "absorbed"), [(2.0**-26, True), (2.0**-25, False), (2.0**-24, False)])
+def test_what_is_too_small_beside_a_power_of_two_is_absorbed(most: float, absorbed: bool) -> None:
+    @operator
+    def made(x: Matrix[storage]) -> Outputs:
+        return outputs(y=1.0 + at_most(abs(x), most))
+
+    graph = made.trace("f32")
+    assert (ranges(graph.nodes)[graph.outputs[0].node] == (1.0, 1.0)) is absorbed
+
+
+@pytest.mark.parametrize(("low", "high", "want"), [(-2.0, -1.0, (1.0, 2.0)), (1.0, 2.0, (1.0, 2.0)), (-1.0, 1.0, ALL)])
+def test_a_choice_that_is_known_counts_alone(low: float, high: float, want: tuple[float, float]) -> None:
+    @operator
+    def made(x: Matrix[storage]) -> Outputs:
+        return outputs(y=where(x < 0.0, 0.0 - x, where(x > 0.0, x, math.inf)))
+
+    graph = made.trace("f32")
+    x = next(n for n in graph.nodes if n.op == "input")
+    got = ranges(graph.nodes, {x: (low, high)})[graph.outputs[0].node]
+    assert got == pytest.approx(want, rel=1e-5) if want != ALL else got[1] == math.inf
