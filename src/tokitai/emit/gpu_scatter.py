@@ -86,7 +86,8 @@ class GpuScatterEmitter(GpuPrinter):
         self.line("const bool odd = sort_passes(entries) % 2;  // passes take turns")
         self.line("const int32_t* const keys = odd ? keys_1 : keys_0;")
         self.line("const Place* const order = odd ? rows_1 : rows_0;")
-        self.line("(void)cols, (void)scalars, (void)starts, (void)counts, (void)longs, (void)sums, (void)keys, (void)order;")
+        for name in ("cols", "scalars", "starts", "counts", "longs", "sums", "keys", "order"):
+            self.line(f"(void){name};")
         for n in self.plan.uniform:
             self.declare(n, self.expression(n, False, self.name), vector=False)
 

@@ -33,8 +33,8 @@ def is_wide(rows: int) -> bool:
 
 def tiles_of(rows: int) -> int:
     """Tiles of the sort."""
-    tile = PIECE * -(-(-(-rows // PIECE)) // MOST_TILES)
-    return -(-rows // tile) if rows else 0
+    pieces = -(-rows // PIECE)
+    return -(-pieces // -(-pieces // MOST_TILES)) if rows else 0
 
 
 def work_blocks(plan: ScatterPlan, rows: int, cols: int, entries: int) -> int:

@@ -16,11 +16,11 @@ struct Unit {
   int c0;
 };
 template <int THREADS> INLINE Unit unit_of(int cols) {
-  int threads = THREADS;
-  while (threads > 1 && threads / 2 * CHUNK >= cols) threads /= 2;
-  const int64_t across = up(cols, threads * CHUNK);
-  const int64_t place = block_index() * (THREADS / threads) + thread_index() / threads;
-  return {place / across, int(place % across) * threads * CHUNK + thread_index() % threads * CHUNK};
+  int shift = 0;  // 2^shift threads share a unit
+  while (CHUNK << shift < cols && 1 << shift < THREADS) ++shift;
+  const int64_t across = up(cols, CHUNK << shift), place = (block_index() * THREADS + thread_index()) >> shift;
+  const int c0 = (thread_index() & ((1 << shift) - 1)) * CHUNK;
+  return {place / across, int(place % across) * (CHUNK << shift) + c0};
 }
 
 // The sorted rows [begin, end) of the short segments that begin in a window.
