@@ -1,4 +1,4 @@
-"""Sums over entries as a GPU's threads share them, on the simulated device: many tiles, long and short segments, columns
+"""Sums over entries as a GPU's threads share them, simulated: many tiles, long and short segments, columns
 for several blocks, 64-bit places."""
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def test_tiles_of_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tiles_of(4500) == 2
     assert equal(4500, 8, 300, "uniform", edit=fewer)
 
-    def and_itself(text: str) -> str:
-        return re.sub(r"t \+ k < block_index\(\)", "t + k < 1", fewer(text))
+    def last_first(text: str) -> str:
+        return re.sub(r"t \+ k < block_index\(\)", "t + k > block_index()", fewer(text))
 
-    assert not equal(4500, 8, 2, "uniform", edit=and_itself), "a tile whose rows go where another's do"
+    assert not equal(4500, 8, 300, "uniform", edit=last_first), "tiles that change places"
 
 
 def test_units_follow_rows_and_entries() -> None:
