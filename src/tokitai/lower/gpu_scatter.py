@@ -5,7 +5,7 @@ up what the others counted and puts its rows in their places. Then one kernel do
 chains of long segments, the short segments that begin in a window of sorted rows, entries that no row chose. So each
 unit has a few dozen rows, however the entries are chosen. Long segments are found on the way, and their trees are last.
 
-Rows and places are 32 bits wide, or 64 from 2**31 rows on.
+Rows and places are 32 bits wide, or 64 where there are nearly 2**31 rows or more.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def passes_of(entries: int) -> int:
 
 
 def is_wide(rows: int) -> bool:
-    """Whether rows need 64 bits."""
-    return rows >= 2**31
+    """Whether rows need 64 bits: with room for what is counted past the last."""
+    return rows > 2**31 - PIECE
 
 
 def tiles_of(rows: int) -> int:
@@ -53,8 +53,10 @@ def scatter_steps(plan: ScatterPlan, rows: int, cols: int, entries: int) -> list
         for p in range(passes_of(entries)):
             steps += [Step(f"count_{p}", tiles_of(rows), DIGITS), Step(f"place_{p}", tiles_of(rows), DIGITS)]
     steps.append(Step("find", -(-(entries + 1) // DIGITS), DIGITS))
-    steps.append(Step("work", work_blocks(plan, rows, cols, entries), THREADS))
-    if rows > plan.block:
+    blocks = work_blocks(plan, rows, cols, entries)
+    if blocks:
+        steps.append(Step("work", blocks, THREADS))
+    if blocks and rows > plan.block:
         steps.append(Step("trees", windows(rows) * -(-cols // BROAD), MOST_THREADS, in_turn=True))
     return steps
 
