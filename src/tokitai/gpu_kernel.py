@@ -262,7 +262,8 @@ class GpuKernel(KernelBase):
             k += space in ("rc", "t")
         width = self.width(where, strides, bytes_of)
         if isinstance(plan, ScatterPlan):
-            program = self.program(width, lambda: emit_scatter(plan, width))
+            how = width, cols % CHUNK == 0, gpu_scatter.is_wide(rows)
+            program = self.program(how, lambda: emit_scatter(plan, *how))
             return program, gpu_scatter.scatter_steps(plan, rows, cols, entries)
         wished = self.schedule(plan, cols, width, self.target.warp)
         if layout.stage_bytes(plan, wished) > self.target.shared_bytes:

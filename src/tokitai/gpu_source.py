@@ -42,7 +42,8 @@ def gpu_source(plan: Plan, shape: tuple[int, int], warp: int = 32, staged: bool 
     if isinstance(plan, ScatterPlan):
         entries = drawn_entries(shape[0])
         steps = gpu_scatter.scatter_steps(plan, *shape, entries)
-        return GpuSource(emit_scatter(plan, _width(shape[1])), steps, f"{entries} entries", shape)
+        text = emit_scatter(plan, _width(shape[1]), shape[1] % layout.CHUNK == 0, gpu_scatter.is_wide(shape[0]))
+        return GpuSource(text, steps, f"{entries} entries", shape)
     if isinstance(plan, AttentionPlan):
         sizes = Sizes.of(shape) if isinstance(shape, Sizes) else Sizes(*shape, USUAL_DIM)
         walk = gpu_attention.tiling_of(plan, sizes, _width(sizes.inner))

@@ -61,6 +61,17 @@ KERNEL(hard, 256, 1) {
   call.wrong[2 * place] = wrong, call.wrong[2 * place + 1] = tried;
 }
 // Of operands with any exponents, how many quotients are wrong and not missed, how many missed, how many neither.
+KERNEL(by_one, 256, 1) {
+  int64_t wrong = 0;
+  for (int64_t i = thread_index(); i < (int64_t(1) << 32); i += 256 * call.step) {
+    const float a = float_of(uint32_t(i));
+    bool missed = false;
+    const Quick quick{&missed};
+    const float q = quick.of(a, 1.0f, Look<false, false, false>{});
+    wrong += a == a && (q == q ? bits(q) != bits(a) : float_of(bits(a) & 0x7FFFFFFFu) < INFINITE);
+  }
+  call.wrong[thread_index()] = wrong;
+}
 KERNEL(any_exponents, 256, 1) {
   int64_t counts[3] = {0, 0, 0};
   uint32_t state = uint32_t(thread_index()) * 2654435761u + 1u;
@@ -114,6 +125,14 @@ def test_some_hard_quotients_from_each_start() -> None:
     for start in (-1, 0, 1):
         wrong, tried = on_fibers(source(start), 64)
         assert wrong == 0 and tried > 1e5
+
+
+@pytest.mark.parametrize("start", [-1, 0, 1])
+def test_a_quotient_by_one_is_exact_whatever_the_start(start: int) -> None:
+    found = np.zeros(256, np.int64)
+    kernels = sim.load(sim.build_sim(source(start), find_compiler()))
+    kernels.launch("by_one", 1, 256, struct.pack("<3q", found.ctypes.data, 0, 1009), 0)
+    assert not found.any()
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from tokitai.elementary import __all__ as names
+from tokitai.elementary.common import at_most
 from tokitai.emit.gpu_printer import LARGE, SMALL
-from tokitai.lang import Function, Matrix, Outputs, Value, operator, outputs, storage
+from tokitai.lang import Function, Matrix, Outputs, Value, fma, operator, outputs, storage, where
 from tokitai.lower.ranges import ALL, ranges
 from tokitai.meaning.bits import Bits
 from tokitai.meaning.interpret import apply
@@ -54,7 +56,7 @@ def test_the_functions_are_those_that_there_are() -> None:
     assert {"silu", "gelu", "gelu_tanh", "exp_down"} <= set(FUNCTIONS) & set(names)
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_slope", "silu_slope"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_slope", "silu_slope", "gelu_tanh", "gelu_tanh_slope"])
 def test_a_divisor_needs_no_look(name: str) -> None:
     f = FUNCTIONS[name]
     intervals = ranges(f.nodes)
@@ -63,6 +65,11 @@ def test_a_divisor_needs_no_look(name: str) -> None:
 
 
 Body = Callable[[Value], Value]
+
+
+def _dropped(x: Value, c: float | None = None, other: float | None = None) -> Value:
+    """What is dropped from x * x, or from x * x + c."""
+    return fma(x, x, -(x * x if c is None else fma(x, x, c) - (c if other is None else other)))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +82,9 @@ Body = Callable[[Value], Value]
         (lambda x: 1.0 / (abs(x) + 1.0), (0.0, 1.0)),
         (lambda x: 1.0 / x, ALL),
         (lambda x: (abs(x) + 1.0) * 2.0**-140, (0.0, np.inf)),  # below 2^-126 a product may be 0
+        (lambda x: _dropped(at_most(abs(x), 3.0)), (-9 * 2.0**-24, 9 * 2.0**-24)),
+        (lambda x: _dropped(at_most(abs(x), 3.0), 2.0), (-20 * 2.0**-24, 20 * 2.0**-24)),  # 11, and 9 beside it
+        (lambda x: _dropped(at_most(abs(x), 3.0), 2.0, 1.0), (-10.0, 8.0)),  # of another sum
     ],
 )
 def test_intervals_of_expressions(body: Body, want: tuple[float, float]) -> None:
@@ -85,3 +95,25 @@ def test_intervals_of_expressions(body: Body, want: tuple[float, float]) -> None
     graph = made.trace("f32")
     got = ranges(graph.nodes)[graph.outputs[0].node]
     assert got == pytest.approx(want, rel=1e-5, abs=1e-30)
+
+
+@pytest.mark.parametrize(("most", "absorbed"), [(2.0**-26, True), (2.0**-25, False), (2.0**-24, False)])
+def test_what_is_too_small_beside_a_power_of_two_is_absorbed(most: float, absorbed: bool) -> None:
+    @operator
+    def made(x: Matrix[storage]) -> Outputs:
+        return outputs(y=1.0 + at_most(abs(x), most))
+
+    graph = made.trace("f32")
+    assert (ranges(graph.nodes)[graph.outputs[0].node] == (1.0, 1.0)) is absorbed
+
+
+@pytest.mark.parametrize(("low", "high", "want"), [(-2.0, -1.0, (1.0, 2.0)), (1.0, 2.0, (1.0, 2.0)), (-1.0, 1.0, ALL)])
+def test_a_choice_that_is_known_counts_alone(low: float, high: float, want: tuple[float, float]) -> None:
+    @operator
+    def made(x: Matrix[storage]) -> Outputs:
+        return outputs(y=where(x < 0.0, 0.0 - x, where(x > 0.0, x, math.inf)))
+
+    graph = made.trace("f32")
+    x = next(n for n in graph.nodes if n.op == "input")
+    got = ranges(graph.nodes, {x: (low, high)})[graph.outputs[0].node]
+    assert got == pytest.approx(want, rel=1e-5) if want != ALL else got[1] == math.inf

@@ -36,9 +36,11 @@ CPU = {
 }  # fmt: skip
 GPU = {
     "equal digits change places": (
-        r"for \(int64_t i = tile \* SORT_TILE; i < end; \+\+i\) \{\n    const int64_t key",
-        "for (int64_t i = end - 1; i >= tile * SORT_TILE; --i) {\n    const int64_t key",
+        r"ones_in\(same & \(\(uint64_t\(1\) << lane\) - 1\)\)", "ones_in(same >> lane >> 1)",
     ),
+    "a window leaves its last segment out": (r"end = stop - start > CHAIN \? start : stop;", "end = start;"),
+    "an entry that nobody chose keeps what was there": (r"start\[k\] == start\[k \+ 1\]", "start[k] > start[k + 1]"),
+    "every row is the last of its entry": (r"last\[k\] = place == end - 1 \|\|", "last[k] = true ||"),
     "the second digit is not sorted": (r"key >> \(8 \* pass\)", "key"),
     "the tree takes a block twice": (r"place_of\(start, block\)", "place_of(start, block / 2 * 2)"),
     "the old gradient is not added": (

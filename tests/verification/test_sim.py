@@ -17,13 +17,13 @@ from tokitai.gpu_targets import SimTarget
 from tokitai.kernel import is_attention
 from tokitai.lang import Cols, Matrix, Operator, col_sum, columns, operator, outputs, row_max, row_sum, storage
 from tokitai.lower import make_plan
-from tokitai.lower.gpu import CHUNK, Schedule, schedule_rows, separable
+from tokitai.lower.gpu import CHUNK, SLICE, Schedule, schedule_rows, separable, sliced
 from tokitai.lower.rowwise import RowPlan
 from tokitai.meaning import bits
 from tokitai.ops import get, registry
 from tokitai.verification import Verdict, verify
 from tokitai.verification.cases import Case, seeded
-from tokitai.verification.run import PLAIN, Launch, run_numbers
+from tokitai.verification.run import PLAIN, Launch, run_numbers, run_structure
 from tokitai.verification.verdict import Variant, variants
 
 FORMATS = ("f16", "bf16", "f32")
@@ -234,3 +234,28 @@ def test_a_wrong_kernel_is_refuted_by_the_structure_run(name: str) -> None:
     again = examine(edit, op, case=line[1])
     assert (again.verdict, again.cases) == ("refuted", 1)
     assert verify(op, device="sim", dtype="f16", case=line[1]).verdict == "verified", "the right one passes there"
+
+
+# ------------------------------------------------------------------ rows from a table, a slice of each at a time
+@pytest.mark.parametrize("warp", [32, 64])
+@pytest.mark.parametrize(("name", "dtype"), [("dispatch", "bf16"), ("embedding", "f32")])
+def test_slices_of_rows_are_whole_rows(name: str, dtype: str, warp: int) -> None:
+    op = get(name)
+    graph = op.trace(dtype)
+    plan = make_plan(graph)
+    assert isinstance(plan, RowPlan) and sliced(plan)
+    for shape in ((9, SLICE), (9, SLICE + 1), (7, 3 * SLICE - 8), (1, 2 * SLICE + 17)):
+        assert schedule_rows(plan, shape[1], CHUNK, warp).sliced is (shape[1] > SLICE)
+        case = seeded(op, graph, "normal", shape, 1)
+        indices = {k: v for k, v in case.tensors.items() if v.dtype == np.int64}
+        numbers, hashed = (GpuKernel(op, graph, plan, s, SimTarget(warp=warp)) for s in (False, True))
+        for result in (
+            run_numbers(numbers, case, None, 3),
+            run_structure(hashed, shape, indices, case.params, seed=1, threads=0),
+        ):
+            assert result.equal, result.failure
+
+
+def test_only_rows_from_one_table_are_sliced() -> None:
+    plans = {o.name: make_plan(o.trace(o.contract.formats[0])) for o in HERE}
+    assert {n for n, p in plans.items() if isinstance(p, RowPlan) and sliced(p)} == {"dispatch", "embedding"}

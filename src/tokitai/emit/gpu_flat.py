@@ -22,6 +22,7 @@ from .gpu_printer import QuotientPrinter
 from .text import POINTER, SCALAR
 
 ENTRY = 5  # words before the strides
+AT_ONCE = range(3, 6)  # matrices whose strides and addresses are read at once: of more they take too many registers
 
 
 class GpuFlatEmitter(QuotientPrinter):
@@ -97,14 +98,21 @@ class GpuFlatEmitter(QuotientPrinter):
             self.line("return;")
             self.close()
 
-    def entry_of(self, tensor: str) -> None:
+    def entry_of(self, tensor: str, at_once: bool = False) -> None:
         self.line(f"const int tensor = call.table ? {tensor} : 0;")
-        self.line(f"const int64_t* const entry = call.table ? call.table + int64_t(tensor) * {self.entry} : call.one;")
+        entry = f"call.table + int64_t(tensor) * {self.entry}"
+        if at_once:
+            self.line(f"int64_t entry[{self.entry}];")
+            each = f"UNROLL for (int k = 0; k < {self.entry}; ++k) entry[k] ="
+            self.line(f"if (call.table) {each} ({entry})[k];")
+            self.line(f"else {each} call.one[k];")
+        else:
+            self.line(f"const int64_t* const entry = call.table ? {entry} : call.one;")
         self.line("const int64_t across_row = (entry[1] + TILE - 1) / TILE;")
 
     def tile(self) -> None:
         """The block's tile."""
-        self.entry_of("call.tensor_of_tile[tile]")
+        self.entry_of("call.tensor_of_tile[tile]", self.matrices in AT_ONCE)
         self.line("const int64_t within = tile - entry[2];")
         self.line("const int64_t r = entry[0] == 1 ? 0 : within / across_row;")
         self.inside("within - r * across_row")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ..lang import Function, Graph, Node
+from ..lower.dividends import never_small
 from ..lower.ranges import ALL, clamp, constant, ranges
 from .text import Printer
 
@@ -46,6 +47,7 @@ class QuotientPrinter(GpuPrinter):
         self.way: str | None = None  # the name of the way while elements are printed
         self.intervals = ranges(graph.nodes)
         self.shown = _all_show_nan(graph)
+        self.never_small = _never_small(graph)
 
     def expression(self, node: Node, vector: bool, name: Mapping[Node, str], own_names: bool = False) -> str:
         """Division, and calls of functions that divide, in the way that is given."""
@@ -57,7 +59,8 @@ class QuotientPrinter(GpuPrinter):
     def look(self, node: Node) -> str:
         """What has to be looked at in a quotient's operands: what their intervals leave open."""
         (low, high), (least, most) = (self.intervals.get(a, ALL) for a in node.args)
-        open_ = (least < SMALL or most > LARGE, max(low, -high) < SMALL, max(-low, high) > LARGE and not self.shown)
+        small = max(low, -high) < SMALL and node not in self.never_small
+        open_ = (least < SMALL or most > LARGE, small, max(-low, high) > LARGE and not self.shown)
         return f"Look<{', '.join(str(b).lower() for b in open_)}>{{}}"
 
     def function(self, f: Function) -> None:
@@ -77,6 +80,19 @@ class QuotientPrinter(GpuPrinter):
 def divides(f: Function) -> bool:
     """Whether a function, or one that it calls, divides."""
     return any(n.op == "div" or (n.body is not None and divides(n.body)) for n in f.nodes)
+
+
+def _never_small(graph: Graph) -> frozenset[Node]:
+    """Divisions in functions of stored numbers whose dividends are never small."""
+    calls = [n for n in graph.nodes if n.body is not None]
+    inner = {n.body for f in graph.functions for n in f.nodes if n.body is not None}
+    found: set[Node] = set()
+    for f in graph.functions:
+        given = [n.args for n in calls if n.body is f]
+        formats = {str(args[0].data[1]) if len(args) == 1 and args[0].op == "input" else None for args in given}
+        if len(formats) == 1 and f not in inner and (fmt := formats.pop()) is not None and divides(f):
+            found |= never_small(f, fmt, SMALL)
+    return frozenset(found)
 
 
 def _all_show_nan(graph: Graph) -> bool:

@@ -61,7 +61,12 @@ class GpuRowEmitter(GpuStagedEmitter):
         self.after_early()
         if self.most:
             self.cells(f"THREADS > WARP ? {2 * self.most} * WARP : 2")
-        self.line("const int t = thread_index() % THREADS, first = (t / GROUP * CHUNKS * GROUP + t % GROUP) * CHUNK;")
+        begin, unit = "", "block_index()"
+        if s.sliced:
+            self.line("const int64_t units = (rows + ROWS - 1) / ROWS, slice = block_index() / units;")
+            begin, unit = "int(slice) * SPAN + ", "(block_index() - slice * units)"
+        place = f"{begin}(t / GROUP * CHUNKS * GROUP + t % GROUP) * CHUNK"
+        self.line(f"const int t = thread_index() % THREADS, first = {place};")
         if s.hoisted:
             for t in self.columns:
                 kind = POINTER[str(t.format)]
@@ -78,7 +83,7 @@ class GpuRowEmitter(GpuStagedEmitter):
         else:
             if s.kept and s.ahead:
                 self.fetch("next", "least(block_index() * ROWS + thread_index() / THREADS, rows - 1)")
-            self.open("for (int64_t row0 = block_index() * ROWS; row0 < rows; row0 += grid_size() * ROWS)")
+            self.open(f"for (int64_t row0 = {unit} * ROWS; row0 < rows; row0 += grid_size() * ROWS)")
             self.line("const int64_t r = least(row0 + thread_index() / THREADS, rows - 1);")
             self.line("const bool live = row0 + thread_index() / THREADS < rows;")
             if s.kept:
@@ -193,6 +198,8 @@ class GpuRowEmitter(GpuStagedEmitter):
         for _, word, nodes in reduced:
             if nodes:
                 self.line(f"S {word}_part_{number}[{len(nodes)}][CHUNKS];")
+        if self.schedule.sliced:
+            self.choose(n for n in p.compute if n.op == "gather")
         self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
         self.line(f"const int c0 = {'' if kept else 'base + '}first + v * GROUP * CHUNK;")
         if choice is None:
@@ -264,7 +271,7 @@ class GpuRowEmitter(GpuStagedEmitter):
             if n.op == "input" and (not s.in_registers if n.space == "rc" else not s.hoisted) and n not in loaded
         )  # fmt: skip
         for n in p.compute:
-            if n.op == "gather" and n not in loaded:
+            if n.op == "gather" and n not in loaded and not s.sliced:
                 self.line(f"Chunk<{self.kind_of(n.args[0])}> chosen_{self.name[n]};")
                 self.line(f"load_chunk<WIDTH, FIT>(chosen_{self.name[n]}, {self.chosen_entry(n)} + c0, cols - c0);")
         for word, nodes in (("sum", p.sums), ("max", p.maxima), ("first", p.firsts)):
@@ -284,7 +291,7 @@ class GpuRowEmitter(GpuStagedEmitter):
                 place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}.e[e]"
                 self.declare(n, f"load1(&{place})", vector=False)
             elif n.op == "gather":
-                self.declare(n, f"load1(&chosen_{self.name[n]}.e[e])", vector=False)
+                self.declare(n, f"load1(&chosen_{self.name[n]}{'[v]' * s.sliced}.e[e])", vector=False)
             else:
                 self.one_column(n)
             if n in p.keep:
@@ -310,6 +317,15 @@ class GpuRowEmitter(GpuStagedEmitter):
         for o in p.stores:
             self.line(f"encode(new_{o.name}, values_{o.name});")
             self.line(f"if (live) store_chunk<WIDTH, FIT>(out_{o.name}_row + c0, new_{o.name}, cols - c0);")
+
+    def choose(self, gathers: Iterable[Node]) -> None:
+        """A thread's chunks of the entries that a row chooses, all on their way at once: others may choose them too."""
+        for n in gathers:
+            self.line(f"Chunk<{self.kind_of(n.args[0])}> chosen_{self.name[n]}[CHUNKS];")
+            source = f"{self.chosen_entry(n)} + c0"
+            self.chunk_loop(lambda n=n, source=source: self.line(
+                f"load_chunk<WIDTH, FIT, AGAIN>(chosen_{self.name[n]}[v], {source}, cols - c0);"
+            ))  # fmt: skip
 
     def column_sum(self, n: Node) -> None:
         value = self.name[n.args[0]]

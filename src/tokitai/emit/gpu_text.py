@@ -41,10 +41,12 @@ def emit_rows(plan: RowPlan, schedule: Schedule) -> KernelText:
     return KernelText(GpuRowEmitter(plan, schedule).text(), headers() | (first() if plan.has_firsts else {}))
 
 
-def emit_scatter(plan: ScatterPlan, width: int) -> KernelText:
-    """The text of a sum over entries, with accesses of at most `width` elements."""
-    sorting = {"sorting.h": (resources.files(__package__) / "gpu" / "sorting.h").read_text()}
-    return KernelText(GpuScatterEmitter(plan, width).text(), headers() | segments() | sorting)
+def emit_scatter(plan: ScatterPlan, width: int, full: bool = False, wide: bool = False) -> KernelText:
+    """The text of a sum over entries, with accesses of at most `width` elements: of rows that are whole chunks where
+    they are `full`, and of 2**31 and more where they are `wide`."""
+    package = resources.files(__package__) / "gpu"
+    sorting = {name: (package / name).read_text() for name in ("sorting.h", "entries.h")}
+    return KernelText(GpuScatterEmitter(plan, width, full, wide).text(), headers() | segments() | sorting)
 
 
 def emit_flat(plan: FlatPlan, width: int, schedule: FlatSchedule) -> KernelText:

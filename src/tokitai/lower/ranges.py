@@ -1,14 +1,15 @@
 """Which values a node can have, as an interval that holds all of them but NaN: what lets a kernel leave out a check.
 
 Plain interval arithmetic, widened by more than a rounding at each step. It follows a function's body for any argument,
-so what it proves holds wherever the function is called. Two patterns are looked at as a whole, since the interval of an
-operand on its own says too little: a clamp by a constant, and the remainder of a range reduction.
+so what it proves holds wherever the function is called. Three patterns are looked at as a whole, since the interval of
+an operand on its own says too little: a clamp by a constant, the remainder of a range reduction, and what a rounding
+dropped.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ..lang import Node
 
@@ -20,11 +21,16 @@ _NORMAL, _BIGGEST = 2.0**-126, float.fromhex("0x1.fffffep127")  # of f32: below 
 
 
 def ranges(nodes: Iterable[Node], given: Mapping[Node, Interval] | None = None) -> dict[Node, Interval]:
-    """The interval of every float node; operands come first. ``given``: of nodes that are known already."""
+    """The interval of every float node; operands come first. ``given``: of nodes that are known already, none of which
+    is NaN."""
     found: dict[Node, Interval] = dict(given or {})
+    numbers: set[Node] = set(found)  # nodes that are never NaN, as far as is known
     for n in nodes:
         if n not in found:
-            found[n] = _widened(_of(n, found))
+            picked = _picked(n, found, numbers)
+            found[n] = _unchanged(n, found) or (_widened(_of(n, found)) if picked is None else found[picked])
+            if _is_number(n, found, numbers):
+                numbers.add(n)
     return found
 
 
@@ -49,6 +55,35 @@ def clamp(n: Node) -> tuple[str, Node, float] | None:
     return None
 
 
+def _is_number(n: Node, found: Mapping[Node, Interval], numbers: Collection[Node]) -> bool:
+    """Whether a node is never NaN since its operands never are, and no infinities meet."""
+    operands = [a for a in n.args if a.type == "f32"]
+    if n.type != "f32" or not all(a in numbers for a in operands):
+        return False
+    if n.op in ("neg", "abs", "where", "maximum", "minimum"):
+        return True
+    finite = all(math.isfinite(end) for a in operands for end in found[a])
+    return constant(n) is not None or (n.op in ("add", "sub", "mul", "fma") and finite)
+
+
+def _picked(n: Node, found: Mapping[Node, Interval], numbers: Collection[Node]) -> Node | None:
+    """The operand that ``where(a < b, x, y)`` always picks; None where it may pick either."""
+    if n.op != "where" or n.type != "f32" or n.args[0].op != "lt" or not all(a in numbers for a in n.args[0].args):
+        return None
+    (low, high), (least, most) = (found[a] for a in n.args[0].args)
+    return n.args[1] if high < least else n.args[2] if low >= most else None
+
+
+def _unchanged(n: Node, found: Mapping[Node, Interval]) -> Interval | None:
+    """Of a power of two and what is less than half the distance to its nearest neighbour: the power of two itself."""
+    if n.op == "add":
+        for c, other in (n.args, n.args[::-1]):
+            power, most = constant(c), max(map(abs, found.get(other, ALL)))
+            if power and abs(math.frexp(power)[0]) == 0.5 and most < abs(power) * 2.0**-25:
+                return power, power
+    return None
+
+
 def _of(n: Node, found: Mapping[Node, Interval]) -> Interval:
     if n.type != "f32":
         return ALL
@@ -57,9 +92,9 @@ def _of(n: Node, found: Mapping[Node, Interval]) -> Interval:
     if limits is not None:
         (low, high), edge = found.get(limits[1], ALL), limits[2]
         return (max(low, edge), max(high, edge)) if limits[0] == "at_least" else (min(low, edge), min(high, edge))
-    rest = _remainder(n, found)
-    if rest is not None:
-        return rest
+    for rest in (_remainder(n, found), _dropped(n, found)):
+        if rest is not None:
+            return rest
     match n.op, known:
         case "const", _:
             value = constant(n)
@@ -109,6 +144,25 @@ def _remainder(n: Node, found: Mapping[Node, Interval]) -> Interval | None:
         return None
     # |x scale + shift - k| is half at most and a rounding of the fma, which is below 2^-3 for less than 2^20.
     bound = step * (0.625 + abs(shift)) + size * abs(1 - scale * step)
+    return -bound, bound
+
+
+def _dropped(n: Node, found: Mapping[Node, Interval]) -> Interval | None:
+    """Of ``fma(a, b, -v)`` with ``v = a * b``: half an ulp of v at most. Of ``fma(a, b, -(w - c))`` with
+    ``w = fma(a, b, c)``: half an ulp of w and one of w - c."""
+    if n.op != "fma" or n.args[2].op != "neg":
+        return None
+    kept = n.args[2].args[0]
+    factors = {n.args[0], n.args[1]}
+    if kept.op == "mul" and set(kept.args) == factors:
+        rounded = [kept]
+    elif kept.op == "sub" and kept.args[0].op == "fma" and kept.args[0].args[2] is kept.args[1]:
+        rounded = [kept.args[0], kept]
+        if set(kept.args[0].args[:2]) != factors:
+            return None
+    else:
+        return None
+    bound = sum(2.0**-24 * max(map(abs, found.get(r, ALL))) + _TINY for r in rounded)
     return -bound, bound
 
 

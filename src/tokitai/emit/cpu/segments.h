@@ -9,8 +9,8 @@ INLINE int64_t windows_of(int64_t rows) { return (rows + CHAIN - 1) / CHAIN; }
 
 // The long segment, if any, that begins in a window: it reaches beyond the last row there. entry_at(i) is the entry of
 // the i-th sorted row. Gives its first row, or -1.
-template <class F>
-INLINE int64_t long_segment(int64_t window, int64_t rows, const int64_t* starts, const F& entry_at, int64_t& entry) {
+template <class P, class F>
+INLINE int64_t long_segment(int64_t window, int64_t rows, const P* starts, const F& entry_at, int64_t& entry) {
   const int64_t last = window * CHAIN + CHAIN - 1;
   if (last >= rows) return -1;
   entry = entry_at(last);
@@ -24,9 +24,9 @@ INLINE int64_t place_of(int64_t start, int64_t block) {
 }
 
 // The block of a long segment whose sum has place `place`: its rows [begin, end), or none.
-template <class F>
+template <class P, class F>
 INLINE bool long_block(
-    int64_t place, int64_t rows, const int64_t* starts, const F& entry_at, int64_t& begin, int64_t& end) {
+    int64_t place, int64_t rows, const P* starts, const F& entry_at, int64_t& begin, int64_t& end) {
   const int64_t first = place / 2 * CHAIN;
   if (place % 2) {
     int64_t entry;

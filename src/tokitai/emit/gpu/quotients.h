@@ -6,6 +6,7 @@
 // a / b is so near the middle of two floats that (2 a - m b) / ulp has at most 8 as a whole number, m the middle's
 // significand. tests/device/test_quotients.py tries all of these, over all significands of b, and every start within an
 // ulp: one fails, the start 1/2 for b = 2 - 2^-23, which cards do not give (ptxas makes division of the same sequence).
+// A quotient by 1 is exact for every a but NaN: then r is 1 - d^2 for a start 1 + d, rounded, which is 1.
 // Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", IBM J. Res. Dev. 34 (1990).
 #pragma once
 

@@ -33,6 +33,19 @@ template <int BYTES> INLINE void copy_in(void* to, const void* from) {
   else if constexpr (BYTES == 4) *static_cast<Words4*>(to) = load4(from);
   else *static_cast<Words2*>(to) = load2(from);
 }
+// What is read again soon stays in L2, where streaming accesses make way for it.
+#if !TOKITAI_STRUCTURE && CUDA_ASM
+template <int BYTES> struct Words { typedef Words16 type; };
+template <> struct Words<8> { typedef Words8 type; };
+template <> struct Words<4> { typedef Words4 type; };
+template <> struct Words<2> { typedef Words2 type; };
+template <int BYTES> INLINE void copy_in_again(void* to, const void* from) {
+  typedef typename Words<BYTES>::type W;
+  *static_cast<W*>(to) = *static_cast<const W*>(from);
+}
+#else
+template <int BYTES> INLINE void copy_in_again(void* to, const void* from) { copy_in<BYTES>(to, from); }
+#endif
 template <int BYTES> INLINE void copy_out(void* to, const void* from) {
   if constexpr (BYTES == 16) store16(to, *static_cast<const Words16*>(from));
   else if constexpr (BYTES == 8) store8(to, *static_cast<const Words8*>(from));
@@ -44,12 +57,16 @@ template <int BYTES> INLINE void copy_out(void* to, const void* from) {
 constexpr int RAGGED = 0, EXACT = 1, FULL = 2;
 template <int FIT> INLINE bool whole(int count) { return FIT == FULL || count >= CHUNK; }
 
-// The elements p[0 ... count), of a whole chunk at most, in accesses of WIDTH elements: p is aligned for those.
-template <int WIDTH, int FIT, class P> INLINE void load_chunk(Chunk<P>& q, const P* p, int count) {
+// The elements p[0 ... count), of a whole chunk at most, in accesses of WIDTH elements: p is aligned for those. AGAIN: they
+// are read again soon.
+constexpr bool AGAIN = true;
+template <int WIDTH, int FIT, bool SOON = false, class P> INLINE void load_chunk(Chunk<P>& q, const P* p, int count) {
   constexpr int BYTES = least<int>(16, WIDTH * int(sizeof(P)));
   if (whole<FIT>(count)) {
-    UNROLL for (int i = 0; i < CHUNK * int(sizeof(P)); i += BYTES)
-      copy_in<BYTES>(reinterpret_cast<char*>(&q) + i, reinterpret_cast<const char*>(p) + i);
+    UNROLL for (int i = 0; i < CHUNK * int(sizeof(P)); i += BYTES) {
+      if (SOON) copy_in_again<BYTES>(reinterpret_cast<char*>(&q) + i, reinterpret_cast<const char*>(p) + i);
+      else copy_in<BYTES>(reinterpret_cast<char*>(&q) + i, reinterpret_cast<const char*>(p) + i);
+    }
   } else {
     UNROLL for (int e = 0; e < CHUNK; ++e) q.e[e] = FIT == RAGGED && e < count ? p[e] : padding<P>();
   }
