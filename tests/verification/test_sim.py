@@ -163,7 +163,7 @@ WRONG: dict[str, tuple[Operator, Edit]] = {
     ),
     "chunks are swapped": (summed, Edit(r"\(t / GROUP \* CHUNKS \* GROUP \+ t % GROUP\)", "(t * CHUNKS)")),
     "rows that are not there count": (ranged, Edit(r"if \(live\) (acc_\w+\[v)", r"\1")),
-    "an element of the next column": (ranged, Edit(r"c0 \+ e, (acc_\w+)\[v \* CHUNK \+ e\]", r"c0 + e, \1[v * CHUNK]")),
+    "an element of the next column": (ranged, Edit(r"\+ e, x\[(k \+ )?e\]\);", r"+ e, x[\g<1>0]);")),
     "a block of rows too few": (ranged, Edit(r"over_blocks\(blocks,", "over_blocks(blocks - (blocks > 1),")),
     "slices are not neighbours": (ranged, Edit(r"begin = slice \* run, end = least\(blocks, begin \+ run\)",
                                               "begin = slice, end = least(blocks, slice + run)")),
@@ -171,7 +171,7 @@ WRONG: dict[str, tuple[Operator, Edit]] = {
         ranged, Edit(r"(cells\[thread_index\(\)\] = tower\.result\(NEUTRAL_SUM\);\s*)barrier\(\);", r"\1"),
     ),
     "a sum where a maximum is": (ranged, Edit(r"along_row<Most,", "along_row<Add,")),
-    "a chunk further": (ranged, Edit(r"\+ v \* GROUP \* CHUNK;", "+ v * CHUNK;")),
+    "a chunk further": (ranged, Edit(r"\+ v \* STEP", "+ v * CHUNK")),
 }  # fmt: skip
 LINE = re.compile(r"tokitai verify \w+ --device sim --dtype f16 --case '(structure/[^']*)': (.*)")
 

@@ -5,11 +5,19 @@
 
 from __future__ import annotations
 
-from ..lang import Node
-from ..lower.gpu import Schedule, blocked, column_results, under_sums
-from ..lower.rowwise import RowPlan
+from collections.abc import Mapping
+
+from ..lang import Node, TensorSpec
+from ..lower.gpu import Schedule, blocked, column_results, held, under_sums
+from ..lower.rowwise import NARROW, RowPlan
 from .gpu_printer import GpuPrinter
 from .text import POINTER
+
+
+def again(t: TensorSpec) -> str:
+    """A flag of loads of what other rows need as well. Loads of 32 bits had better not move: the two stores of a chunk,
+    each of half a sector, would come apart."""
+    return ", AGAIN" if t.space == "c" and t.format in NARROW else ""
 
 
 class GpuColumnEmitter(GpuPrinter):
@@ -27,6 +35,10 @@ class GpuColumnEmitter(GpuPrinter):
         self.sums = [n for n in plan.running if n.space == "c"]
         self.row_sums = [n for n in plan.running if n.space == "s"]
         self.joined = blocked(plan) and not schedule.apart  # rows and column sums in one kernel
+        self.held = held(plan, schedule)
+        # Threads of one row all have it. Where a chunk is stored by two accesses, a look at it keeps these together:
+        # half sectors that come apart cost a tenth of the time.
+        self.all_live = schedule.rows == 1 and all(o.format in NARROW for o in g.outputs if o.space == "rc")
         self.most = max((max(len(p.sums), len(p.maxima), len(p.firsts)) for p in plan.passes), default=0)
 
     # ------------------------------------------------------------------ what all kernels begin with
@@ -51,7 +63,20 @@ class GpuColumnEmitter(GpuPrinter):
             self.line(f"Stored* const sum_{self.name[n]} = {used};")
             used = f"sum_{self.name[n]} + {'blocks * cols' if n.space == 'c' else 'rows'}"
         for n in self.plan.uniform:
-            self.declare(n, self.expression(n, False, self.name), vector=False)
+            self.declare(n, self.uniform(n), vector=False)
+
+    def uniform(self, n: Node) -> str:
+        """A scalar of the whole call; the number of columns is printed where it is known."""
+        known = self.schedule.full and not self.schedule.sliced
+        if known and n.op == "round" and n.args[0].op == "columns" and n in self.scalar_slot:
+            return f"known(scalars + {self.scalar_slot[n]}, float(SPAN))"
+        return self.expression(n, False, self.name)
+
+    def expression(self, node: Node, vector: bool, name: Mapping[Node, str], own_names: bool = False) -> str:
+        """As in all kernels, but for quotients of a row's value by what all rows share."""
+        if node.op == "div" and node.type == "f32" and (node.args[0].space, node.args[1].space) == ("r", "s"):
+            return f"div_by_one({name[node.args[0]]}, {name[node.args[1]]})"
+        return super().expression(node, vector, name, own_names)
 
     def cells(self, count: str) -> None:
         """Shared memory for so many values."""
@@ -95,7 +120,7 @@ class GpuColumnEmitter(GpuPrinter):
         for t in read:
             if t.space == "c":
                 self.line(f"Chunk<{POINTER[str(t.format)]}> col_{t.name};")
-                self.line(f"load_chunk<WIDTH, FITS>(col_{t.name}, in_{t.name} + c0, cols - c0);")
+                self.line(f"load_chunk<WIDTH, FITS{again(t)}>(col_{t.name}, in_{t.name} + c0, cols - c0);")
         for n in self.sums:
             self.line(f"S acc_{self.name[n]}[CHUNK];")
             self.line(f"UNROLL for (int e = 0; e < CHUNK; ++e) acc_{self.name[n]}[e] = NEUTRAL_SUM;")
@@ -123,7 +148,7 @@ class GpuColumnEmitter(GpuPrinter):
         for n in nodes:
             if n.op == "input" and n.space != "r":
                 place = f"row_{n.data[0]}[d]" if n.space == "rc" else f"col_{n.data[0]}"
-                self.declare(n, f"load1(&{place}.e[e])", vector=False)
+                self.declare(n, f"element({place}, e)", vector=False)
             elif n.space in ("rc", "c"):
                 self.one_column(n)
         for n in self.sums:
@@ -132,10 +157,7 @@ class GpuColumnEmitter(GpuPrinter):
         self.close()
         self.close()
         for n in self.sums:
-            place = f"sum_{self.name[n]} + block * cols + c0"
-            self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
-            self.line(f"if (c0 + e < cols) store1({place} + e, acc_{self.name[n]}[e]);")
-            self.close()
+            self.line(f"store_partial(sum_{self.name[n]} + block * cols + c0, acc_{self.name[n]}, cols - c0);")
 
     # ------------------------------------------------------------------ after the last row
     def finish(self) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..lang import Node, TensorSpec
-from ..lower.gpu import COLUMN_THREADS, MOST_THREADS, finishes
+from ..lower.gpu import COLUMN_THREADS, MOST_THREADS, finishes, widened_again
 from ..lower.rowwise import Pass
+from .gpu_columns import again
 from .gpu_select import OneColumn, inputs_at, one_column
 from .gpu_staged import GpuStagedEmitter
 from .text import POINTER, SCALAR
@@ -30,7 +31,7 @@ class GpuRowEmitter(GpuStagedEmitter):
         self.line(f"constexpr int THREADS = {s.threads}, CHUNKS = {s.chunks}, ROWS = {s.rows}, WIDTH = {s.width};")
         self.line(f"constexpr int BLOCK = {self.plan.block}, SPAN = THREADS * CHUNKS * CHUNK;")
         fit = "FULL" if s.full else "EXACT" if s.exact else "RAGGED"
-        self.line(f"constexpr int GROUP = Share<THREADS>::GROUP, FIT = {fit};")
+        self.line(f"constexpr int GROUP = Share<THREADS>::GROUP, STEP = GROUP * CHUNK, FIT = {fit};")
         self.line()
         sizes = 2 + sum(space in ("rc", "t") for _, space, _, _ in self.tensors) + len(self.whole_slot)
         self.open("struct Call")
@@ -72,7 +73,7 @@ class GpuRowEmitter(GpuStagedEmitter):
                 kind = POINTER[str(t.format)]
                 self.line(f"Chunk<{kind}> col_{t.name}[CHUNKS];")
                 self.chunk_loop(lambda t=t: self.line(
-                    f"load_chunk<WIDTH, FIT>(col_{t.name}[v], in_{t.name} + c0, cols - c0);"
+                    f"load_chunk<WIDTH, FIT{again(t)}>(col_{t.name}[v], in_{t.name} + first + v * STEP, cols - c0);"
                 ))  # fmt: skip
         if self.joined and s.staged:
             self.staged_blocks()
@@ -84,8 +85,12 @@ class GpuRowEmitter(GpuStagedEmitter):
             if s.kept and s.ahead:
                 self.fetch("next", "least(block_index() * ROWS + thread_index() / THREADS, rows - 1)")
             self.open(f"for (int64_t row0 = {unit} * ROWS; row0 < rows; row0 += grid_size() * ROWS)")
-            self.line("const int64_t r = least(row0 + thread_index() / THREADS, rows - 1);")
-            self.line("const bool live = row0 + thread_index() / THREADS < rows;")
+            if self.all_live:
+                self.line("const int64_t r = row0;")
+                self.line("constexpr bool live = true;")
+            else:
+                self.line("const int64_t r = least(row0 + thread_index() / THREADS, rows - 1);")
+                self.line("const bool live = row0 + thread_index() / THREADS < rows;")
             if s.kept:
                 if s.ahead:
                     for t in self.matrices:
@@ -103,7 +108,7 @@ class GpuRowEmitter(GpuStagedEmitter):
             kind = POINTER[str(t.format)]
             if declared:
                 self.line(f"Chunk<{kind}> {place}_{t.name}[CHUNKS];")
-            source = f"in_{t.name} + {row} * in_{t.name}_stride + c0"
+            source = f"in_{t.name} + {row} * in_{t.name}_stride + first + v * STEP"
             self.chunk_loop(lambda t=t, source=source: self.line(
                 f"load_chunk<WIDTH, FIT>({place}_{t.name}[v], {source}, cols - c0);"
             ))  # fmt: skip
@@ -127,7 +132,7 @@ class GpuRowEmitter(GpuStagedEmitter):
         self.open(f"UNROLL for (int d = 0; d < {ahead}; ++d)")
         self.line("if (block0 * BLOCK + i + d >= rows) break;  // the same in all threads")
         self.line("const int64_t row = block * BLOCK + i + d, r = least(row, rows - 1);")
-        self.line("const bool live = mine && row < rows;")
+        self.line("constexpr bool live = true;" if self.all_live else "const bool live = mine && row < rows;")
         if self.schedule.kept:
             for t in self.matrices:
                 self.line(f"Chunk<{POINTER[str(t.format)]}> row_{t.name}[CHUNKS];")
@@ -146,7 +151,7 @@ class GpuRowEmitter(GpuStagedEmitter):
 
     def fetch_ahead(self, row: str) -> None:
         for t in self.matrices:
-            source = f"in_{t.name} + {row} * in_{t.name}_stride + c0"
+            source = f"in_{t.name} + {row} * in_{t.name}_stride + first + v * STEP"
             self.chunk_loop(lambda t=t, source=source: self.line(
                 f"load_chunk<WIDTH, FIT>(ahead_{t.name}[d][v], {source}, cols - c0);"
             ))  # fmt: skip
@@ -195,13 +200,16 @@ class GpuRowEmitter(GpuStagedEmitter):
             self.before_choice(p, choice)
         if not kept:
             self.open("for (int base = 0; base < cols; base += SPAN)")
+        elif number > 1 and widened_again(self.plan, self.schedule):
+            for t in self.matrices:
+                self.line(f"make_again(row_{t.name}, uint32_t(rows >> 62));")
         for _, word, nodes in reduced:
             if nodes:
                 self.line(f"S {word}_part_{number}[{len(nodes)}][CHUNKS];")
         if self.schedule.sliced:
             self.choose(n for n in p.compute if n.op == "gather")
         self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
-        self.line(f"const int c0 = {'' if kept else 'base + '}first + v * GROUP * CHUNK;")
+        self.line(f"const int c0 = {self.at_chunk};")
         if choice is None:
             self.chunk(p, loaded, number)
         else:
@@ -268,12 +276,13 @@ class GpuRowEmitter(GpuStagedEmitter):
         s = self.schedule
         self.load_for(
             n for n in p.compute
-            if n.op == "input" and (not s.in_registers if n.space == "rc" else not s.hoisted) and n not in loaded
+            if n.op == "input" and (not self.held if n.space == "rc" else not s.hoisted) and n not in loaded
         )  # fmt: skip
         for n in p.compute:
             if n.op == "gather" and n not in loaded and not s.sliced:
                 self.line(f"Chunk<{self.kind_of(n.args[0])}> chosen_{self.name[n]};")
-                self.line(f"load_chunk<WIDTH, FIT>(chosen_{self.name[n]}, {self.chosen_entry(n)} + c0, cols - c0);")
+                source = f"{self.chosen_entry(n)} + {self.at_chunk}"
+                self.line(f"load_chunk<WIDTH, FIT>(chosen_{self.name[n]}, {source}, cols - c0);")
         for word, nodes in (("sum", p.sums), ("max", p.maxima), ("first", p.firsts)):
             for i, _ in enumerate(nodes):
                 self.line(f"S {word}_at_{i}[CHUNK];")
@@ -287,11 +296,11 @@ class GpuRowEmitter(GpuStagedEmitter):
             if n in loaded:
                 self.declare(n, f"kept_{self.name[n]}[v * CHUNK + e]", vector=False)
             elif n.op == "input":
-                held = s.in_registers if n.space == "rc" else s.hoisted
-                place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}.e[e]"
-                self.declare(n, f"load1(&{place})", vector=False)
+                held = self.held if n.space == "rc" else s.hoisted
+                place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}"
+                self.declare(n, f"element({place}, e)", vector=False)
             elif n.op == "gather":
-                self.declare(n, f"load1(&chosen_{self.name[n]}{'[v]' * s.sliced}.e[e])", vector=False)
+                self.declare(n, f"element(chosen_{self.name[n]}{'[v]' * s.sliced}, e)", vector=False)
             else:
                 self.one_column(n)
             if n in p.keep:
@@ -316,7 +325,8 @@ class GpuRowEmitter(GpuStagedEmitter):
                 self.line(f"{word}_part_{number}[{i}][v] = {padded};")
         for o in p.stores:
             self.line(f"encode(new_{o.name}, values_{o.name});")
-            self.line(f"if (live) store_chunk<WIDTH, FIT>(out_{o.name}_row + c0, new_{o.name}, cols - c0);")
+            place = f"out_{o.name}_row + {self.at_chunk}"
+            self.line(f"if (live) store_chunk<WIDTH, FIT>({place}, new_{o.name}, cols - c0);")
 
     def choose(self, gathers: Iterable[Node]) -> None:
         """A thread's chunks of the entries that a row chooses, all on their way at once: others may choose them too."""
@@ -338,6 +348,11 @@ class GpuRowEmitter(GpuStagedEmitter):
             self.line(f"store1({place}, add(i + d == 0 ? NEUTRAL_SUM : load1({place}), {value}));")
             self.close()
 
+    @property
+    def at_chunk(self) -> str:
+        """The first column of a chunk, in parts, so that those of a thread lie a constant apart."""
+        return f"{'' if self.schedule.kept else 'base + '}first + v * STEP"
+
     def kind_of(self, n: Node) -> str:
         """The type of an input's elements."""
         return POINTER[str(n.data[1])]
@@ -354,4 +369,4 @@ class GpuRowEmitter(GpuStagedEmitter):
                 continue
             source = f"in_{t.name}_row" if t.space == "rc" else f"in_{t.name}"
             self.line(f"Chunk<{kind}> {place}_{t.name};")
-            self.line(f"load_chunk<WIDTH, FIT>({place}_{t.name}, {source} + c0, cols - c0);")
+            self.line(f"load_chunk<WIDTH, FIT{again(t)}>({place}_{t.name}, {source} + {self.at_chunk}, cols - c0);")

@@ -5,7 +5,7 @@ Every thread copies what it will read itself, so no barrier is needed.
 
 from __future__ import annotations
 
-from ..lower.gpu import STAGES
+from ..lower.gpu import stages
 from .gpu_columns import GpuColumnEmitter
 from .text import POINTER
 
@@ -20,7 +20,7 @@ class GpuStagedEmitter(GpuColumnEmitter):
     def chunk_loop(self, body: object) -> None:
         """The chunks of a thread, with the first column of each."""
         self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
-        self.line("const int c0 = first + v * GROUP * CHUNK;")
+        self.line("const int c0 = first + v * STEP;")
         assert callable(body)
         body()
         self.close()
@@ -28,12 +28,17 @@ class GpuStagedEmitter(GpuColumnEmitter):
     def staged_rows(self) -> None:
         """Rows one after another."""
         self.stages()
-        self.open("UNROLL for (int d = 0; d < STAGES - 1; ++d)")
-        self.stage("d", "block_index() + d * grid_size()", "rows")
-        self.close()
+        self.stage("0", "block_index()", "rows")
         self.open("for (int64_t r = block_index(); r < rows; r += grid_size(), turn = after(turn))")
         self.line("constexpr bool live = true;")
-        self.wait_and_stage("r + (STAGES - 1) * grid_size()", "rows")
+        if self.held:
+            self.line("wait_for_copies<0>();")
+            for t in self.matrices:
+                self.line(f"Chunk<{POINTER[str(t.format)]}> row_{t.name}[CHUNKS];")
+                self.line(f"UNROLL for (int v = 0; v < CHUNKS; ++v) row_{t.name}[v] = stage_{t.name}.get(0, v);")
+            self.stage("0", "r + grid_size()", "rows")
+        else:
+            self.wait_and_stage("r + grid_size()", "rows")
         self.row()
         self.close()
 
@@ -47,19 +52,17 @@ class GpuStagedEmitter(GpuColumnEmitter):
         self.declare_sums()
         self.line("wait_for_copies<0>();")
         self.line("turn = 0;")
-        self.open("UNROLL for (int d = 0; d < STAGES - 1; ++d)")
-        self.stage("d", "block * BLOCK + d", "end")
-        self.close()
+        self.stage("0", "block * BLOCK", "end")
         for t in self.rows_fetched:
             self.line(f"{POINTER[str(t.format)]} next_{t.name} = in_{t.name}[block * BLOCK];")
         self.open("ROLLED for (int64_t i = 0; i < BLOCK; ++i, turn = after(turn))")
         self.line("if (block0 * BLOCK + i >= rows) break;  // the same in all threads")
         self.line("const int64_t row = block * BLOCK + i, r = least(row, rows - 1);")
-        self.line("const bool live = mine && row < rows;")
+        self.line("constexpr bool live = true;" if self.all_live else "const bool live = mine && row < rows;")
         for t in self.rows_fetched:
             self.line(f"const {POINTER[str(t.format)]} row_{t.name} = next_{t.name};")
             self.line(f"next_{t.name} = in_{t.name}[least(row + 1, rows - 1)];")
-        self.wait_and_stage("row + (STAGES - 1)", "end")
+        self.wait_and_stage("row + 1", "end")
         self.row()
         self.close()
         self.store_sums()
@@ -68,19 +71,19 @@ class GpuStagedEmitter(GpuColumnEmitter):
     def stages(self) -> None:
         """Where rows are staged."""
         self.line("SHARED_AT_LAUNCH(room);")
-        self.line(f"constexpr int STAGES = {STAGES};")
+        self.line(f"constexpr int STAGES = {stages(self.plan, self.schedule)};")
         taken = "room"
         for t in self.matrices:
             kind = f"Stage<{POINTER[str(t.format)]}, THREADS * ROWS, CHUNKS, STAGES>"
             self.line(f"{kind} stage_{t.name}({taken});")
             taken += f" + {kind}::BYTES"
-        self.line("const auto after = [](int turn) { return turn == STAGES - 1 ? 0 : turn + 1; };")
+        self.line("const auto after = [](int turn) { return STAGES - 1 - turn; };")
         self.line("int turn = 0;")
 
     def wait_and_stage(self, row: str, end: str) -> None:
         """The row of this turn has come; a later one is on its way to where the row before it lay."""
-        self.line("wait_for_copies<STAGES - 2>();")
-        self.stage("turn == 0 ? STAGES - 1 : turn - 1", row, end)
+        self.line("wait_for_copies<0>();")
+        self.stage("after(turn)", row, end)
 
     def stage(self, turn: str, row: str, end: str) -> None:
         """A row on its way, if there is one; copies are counted by rows in any case."""
@@ -89,7 +92,7 @@ class GpuStagedEmitter(GpuColumnEmitter):
         self.line(f"const int to = {turn};")
         self.open(f"if (wanted < {end})")
         for t in self.matrices:
-            source = f"in_{t.name} + wanted * in_{t.name}_stride + c0"
+            source = f"in_{t.name} + wanted * in_{t.name}_stride + first + v * STEP"
             self.chunk_loop(lambda t=t, source=source: self.line(
                 f"stage_{t.name}.template fetch<WIDTH, FIT>(to, v, {source}, cols - c0);"
             ))  # fmt: skip
@@ -108,7 +111,7 @@ class GpuStagedEmitter(GpuColumnEmitter):
         self.open("if (mine)")
         for n in self.sums:
             self.chunk_loop(lambda n=n: self.line(
-                f"UNROLL for (int e = 0; e < CHUNK; ++e) if (c0 + e < cols) "
-                f"store1(sum_{self.name[n]} + block * cols + c0 + e, acc_{self.name[n]}[v * CHUNK + e]);"
+                f"store_partial(sum_{self.name[n]} + block * cols + first + v * STEP, "
+                f"acc_{self.name[n]} + v * CHUNK, cols - c0);"
             ))  # fmt: skip
         self.close()

@@ -26,7 +26,8 @@ COLUMN_THREADS = 128  # of a block that runs down rows on its own: a chunk of co
 FEW_SPILLS, FEW_SPILLS_OF_LONG = 32, 256
 LONGEST_UNSTAGED = 4096  # columns of a row with a kept value; longer ones come into shared memory ahead of their turn
 STAGE_ROOM = 160 << 10  # bytes of staged rows on a multiprocessor
-STAGES = 2  # rows in shared memory where they are staged: one is worked on, the others are on their way
+REGISTERS = 64 << 10  # of a multiprocessor
+MOST_BLOCKS = 32  # at a time on a multiprocessor
 # Columns of a slice, where rows are chosen from a table: blocks take all rows' first slices, then all second ones, so
 # that what was read of an entry is still in L2 when it is chosen again. On an H200 256 columns were as fast, and 1,024
 # a tenth slower.
@@ -35,7 +36,6 @@ TILE = 4096  # elements that a block takes in an element-wise kernel: a node of 
 MOST_RUN = 16  # neighbouring tiles whose total a block finds: a power of two
 MANY_UNITS = 4096  # runs of tiles that keep a card busy: fewer, longer ones only beyond
 COUNTERS = 8  # bytes at the beginning of a workspace, for blocks that wait for each other
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -56,11 +56,6 @@ class Schedule:
     sliced: bool = False  # columns that a row's threads hold are a slice of it; slices are the outer loop over blocks
 
     @property
-    def in_registers(self) -> bool:
-        """Whether a row's inputs are in registers from its first pass to its last."""
-        return self.kept and not self.staged
-
-    @property
     def block_threads(self) -> int:
         """Threads of a block."""
         return self.threads * self.rows
@@ -73,7 +68,10 @@ class Schedule:
         joined = blocked and not self.apart
         if self.per_sm > 1 and self.chunks < 8:
             return replace(self, per_sm=self.per_sm * 7 // 8)
-        if self.chunks == 8 and self.threads * 2 <= MOST_THREADS and not self.staged and not joined and room:
+        halves = self.chunks == 8 and self.threads * 2 <= MOST_THREADS and not self.staged and not joined
+        if halves and self.per_sm >= 4:
+            return replace(self, threads=self.threads * 2, chunks=4, per_sm=self.per_sm // 2)
+        if halves and room:
             return replace(self, threads=self.threads * 2, chunks=4, per_sm=1, staged=True, ahead=0)
         if self.per_sm > 1:
             return replace(self, per_sm=self.per_sm - 1)
@@ -117,29 +115,49 @@ def schedule_rows(plan: RowPlan, cols: int, width: int, warp: int = 32) -> Sched
         return Schedule(threads, 1, max(1, 128 // threads), width, exact, full, 2, kept=True)
     if running:
         return _joined(plan, chunks_of_row, cols, width, warp)
+    narrow = _words_of_row(plan) == CHUNK // 2  # one matrix, of 16 bits
+    if len(plan.kept) == 1 and plan.most_sums == 1 and narrow:
+        return _with_kept(plan, chunks_of_row, cols, width, warp)
     if len(plan.kept) == 1 and cols > LONGEST_UNSTAGED:
         threads, chunks = _share(chunks_of_row, warp, 8, 8)
         full, per_sm = cols == threads * chunks * CHUNK, max(1, 16 * warp // threads)
         s = Schedule(threads, chunks, 1, width, exact, full, 0, kept=True, per_sm=per_sm, apart=apart, staged=True)
         if stage_bytes(plan, s) * per_sm <= STAGE_ROOM:
             return s
-    threads, chunks = _share(chunks_of_row, warp, 4, 8)
-    matrices = [t for t in plan.graph.inputs if t.space == "rc"]
-    weights = any(t.space == "c" for t in plan.graph.inputs)
-    if len(matrices) > 1 and weights and chunks == 8 and not plan.kept and not apart:
+    # Measured on an H200: where a row is read three times, long ones are best by few threads, and each widens again.
+    threads, chunks = _share(chunks_of_row, warp, 8 if narrow and len(plan.passes) > 2 and cols > 1024 else 4, 8)
+    several = sum(t.space == "rc" for t in plan.graph.inputs) > 1
+    if several and chunks == 8 and not plan.kept and (not apart or _words_of_row(plan) <= CHUNK):
         threads, chunks = threads * 2, 4
+    if several and threads == warp and chunks == 4 and not plan.kept:
+        threads, chunks = threads * 2, 2
     full = cols == threads * chunks * CHUNK
-    rows = max(1, 128 // threads) if threads <= warp else 1
-    # Measured on an H200: registers for 32 to 36 warps on a multiprocessor, for 16 or 24 where kept values need many.
-    words = chunks * sum(_words(t) for t in matrices)
+    # Registers for 32 warps on a multiprocessor, for 16 or 24 where two matrices or kept values need many.
+    words = chunks * _words_of_row(plan)
     if apart and words > 64:  # two inputs of 32,768 columns in f32: all the registers that there are
         return Schedule(MOST_THREADS, 1, 1, width, exact, False, 1, kept=False, apart=True)
     if len(plan.kept) == 1 and chunks <= 4:
         warps, ahead = 36 if words <= 16 else 24, 0
+    elif several and not plan.kept:
+        warps, ahead = 24 if chunks == 2 else 32 if apart else 16, 0
     else:
-        warps, ahead = 16 if plan.kept else 36 if words <= 16 else 32 if words <= 32 else 16, int(len(plan.kept) == 1)
-    per_sm = max(1, warps * warp // (threads * rows))
-    return Schedule(threads, chunks, rows, width, exact, full, ahead, kept=True, per_sm=per_sm, apart=apart)
+        warps, ahead = 16 if plan.kept else 32 if words <= 32 else 16, int(len(plan.kept) == 1)
+    per_sm = min(MOST_BLOCKS, max(1, warps * warp // threads, 2 * (several and threads <= 512)))
+    return Schedule(
+        threads, chunks, 1, width, exact, full, ahead, kept=True, per_sm=per_sm, apart=apart,
+        staged=apart and words <= 32,
+    )  # fmt: skip
+
+
+def _with_kept(plan: RowPlan, chunks_of_row: int, cols: int, width: int, warp: int) -> Schedule:
+    """Rows of 16-bit numbers of which a thread keeps one value each, with one sum, as softmax has it."""
+    threads, chunks = _share(chunks_of_row, warp, 8 if cols > 1024 else 4, 8)
+    warps, ahead = 24 if chunks == 8 else 32, 0
+    if threads > 12 * warp:  # two blocks would not find room: one, with the next row on its way
+        threads, chunks = -(-chunks_of_row // (4 * warp)) * warp, 4
+        warps, ahead = 32, 1
+    exact, full = cols % CHUNK == 0 and cols > 0, cols == threads * chunks * CHUNK
+    return Schedule(threads, chunks, 1, width, exact, full, ahead, kept=True, per_sm=max(1, warps * warp // threads))
 
 
 def _joined(plan: RowPlan, chunks_of_row: int, cols: int, width: int, warp: int) -> Schedule:
@@ -161,10 +179,35 @@ def _words(t: TensorSpec) -> int:
     return CHUNK * FORMATS[str(t.format)].bits // 32
 
 
+def held(plan: RowPlan, schedule: Schedule) -> bool:
+    """Whether a row is in registers from its first pass to its last: also one that comes into shared memory, where that
+    takes few enough, so that the next row can follow at once."""
+    joined = blocked(plan) and not schedule.apart
+    few = _words_of_row(plan) * schedule.chunks <= (16 if plan.kept else 32)
+    return schedule.kept and (not schedule.staged or (few and not joined))
+
+
+def widened_again(plan: RowPlan, schedule: Schedule) -> bool:
+    """Whether each pass widens narrow numbers of a held row again: a thread has no registers for them."""
+    narrow = [t for t in plan.graph.inputs if t.space == "rc" and FORMATS[str(t.format)].bits < 32]
+    values = CHUNK * schedule.chunks * len(narrow) + schedule.ahead * schedule.chunks * _words_of_row(plan)
+    room = REGISTERS // (schedule.block_threads * schedule.per_sm)
+    return held(plan, schedule) and not plan.kept and values + 16 >= room
+
+
+def stages(plan: RowPlan, schedule: Schedule) -> int:
+    """Rows in shared memory where they are staged: one is worked on, the others are on their way."""
+    return 1 if held(plan, schedule) else 2
+
+
+def _words_of_row(plan: RowPlan) -> int:
+    return sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
+
+
 def stage_bytes(plan: RowPlan, schedule: Schedule) -> int:
     """Shared memory for the rows of every matrix that is read."""
-    words = sum(_words(t) for t in plan.graph.inputs if t.space == "rc")
-    return STAGES * 4 * words * schedule.chunks * schedule.block_threads if schedule.staged else 0
+    each = 4 * _words_of_row(plan) * schedule.chunks * schedule.block_threads
+    return stages(plan, schedule) * each if schedule.staged else 0
 
 
 def _share(chunks_of_row: int, warp: int, wish: int, most: int) -> tuple[int, int]:
@@ -173,7 +216,7 @@ def _share(chunks_of_row: int, warp: int, wish: int, most: int) -> tuple[int, in
     while True:
         warps = -(-chunks_of_row // (warp * chunks))
         if warps * warp <= 512 or chunks >= most:
-            return warps * warp, chunks
+            return warps * warp, min(chunks, _power_of_two(-(-chunks_of_row // (warps * warp))))
         chunks *= 2
 
 

@@ -90,34 +90,4 @@ struct alignas(16) Quad {
   E e[QUAD];
 };
 
-// Accesses that leave what is read in the caches, where other blocks find it.
-#if TOKITAI_SIM
-INLINE Words16 keep16(const void* p) { return load16(p); }
-INLINE Words8 keep8(const void* p) { return load8(p); }
-INLINE Words4 keep4(const void* p) { return load4(p); }
-INLINE Words2 keep2(const void* p) { return load2(p); }
-#elif TOKITAI_HIP
-INLINE Words16 keep16(const void* p) { return *static_cast<const Words16*>(p); }
-INLINE Words8 keep8(const void* p) { return *static_cast<const Words8*>(p); }
-INLINE Words4 keep4(const void* p) { return *static_cast<const Words4*>(p); }
-INLINE Words2 keep2(const void* p) { return *static_cast<const Words2*>(p); }
-#else
-INLINE Words16 keep16(const void* p) {
-  const uint4 v = __ldg(static_cast<const uint4*>(p));
-  return {{v.x, v.y, v.z, v.w}};
-}
-INLINE Words8 keep8(const void* p) {
-  const uint2 v = __ldg(static_cast<const uint2*>(p));
-  return {{v.x, v.y}};
-}
-INLINE Words4 keep4(const void* p) { return __ldg(static_cast<const uint32_t*>(p)); }
-INLINE Words2 keep2(const void* p) { return __ldg(static_cast<const uint16_t*>(p)); }
-#endif
-template <int BYTES> INLINE void keep(void* to, const void* from) {
-  if constexpr (BYTES == 16) *static_cast<Words16*>(to) = keep16(from);
-  else if constexpr (BYTES == 8) *static_cast<Words8*>(to) = keep8(from);
-  else if constexpr (BYTES == 4) *static_cast<Words4*>(to) = keep4(from);
-  else *static_cast<Words2*>(to) = keep2(from);
-}
-
 }  // namespace tokitai

@@ -33,19 +33,6 @@ template <int BYTES> INLINE void copy_in(void* to, const void* from) {
   else if constexpr (BYTES == 4) *static_cast<Words4*>(to) = load4(from);
   else *static_cast<Words2*>(to) = load2(from);
 }
-// What is read again soon stays in L2, where streaming accesses make way for it.
-#if !TOKITAI_STRUCTURE && CUDA_ASM
-template <int BYTES> struct Words { typedef Words16 type; };
-template <> struct Words<8> { typedef Words8 type; };
-template <> struct Words<4> { typedef Words4 type; };
-template <> struct Words<2> { typedef Words2 type; };
-template <int BYTES> INLINE void copy_in_again(void* to, const void* from) {
-  typedef typename Words<BYTES>::type W;
-  *static_cast<W*>(to) = *static_cast<const W*>(from);
-}
-#else
-template <int BYTES> INLINE void copy_in_again(void* to, const void* from) { copy_in<BYTES>(to, from); }
-#endif
 template <int BYTES> INLINE void copy_out(void* to, const void* from) {
   if constexpr (BYTES == 16) store16(to, *static_cast<const Words16*>(from));
   else if constexpr (BYTES == 8) store8(to, *static_cast<const Words8*>(from));
@@ -53,19 +40,38 @@ template <int BYTES> INLINE void copy_out(void* to, const void* from) {
   else store2(to, *static_cast<const Words2*>(from));
 }
 
+// Loads that leave what is read in the caches, where other blocks find it.
+template <int BYTES> INLINE void keep(void* to, const void* from) {
+#if TOKITAI_SIM
+  copy_in<BYTES>(to, from);
+#elif TOKITAI_HIP
+  if constexpr (BYTES == 16) *static_cast<Words16*>(to) = *static_cast<const Words16*>(from);
+  else if constexpr (BYTES == 8) *static_cast<Words8*>(to) = *static_cast<const Words8*>(from);
+  else if constexpr (BYTES == 4) *static_cast<Words4*>(to) = *static_cast<const Words4*>(from);
+  else *static_cast<Words2*>(to) = *static_cast<const Words2*>(from);
+#else
+  if constexpr (BYTES == 16) *static_cast<uint4*>(to) = __ldg(static_cast<const uint4*>(from));
+  else if constexpr (BYTES == 8) *static_cast<uint2*>(to) = __ldg(static_cast<const uint2*>(from));
+  else if constexpr (BYTES == 4) *static_cast<uint32_t*>(to) = __ldg(static_cast<const uint32_t*>(from));
+  else *static_cast<uint16_t*>(to) = __ldg(static_cast<const uint16_t*>(from));
+#endif
+}
+
 // What is known of chunks beforehand: any number of elements; all or none; all.
 constexpr int RAGGED = 0, EXACT = 1, FULL = 2;
 template <int FIT> INLINE bool whole(int count) { return FIT == FULL || count >= CHUNK; }
 
-// The elements p[0 ... count), of a whole chunk at most, in accesses of WIDTH elements: p is aligned for those. AGAIN: they
-// are read again soon.
+// The elements p[0 ... count), of a whole chunk at most, in accesses of WIDTH elements: p is aligned for those.
+// SOON: they are read again soon, so they stay in the caches.
 constexpr bool AGAIN = true;
 template <int WIDTH, int FIT, bool SOON = false, class P> INLINE void load_chunk(Chunk<P>& q, const P* p, int count) {
   constexpr int BYTES = least<int>(16, WIDTH * int(sizeof(P)));
   if (whole<FIT>(count)) {
     UNROLL for (int i = 0; i < CHUNK * int(sizeof(P)); i += BYTES) {
-      if (SOON) copy_in_again<BYTES>(reinterpret_cast<char*>(&q) + i, reinterpret_cast<const char*>(p) + i);
-      else copy_in<BYTES>(reinterpret_cast<char*>(&q) + i, reinterpret_cast<const char*>(p) + i);
+      char* const to = reinterpret_cast<char*>(&q) + i;
+      const char* const from = reinterpret_cast<const char*>(p) + i;
+      if constexpr (SOON) keep<BYTES>(to, from);
+      else copy_in<BYTES>(to, from);
     }
   } else {
     UNROLL for (int e = 0; e < CHUNK; ++e) q.e[e] = FIT == RAGGED && e < count ? p[e] : padding<P>();
@@ -79,6 +85,21 @@ template <int WIDTH, int FIT, class P> INLINE void store_chunk(P* p, const Chunk
   } else if (FIT == RAGGED) {
     UNROLL for (int e = 0; e < CHUNK; ++e)
       if (e < count) p[e] = q.e[e];
+  }
+}
+
+// A chunk of partial sums into a workspace: a whole one in words of 16 bytes, where they may lie there.
+INLINE void store_partial(Stored* p, const S* x, int count) {
+  if (count >= CHUNK && reinterpret_cast<uint64_t>(p) % 16 == 0) {
+    constexpr int EACH = 16 / int(sizeof(Stored));
+    UNROLL for (int k = 0; k < CHUNK; k += EACH) {
+      Words16 w;
+      UNROLL for (int e = 0; e < EACH; ++e) store1(reinterpret_cast<Stored*>(&w) + e, x[k + e]);
+      *reinterpret_cast<Words16*>(p + k) = w;
+    }
+  } else {
+    UNROLL for (int e = 0; e < CHUNK; ++e)
+      if (e < count) store1(p + e, x[e]);
   }
 }
 
@@ -118,14 +139,35 @@ template <class P, int T, int V, int N> struct Stage {
 };
 #endif
 
+// The compiler is not to keep what was made of these, but make it again: where registers are few. It cannot know that
+// `nothing` is 0.
+template <class P, int N> INLINE void make_again(Chunk<P> (&q)[N], uint32_t nothing) {
+#if CUDA_ASM && !TOKITAI_STRUCTURE
+  UNROLL for (int i = 0; i < N; ++i)
+    UNROLL for (int k = 0; k < int(sizeof(Chunk<P>) / 4); ++k) reinterpret_cast<uint32_t*>(&q[i])[k] += nothing;
+#endif
+}
+
 // Rounds a chunk of values to the stored format.
 template <class P> INLINE void encode(Chunk<P>& q, const S (&x)[CHUNK]) {
   UNROLL for (int e = 0; e < CHUNK; ++e) store1(&q.e[e], x[e]);
 }
+// The value of an element of a chunk.
+template <class P> INLINE S element(const Chunk<P>& q, int e) { return load1(&q.e[e]); }
 #if !TOKITAI_STRUCTURE && CUDA_ASM
-// Two at a time. The card's NaN is 0x7FFF, and one comparison tells whether either of two values is NaN.
+// Of a word with two bf16, in one instruction.
+template <> INLINE S element<bf16>(const Chunk<bf16>& q, int e) {
+  const uint32_t w = reinterpret_cast<const uint32_t*>(&q)[e / 2];
+  return float_of(e % 2 ? w & 0xFFFF0000u : w << 16);
+}
+// Two at a time. The card's NaN is 0x7FFF, the largest of all patterns as signed numbers, and the only one above infinity:
+// where there is a minimum of pairs, that takes it to ours. Elsewhere one comparison tells whether either value is NaN.
 template <uint32_t NOT_A_NUMBER, class P, class F> INLINE void encode_pairs(Chunk<P>& q, const S* x, const F& pair) {
   uint32_t* const w = reinterpret_cast<uint32_t*>(&q);
+#if __CUDA_ARCH__ >= 900
+  UNROLL for (int i = 0; i < CHUNK / 2; ++i)
+    asm("min.s16x2 %0, %1, %2;" : "=r"(w[i]) : "r"(pair(2 * i)), "r"(NOT_A_NUMBER << 16 | NOT_A_NUMBER));
+#else
   bool found = false;
   UNROLL for (int i = 0; i < CHUNK / 2; ++i) {
     w[i] = pair(2 * i);
@@ -136,6 +178,7 @@ template <uint32_t NOT_A_NUMBER, class P, class F> INLINE void encode_pairs(Chun
       if ((w[i] & 0xFFFFu) == 0x7FFFu) w[i] = (w[i] & 0xFFFF0000u) | NOT_A_NUMBER;
       if (w[i] >> 16 == 0x7FFFu) w[i] = (w[i] & 0xFFFFu) | NOT_A_NUMBER << 16;
     }
+#endif
 }
 INLINE uint32_t pair_of_f16(S low, S high) {
   uint32_t w;
@@ -153,6 +196,21 @@ template <> INLINE void encode<f16>(Chunk<f16>& q, const S (&x)[CHUNK]) {
 template <> INLINE void encode<bf16>(Chunk<bf16>& q, const S (&x)[CHUNK]) {
   encode_pairs<0x7FC0u>(q, x, [&](int i) { return pair_of_bf16(x[i], x[i + 1]); });
 }
+#endif
+
+// a / b, b the same in all threads: by a power of two the product with its inverse is the same, and exact before it rounds.
+INLINE S div_by_one(S a, S b) {
+#if !TOKITAI_STRUCTURE
+  const uint32_t u = bits(b);
+  if ((u & 0x007FFFFFu) == 0 && u >= 0x00800000u && u <= 0x7E800000u) return mul(a, float_of(0x7F000000u - u));
+#endif
+  return div(a, b);
+}
+// A host scalar whose value a schedule knows. Its hash comes with the call.
+#if TOKITAI_STRUCTURE
+INLINE S known(const Stored* p, float) { return load1(p); }
+#else
+INLINE S known(const Stored*, float x) { return x; }
 #endif
 
 // ------------------------------------------------------------------ trees

@@ -34,7 +34,11 @@ namespace tokitai {
 
 constexpr int WARP = 32;
 
-INLINE int thread_index() { return int(threadIdx.x); }
+INLINE int thread_index() {
+  const int t = int(threadIdx.x);
+  __builtin_assume(t >= 0);  // quotients of it need no look at the sign
+  return t;
+}
 INLINE int block_size() { return int(blockDim.x); }
 INLINE int64_t block_index() { return blockIdx.x; }
 INLINE int64_t grid_size() { return gridDim.x; }
