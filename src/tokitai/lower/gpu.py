@@ -37,6 +37,7 @@ MOST_RUN = 16  # neighbouring tiles whose total a block finds: a power of two
 MANY_UNITS = 4096  # runs of tiles that keep a card busy: fewer, longer ones only beyond
 COUNTERS = 8  # bytes at the beginning of a workspace, for blocks that wait for each other
 
+
 @dataclass(frozen=True)
 class Schedule:
     """One way to lay out a row-wise kernel."""
