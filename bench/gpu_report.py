@@ -139,7 +139,7 @@ def embedding() -> list[str]:
     lines += [
         "From `gpu_embedding.jsonl`, which `python -m bench.gpu_embedding` fills. Microseconds, and in brackets the",
         "fraction of a copy's bandwidth. The backward pass writes the whole gradient, in position order and without",
-        "atomics; PyTorch's adds in an order of its own. Bits: of some entries, compared with the CPU's.",
+        "atomic sums; PyTorch's adds in an order of its own. Bits: of some entries, compared with the CPU's.",
         "",
         "| format | ids | forward | PyTorch | backward | PyTorch | ratio | bits |",
         "|---|---|--:|--:|--:|--:|--:|---|",
