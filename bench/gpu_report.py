@@ -18,9 +18,8 @@ def main() -> None:
 
 def written() -> str:
     """The whole page: of each table the latest record of each row."""
-    records = [json.loads(line) for line in (RESULTS / "gpu.jsonl").read_text().splitlines()]
-    latest = {(r["operator"], r["dtype"], r["rows"], r["cols"]): r for r in records}
-    lines = headed("# On a card", latest.values())
+    records = recorded("gpu.jsonl", "operator", "dtype", "rows", "cols")
+    lines = headed("# On a card", records)
     lines += [
         "Written by `python -m bench.gpu_report` from `gpu.jsonl`, which `python -m bench.gpu` fills: CUDA graphs over",
         "rotating buffers larger than the L2 cache, medians. Microseconds, and in brackets the fraction of a streaming",
@@ -31,7 +30,7 @@ def written() -> str:
         "| operator | format | shape | tokitai | PyTorch | Liger | bits |",
         "|---|---|---|--:|--:|--:|---|",
     ]
-    for (operator, dtype, rows, cols), r in latest.items():
+    for r in records:
 
         def cell(*names: str, r: dict[str, dict[str, float]] = r) -> str:
             found = [n for n in names if n in r["microseconds"]]
@@ -39,7 +38,8 @@ def written() -> str:
 
         bits = {True: "equal", False: "NOT EQUAL", None: "not in this run"}[r["equal"]]
         torch, liger = cell("torch", "torch f32, 28 bytes"), cell("liger")
-        lines.append(f"| {operator} | {dtype} | {rows}x{cols} | {cell('tokitai')} | {torch} | {liger} | {bits} |")
+        what = f"{r['operator']} | {r['dtype']} | {r['rows']}x{r['cols']}"
+        lines.append(f"| {what} | {cell('tokitai')} | {torch} | {liger} | {bits} |")
     lines += [""]
     lines += ["AdamW: 808 tensors, f16 weights with f32 moments, 22 bytes an element; PyTorch's fused step in f32, 28."]
     for section in (products, groups, attention, embedding, encoder):
@@ -54,11 +54,16 @@ def headed(title: str, records: Iterable[dict[str, Any]]) -> list[str]:
     return [title, "", f"{'; '.join(devices)}; {max(r['date'] for r in latest)[:10]}.", ""]
 
 
+def recorded(name: str, *keys: str) -> list[dict[str, Any]]:
+    """The latest record for each value of the keys."""
+    records = [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+    return list({tuple(str(r.get(k)) for k in keys): r for r in records}.values())
+
+
 def products() -> list[str]:
     """The table of matrix products."""
-    records = [json.loads(line) for line in (RESULTS / "gpu_products.jsonl").read_text().splitlines()]
-    latest = {tuple(r[k] for k in ("dtype", "accumulator", "rows", "cols", "inner", "layout")): r for r in records}
-    lines = headed("## Matrix products", latest.values())
+    records = recorded("gpu_products.jsonl", "dtype", "accumulator", "rows", "cols", "inner", "layout")
+    lines = headed("## Matrix products", records)
     lines += [
         "From `gpu_products.jsonl`, which `python -m bench.gpu_products` fills. Tflop/s; cuBLAS in one run with it,",
         "without TF32, on operands stored as wide as it adds up. Tiles are those of the run, not always today's. Bits:",
@@ -67,21 +72,20 @@ def products() -> list[str]:
         "| stored | summed in | layout | size | tokitai | cuBLAS | of cuBLAS | tiles | bits |",
         "|---|---|---|---|--:|--:|--:|---|---|",
     ]
-    for (dtype, accumulator, rows, cols, inner, layout), r in latest.items():
+    for r in records:
         rates, bits = r["tflops"], "equal" if r["equal"] else "NOT EQUAL"
         tiles = r["tiling"].removeprefix("tiles of ").partition(",")[0]
         lines.append(
-            f"| {dtype} | {accumulator} | {layout} | {rows}x{cols}x{inner} | {rates['tokitai']} | {rates['cublas']} "
-            f"| {r['of_cublas']:.2f} | {tiles} | {bits} |"
+            f"| {r['dtype']} | {r['accumulator']} | {r['layout']} | {r['rows']}x{r['cols']}x{r['inner']} "
+            f"| {rates['tokitai']} | {rates['cublas']} | {r['of_cublas']:.2f} | {tiles} | {bits} |"
         )
     return lines
 
 
 def groups() -> list[str]:
     """The table of products in groups, and of what brings tokens to them and back."""
-    records = [json.loads(line) for line in (RESULTS / "gpu_groups.jsonl").read_text().splitlines()]
-    latest = {(r.get("product", r.get("operator")), r["dtype"]): r for r in records}
-    lines = headed("## Products in groups", latest.values())
+    records = recorded("gpu_groups.jsonl", "product", "operator", "dtype")
+    lines = headed("## Products in groups", records)
     lines += [
         "From `gpu_groups.jsonl`, which `python -m bench.gpu_groups` fills. Tflop/s of uneven groups, one of them",
         "empty, and of one dense product of the same arithmetic in the same run. Bits: whether groups were compared",
@@ -90,24 +94,16 @@ def groups() -> list[str]:
         "| product | stored | rows | groups | outputs x inputs | tokitai | dense | of dense | others | bits |",
         "|---|---|--:|--:|---|--:|--:|--:|---|---|",
     ]
-    for (name, dtype), r in latest.items():
+    for r in records:
         if "product" in r:
             rates, bits = r["tflops"], "equal" if r["equal"] else "NOT EQUAL"
             others = "; ".join(f"{n}: {v}" for n, v in rates.items() if n not in ("groups", "dense"))
             size = f"{r['rows']} | {r['groups']} | {r['outputs']}x{r['inputs']}"
-            lines.append(
-                f"| {name} | {dtype} | {size} | {rates['groups']} | {rates['dense']} | {r['of_dense']:.2f} | {others} "
-                f"| {bits} |"
-            )
-    moved = [(n, d, r) for (n, d), r in latest.items() if "operator" in r]
-    lines += [""] + [f"`{n}` in {d}: {r['of_copy']:.2f} of a copy's bandwidth." for n, d, r in moved]
+            ours = f"{rates['groups']} | {rates['dense']} | {r['of_dense']:.2f}"
+            lines.append(f"| {r['product']} | {r['dtype']} | {size} | {ours} | {others} | {bits} |")
+    moved = [r for r in records if "operator" in r]
+    lines += [""] + [f"`{r['operator']}` in {r['dtype']}: {r['of_copy']:.2f} of a copy's bandwidth." for r in moved]
     return lines
-
-
-def recorded(name: str, *keys: str) -> list[dict[str, Any]]:
-    """The latest record for each value of the keys."""
-    records = [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
-    return list({tuple(str(r[k]) for k in keys): r for r in records}.values())
 
 
 def attention() -> list[str]:
