@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import platform
 import re
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -33,11 +35,16 @@ COMPILE_SECONDS = 300.0
 # -fno-trapping-math   conditional arithmetic may be vectorised; only exception flags are lost, no value depends on it.
 #                      Clang does so anyway; GCC needs to be told. (It permits neither reassociation, nor reciprocals,
 #                      nor assumptions about NaN, infinities or zero signs: those are other flags, and stay off.)
+# -fno-exceptions      kernels use no part of the C++ library, and linking with it took a third of a small build
 # -Wl,-z,defs          a symbol that nobody defines is an error now, not a crash in the first call
 COMMON: tuple[str, ...] = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-fopenmp",
-    "-fvisibility=hidden", "-Wl,-z,defs", "-iquote", ".",
+    "-fno-exceptions", "-fvisibility=hidden", "-Wl,-z,defs", "-iquote", ".",
 )  # fmt: skip
+LIBRARIES: dict[str, tuple[str, ...]] = {
+    "gcc": ("-nodefaultlibs", "-lm", "-lc", "-lgcc"),  # it has -nostdlib++ from release 13 on
+    "clang": ("-nostdlib++",),
+}
 
 
 SIMULATED = "TOKITAI_SIM=1"
@@ -149,7 +156,8 @@ def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Seq
     level = STRUCTURE if structure or SIMULATED in defines else ()
     machine = rows["scalar" if structure else isa].flags
     own = (f"TOKITAI_ISA_{isa.upper()}=1", *(("TOKITAI_STRUCTURE=1",) if structure else ()))
-    return (*COMMON, *machine, *level, *(f"-D{define}" for define in (*own, *defines)))
+    macros = (f"-D{define}" for define in (*own, *defines))
+    return (*COMMON, *machine, *level, *macros, *LIBRARIES[compiler.kind])
 
 
 def machine_here() -> str:
@@ -199,7 +207,7 @@ def _compile(folder: Path, key: str, source: Source, compiler: Compiler, flags: 
     for name, text in {**source.headers, main: source.text}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(text.encode())
-    command = [str(compiler.path), *flags, *_REPORT, main, "-o", binary]
+    command = [str(compiler.path), main, *flags, *_REPORT, "-o", binary]  # libraries after what needs them
     started, clock = time.time_ns(), time.perf_counter()
     status = run_compiler(command, folder)
     seconds = time.perf_counter() - clock
@@ -244,13 +252,27 @@ def run_compiler(command: list[str], folder: Path) -> int | None:
                 raise  # the cache was deleted meanwhile: no fault of the compiler
             raise CompilerMissingError(f"{command[0]}: cannot be run: {error}") from error
         try:
-            return process.wait(COMPILE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return None
+            return process.wait() if _ends(process, COMPILE_SECONDS) else None
         finally:
             if process.poll() is None:  # the time limit, or an interrupt from the keyboard
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ends within that time. `Popen.wait` with a time limit looks every 50 ms: here the system says so."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # not Linux, or an old one
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        return process.poll() is not None
+    try:
+        poller = select.poll()  # not select.select, which takes no handle above 1023
+        poller.register(handle, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
+    finally:
+        os.close(handle)
 
 
 def _fail(folder: Path, key: str, compiler: Compiler, command: list[str], what: str) -> NoReturn:
@@ -262,5 +284,5 @@ def _fail(folder: Path, key: str, compiler: Compiler, command: list[str], what: 
     last = "\n".join(messages.splitlines()[-20:]) or "(it printed nothing)"
     raise CompileError(
         f"{compiler.path} ({compiler.title}) {what}\n"
-        f"  source:  {kept / Path(command[-3])}\n  command: {' '.join(command)}\n{last}"
+        f"  source:  {kept / command[1]}\n  command: {' '.join(command)}\n{last}"
     )

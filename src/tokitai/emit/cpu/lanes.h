@@ -24,14 +24,9 @@
 
 // Hashes use no vector instruction. For numbers, GCC takes a second to read <immintrin.h>, most of it about instructions
 // that are not used here: its parts are read instead, as it reads them itself.
-#if TOKITAI_ISA_NEON
-#if !TOKITAI_STRUCTURE
+#if TOKITAI_STRUCTURE || TOKITAI_ISA_SCALAR
+#elif TOKITAI_ISA_NEON
 #include <arm_neon.h>
-#endif
-#elif TOKITAI_STRUCTURE || !(TOKITAI_ISA_AVX512 || TOKITAI_ISA_AVX2)
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 #elif defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 9 && __GNUC__ <= 15
 #define _IMMINTRIN_H_INCLUDED
 #include <smmintrin.h>
@@ -154,7 +149,7 @@ namespace tokitai {
 
 // What was written round the caches is in memory before the call ends.
 #if defined(__x86_64__)
-INLINE void finish_stores() { _mm_sfence(); }
+INLINE void finish_stores() { __builtin_ia32_sfence(); }
 #else
 INLINE void finish_stores() {}
 #endif
@@ -163,8 +158,8 @@ INLINE void finish_stores() {}
 class FloatMode {
  public:
 #if defined(__x86_64__)
-  FloatMode() : saved(_mm_getcsr()) { _mm_setcsr(0x1F80); }  // nearest, no flush to zero, exceptions masked
-  ~FloatMode() { _mm_setcsr(saved); }
+  FloatMode() : saved(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(0x1F80); }  // nearest, no flush to zero, exceptions masked
+  ~FloatMode() { __builtin_ia32_ldmxcsr(saved); }
  private:
   unsigned saved;
 #elif defined(__aarch64__)
