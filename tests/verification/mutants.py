@@ -116,8 +116,8 @@ ARITHMETIC = {
     ),
     "a root rounded in another way": (r"return __builtin_sqrtf\(a\);", "return float(__builtin_sqrt(a)) * 1.0000001f;"),
     "a padding of +0": (r"NEUTRAL_SUM = -0\.0f", "NEUTRAL_SUM = 0.0f"),
-    "flush to zero": (r"_mm_setcsr\(0x1F80\)", "_mm_setcsr(0x9FC0)"),
-    "rounding toward zero": (r"_mm_setcsr\(0x1F80\)", "_mm_setcsr(0x7F80)"),
+    "flush to zero": (r"__builtin_ia32_ldmxcsr\(0x1F80\)", "__builtin_ia32_ldmxcsr(0x9FC0)"),
+    "rounding toward zero": (r"__builtin_ia32_ldmxcsr\(0x1F80\)", "__builtin_ia32_ldmxcsr(0x7F80)"),
 }  # fmt: skip
 
 # Of `smaller`: right wherever tensors lie alike and NaN are canonical.

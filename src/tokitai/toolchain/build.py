@@ -47,7 +47,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
 }
 
 
-SIMULATED = "TOKITAI_SIM=1"
+SIMULATED = "TOKITAI_SIM=1"  # blocks run one after another: statics, their shared memory, need no locks
 STRUCTURE = ("-Og",)  # hashes and fibers need no speed, and a build takes a third of the time
 # They need no vector instructions either: a structure build of any instruction set is made for the plainest one, so
 # that the text for wide vectors can be checked on every processor of its architecture.
@@ -153,7 +153,8 @@ def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Seq
     for define in defines:
         if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", define):
             raise ArgumentError(f"defines: {define!r} is not a macro (accepted: NAME or NAME=VALUE)")
-    level = STRUCTURE if structure or SIMULATED in defines else ()
+    simulated = SIMULATED in defines
+    level = (*(STRUCTURE if structure or simulated else ()), *(("-fno-threadsafe-statics",) if simulated else ()))
     machine = rows["scalar" if structure else isa].flags
     own = (f"TOKITAI_ISA_{isa.upper()}=1", *(("TOKITAI_STRUCTURE=1",) if structure else ()))
     macros = (f"-D{define}" for define in (*own, *defines))
