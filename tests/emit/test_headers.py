@@ -6,15 +6,15 @@ import pytest
 
 from tokitai import ops
 from tokitai.kernel import compile
-from tokitai.toolchain.build import Isa, machine_here
+from tokitai.toolchain.build import Isa, machine_here, native_isa
 from tokitai.toolchain.compilers import find_compiler
 from tokitai.toolchain.fingerprint import parse_depfile
 
 
-def read(isa: Isa, structure: bool) -> set[str]:
+def read(isa: Isa, structure: bool, report: str = "compiler.d") -> set[str]:
     """The names of the files that a build of softmax reads."""
     kernel = compile(ops.softmax, dtype="f16", isa=isa, structure=structure)
-    listed = parse_depfile((kernel.artifact.path.parent / "compiler.d").read_text())
+    listed = parse_depfile((kernel.artifact.path.parent / report).read_text())
     return {name.rpartition("/")[2] for name in listed}
 
 
@@ -30,3 +30,10 @@ def test_a_build_reads_the_headers_it_needs(isa: Isa) -> None:
     assert ("xmmintrin.h" in numbers) == (isa != "scalar")
     assert ("avx2intrin.h" in numbers) == (isa != "scalar") and "avx2intrin.h" not in hashes
     assert ("avx512fintrin.h" in numbers) == (isa == "avx512")
+
+
+@pytest.mark.parametrize("structure", [False, True])
+def test_a_build_is_linked_without_the_cpp_library(structure: bool) -> None:
+    libraries = read(native_isa(), structure, "linker.d")
+    assert any(name.startswith("libm.") for name in libraries)
+    assert not [name for name in libraries if "c++" in name]

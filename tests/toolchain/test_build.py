@@ -229,9 +229,13 @@ def test_a_failed_compiler_never_publishes(
     assert not list(cache_root.glob("*.build-*"))
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["told by the system", "looked for"])
 def test_time_limit_ends_the_whole_compiler(
-    wrapped: Callable[..., Compiler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrapped: Callable[..., Compiler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
+    if not told:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+        assert build(scaling("3"), find_compiler(), native_isa()).seconds > 0
     compiler = wrapped(f"sleep 60 & echo $! > {tmp_path}/pid; wait; exit 0")
     monkeypatch.setattr(building, "COMPILE_SECONDS", 0.5)
     started = time.monotonic()

@@ -1,8 +1,8 @@
 """Compile one kernel's C++ text into a shared library, with flags that leave its bits alone.
 
-`COMMON` and `ISAS` are the whole set of flags. The instruction set is named (`-march=x86-64-v3`), never `native`: so
-the flags say everything, a cache may be shared between machines, and no processor model has to go into the key. Tuning
-stays generic for the same reason.
+`flags_of` gives all of them. The instruction set is named (`-march=x86-64-v3`), never `native`: so the flags say
+everything, a cache may be shared between machines, and no processor model has to go into the key. Tuning stays generic
+for the same reason.
 """
 
 from __future__ import annotations
