@@ -20,6 +20,7 @@ from ..verification.batch import Job, overall, verify_many
 from ..verification.verdict import Verdict, asked_shape
 from . import output, parse
 from .bench import bench
+from .judge import judge
 from .kernel import kernel
 from .progress import Bar
 
@@ -173,6 +174,7 @@ def verify(
     return next(v.exit_code for v in verdicts if v.verdict == verdict)
 
 
+app.command()(judge)
 app.command()(bench)
 app.command()(kernel)
 
