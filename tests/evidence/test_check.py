@@ -156,7 +156,8 @@ def test_nothing_compared_is_not_verified() -> None:
         ('{"a": 1, "b": 2, "a": 1}', "'a' stands twice"),
         ("[" * 100_000, "cannot be read as JSON"),
         ("[]", "[] is not of type object"),
-        ('{"payloadType": "application/vnd.in-toto+json"}', "'_type' is missing"),
+        ('{"predicateType": "https://tokitai.dev/verification/v1"}', "'_type' is missing"),
+        ('{"seed": 1' + "0" * 400 + "}", "too large"),
     ],
 )
 def test_a_file_that_is_no_certificate(tmp_path: Path, text: str, said: str) -> None:
@@ -187,7 +188,7 @@ def test_the_checker_works_alone(tmp_path: Path) -> None:
     assert run("good.json") == (0, "no problems\n")
     code, said = run("good.json", "bad.json")
     assert code == 1 and "bad.json: the verdict is verified, but 1 of 1 cases are not equal" in said
-    assert run() == (1, "usage: python check.py CERTIFICATE...\n")
+    assert run() == (2, "usage: python check.py CERTIFICATE...\n")
 
 
 @pytest.mark.parametrize("path", sorted((HERE / "certificates").glob("*.json")), ids=lambda path: path.name)
