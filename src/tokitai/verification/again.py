@@ -31,6 +31,7 @@ from .verdict import Variant, variants
 Digests = Mapping[str, str]
 MOST_ELEMENTS = 1 << 20  # of a case that is computed again
 MOST_STEPS = 1 << 16  # of what the oracle takes one after another: the inner side, the products of a batch
+WHOLE = ("rows", "cols", "inner", "batch", "seed")  # of a case
 NOT_DRAWN = ("yours", "derivative")  # kinds of cases whose inputs no seed draws, or that have none
 
 
@@ -62,7 +63,7 @@ def compute_again(
         present = operator.trace(dtype).digest
         return Again(unable=f"it is about another definition of {name}: {given[:16]}, not {present[:16]}")
     able = sum(map(_is_able, predicate["cases"]))
-    chosen = sampled(predicate["cases"], sample or able, seed)
+    chosen = [_in_integers(case) for case in sampled(predicate["cases"], sample or able, seed)]
     if not chosen:
         return Again(unable="none of its cases can be computed again: they are of your own tensors, or large")
     problems: list[str] = []
@@ -86,17 +87,19 @@ def sampled(given: Sequence[Mapping[str, Any]], count: int, seed: int) -> list[M
 
 def _is_able(case: Mapping[str, Any]) -> bool:
     """Whether a case's inputs can be drawn again, in the time and memory that anyone has. Sides of 0 count as 1."""
-    rows, cols = (max(side, 1) for side in _shape(case))
-    inner, batch = max(case.get("inner") or 1, 1), max(case.get("batch") or 1, 1)
+    rows, cols, inner, batch = (int(case.get(side) or 1) for side in WHOLE[:4])
     work = work_of(Sizes(rows, cols, inner, batch))
     return case["kind"] not in NOT_DRAWN and work <= MOST_ELEMENTS and max(inner, batch) <= MOST_STEPS
 
 
+def _in_integers(case: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A case whose whole numbers, which JSON may write as 3.0, are integers."""
+    return {**case, **{name: int(case[name]) for name in WHOLE if case.get(name) is not None}}
+
+
 def _shape(case: Mapping[str, Any], ragged: str = "") -> tuple[int, int]:
-    rows, cols = int(case["rows"]), int(case["cols"])
-    if case.get("inner") is None:
-        return rows, cols
-    return Sizes(rows, cols, int(case["inner"]), int(case.get("batch") or 1), ragged)
+    rows, cols, inner = case["rows"], case["cols"], case.get("inner")
+    return (rows, cols) if inner is None else Sizes(rows, cols, inner, case.get("batch") or 1, ragged)
 
 
 def _graphs(operator: Operator, dtype: str) -> Iterator[Graph]:
