@@ -225,6 +225,13 @@ def test_another_digest_is_found(tokitai: Command) -> None:
     assert done.object["results"][0]["rerun"] == {"cases": 2, "of": 2}
 
 
+def test_other_scalars_are_found(tokitai: Command) -> None:
+    path = altered(tokitai.folder, lambda p: p["cases"][0].update(scalars={"eps": 1e-5}))
+    done = tokitai("check", path, "--rerun")
+    assert done.code == 1
+    assert "#0: its scalars are {'eps': 1e-05}, where the definition's are {'eps': 1e-06}" in done.out
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -10,7 +10,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import DefinitionError
 from ..evidence.check import printable
@@ -140,20 +140,36 @@ def _case(operator: Operator, dtype: str, case: Mapping[str, Any]) -> list[str]:
         made = recomputed(operator, graph, case)
         if made is None:
             continue
-        inputs, oracle = made
+        inputs, oracle, scalars = made
         wrong = [f"input {n}" for n in inputs if inputs[n] != case["input_digests"].get(n)]
         wrong += [f"oracle {n}" for n in oracle if oracle[n] != case["oracle_digests"].get(n)]
         wrong += [f"{n}, which there is not" for n in case["input_digests"].keys() - inputs.keys()]
         wrong += [f"{n}, which there is not" for n in case["oracle_digests"].keys() - oracle.keys()]
-        if not wrong:
+        said = [f"another digest of {', '.join(wrong)}"] if wrong else []
+        if _as_floats(scalars) != _as_floats(case["scalars"]):
+            said.append(f"its scalars are {dict(case['scalars'])}, where the definition's are {dict(scalars)}")
+        if not said:
             return []
-        if len(problems) == 1 and "no graph" in problems[0]:
-            problems = [f"case {name}: another digest of {', '.join(wrong)}"]
+        if "no graph" in problems[0]:
+            problems = [f"case {name}: {'; '.join(said)}"]
     return problems
 
 
-def recomputed(operator: Operator, graph: Graph, case: Mapping[str, Any]) -> tuple[Digests, Digests] | None:
-    """The digests of a case's inputs and of its oracle, computed here; None where the graph has no such case."""
+def _as_floats(scalars: Mapping[str, float | str]) -> dict[str, str]:
+    """Scalars that can be compared: as text, NaN is equal to itself and 0 is not -0."""
+    return {name: repr(float(value)) for name, value in scalars.items()}
+
+
+class Recomputed(NamedTuple):
+    """What a certificate says of a case, computed here: digests of its inputs and of its oracle, and its scalars."""
+
+    inputs: Digests
+    oracle: Digests
+    scalars: Mapping[str, float]
+
+
+def recomputed(operator: Operator, graph: Graph, case: Mapping[str, Any]) -> Recomputed | None:
+    """What the case of a graph is; None where the graph has no such case."""
     kind, name, shape, seed = case["kind"], case["name"], _shape(case, graph.ragged), case["seed"]
     if kind == "list" or name.startswith("list, "):
         return _list(operator, graph, kind, name.removeprefix("list, "), seed)
@@ -166,7 +182,8 @@ def recomputed(operator: Operator, graph: Graph, case: Mapping[str, Any]) -> tup
         tensors, hashes = structure.hashes(graph, shape, seed)
         tensors |= integers
         params = cases.drawn_scalars(operator, graph, shape)
-        return _digests(tensors), _digests(structure.evaluate(graph, tensors, shape, hashes, params))
+        hashed = structure.evaluate(graph, tensors, shape, hashes, params)
+        return Recomputed(_digests(tensors), _digests(hashed), {})  # scalars are hashes as well
     if kind == "seeded":
         if name not in cases.DRAWS:
             return None
@@ -179,10 +196,10 @@ def recomputed(operator: Operator, graph: Graph, case: Mapping[str, Any]) -> tup
             return None
         made = found
     want = bits.evaluate(graph, made.tensors, made.shape, made.params)
-    return _digests({t.name: made.tensors[t.name] for t in graph.inputs}), _digests(want)
+    return Recomputed(_digests({t.name: made.tensors[t.name] for t in graph.inputs}), _digests(want), made.params)
 
 
-def _list(operator: Operator, graph: Graph, kind: str, name: str, seed: int) -> tuple[Digests, Digests] | None:
+def _list(operator: Operator, graph: Graph, kind: str, name: str, seed: int) -> Recomputed | None:
     if name not in LISTS or not is_flat(graph):
         return None
     shapes = [(1, n) for n in LISTS[name]]
@@ -198,7 +215,8 @@ def _list(operator: Operator, graph: Graph, kind: str, name: str, seed: int) -> 
         ]
         want = bits.evaluate_tensors(graph, tensors, shapes, params)
     inputs = {f"{n}[{i}]": digest(a) for i, some in enumerate(tensors) for n, a in some.items()}
-    return inputs, {f"{n}[{i}]": digest(a) for i, some in enumerate(want) for n, a in some.items()}
+    oracle = {f"{n}[{i}]": digest(a) for i, some in enumerate(want) for n, a in some.items()}
+    return Recomputed(inputs, oracle, {})  # which certificates do not list
 
 
 def _digests(tensors: Mapping[str, Array]) -> Digests:
