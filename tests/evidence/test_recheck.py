@@ -29,10 +29,10 @@ KINDS = ("structure", "seeded", "hard", "exhaustive", "list", "yours", "derivati
 
 @pytest.fixture(scope="module")
 def statements(tmp_path_factory: pytest.TempPathFactory) -> list[Statement]:
-    """Of an operator on lists, one on rows, a product."""
+    """Of operators on lists and on rows, and of a product."""
     folder = tmp_path_factory.mktemp("certificates")
     made = []
-    for name, case in (("silu", "3x17"), ("softmax", "3x17"), ("matmul", "3x5x7")):
+    for name, case in (("silu", "3x17"), ("softmax", "3x17"), ("matmul", "3x5x7"), ("global_norm", "1x17")):
         v = verify(get(name), dtype="f16", case=f"seeded/normal@{case}#0", variant=variants(get(name))[0], out=folder)
         assert v.certificate is not None
         assert check_file(v.certificate, rerun=0).outcome == "valid"
@@ -81,6 +81,33 @@ def test_any_shape_and_kind_is_told_or_left_out(
     path.write_text(json.dumps(statement))
     found = check_file(path, rerun=0)
     assert found.outcome in ("valid", "invalid", "undecided") and (found.outcome == "valid") is not bool(found.problems)
+
+
+@pytest.mark.parametrize(
+    ("operator", "changes", "said"),
+    [
+        ("matmul", dict(inner=None), "case seeded/normal@3x5#0: matmul has no such shape"),
+        ("softmax", dict(inner=4), "case seeded/normal@3x17x4#0: softmax has no such shape"),
+        ("global_norm", dict(rows=3), "case seeded/normal@3x17#0: global_norm has no such shape"),
+        ("softmax", dict(kind="list", name="one tensor"), "case list/one tensor@3x17#0: no graph of softmax has it"),
+        ("softmax", dict(kind="hard"), "case hard/normal@3x17#0: no graph of softmax has it"),
+        ("softmax", dict(seed=None), "case seeded/normal@3x17#None: no seed draws its inputs"),
+        ("matmul", dict(rows=1, cols=1, inner=1 << 17), "no case was computed again: none of"),
+        ("matmul", dict(rows=1, cols=1, inner=1, batch=1 << 17), "no case was computed again: none of"),
+        ("softmax", dict(rows=1 << 11, cols=(1 << 9) + 1), "no case was computed again: none of"),
+    ],
+)
+def test_a_case_that_its_operator_cannot_have(
+    statements: list[Statement], tmp_path: Path, operator: str, changes: dict[str, Any], said: str
+) -> None:
+    (statement,) = [s for s in statements if s["predicate"]["operator"]["name"] == operator]
+    statement = json.loads(json.dumps(statement))
+    statement["predicate"]["operator"]["contract"].update(max_rows=1 << 40)
+    statement["predicate"]["cases"][0].update(changes)
+    (tmp_path / "x.json").write_text(json.dumps(statement))
+    found = check_file(tmp_path / "x.json", rerun=0)
+    assert found.outcome in ("invalid", "undecided") and len(found.problems) == 1
+    assert found.problems[0].startswith(said)
 
 
 def digests(op: Operator) -> list[str]:

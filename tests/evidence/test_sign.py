@@ -278,9 +278,9 @@ def test_a_bad_key_is_found_before_anything_is_run(
     monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], error: type[TokitaiError]
 ) -> None:
     monkeypatch.setattr(verdict, "compile", lambda *_, **__: pytest.fail("compiled"))
-    monkeypatch.setattr(batch, "compile", lambda *_, **__: pytest.fail("compiled"))
     with pytest.raises(error):
         verify(get("silu"), dtype="f16", **arguments)
+    monkeypatch.setattr(batch, "_compiled_ahead", lambda *_: pytest.fail("compiled"))
     with pytest.raises(error):
         batch.verify_many([batch.Job(get("silu"), "f16")], **arguments)
 
