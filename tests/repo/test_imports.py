@@ -35,7 +35,7 @@ ORDER = (
     {"gpu_hip"},
     {"verification"},
     {"kernels"},
-    {"judge"},
+    {"judging"},
     {"torch"},
     {"bench"},
     {"cli"},

@@ -22,6 +22,7 @@ from ..verification.verdict import Verdict, asked_shape
 from . import output, parse
 from .bench import bench
 from .check import check
+from .judge import judge
 from .kernel import kernel
 from .progress import Bar
 
@@ -179,6 +180,7 @@ def verify(
     return next(v.exit_code for v in verdicts if v.verdict == verdict)
 
 
+app.command()(judge)
 app.command()(bench)
 app.command()(check)
 app.command()(kernel)
