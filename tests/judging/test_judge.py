@@ -74,6 +74,10 @@ def test_what_is_good_to_know_is_no_fault() -> None:
     assert made.verdict == "verified" and made.notes["rows in two batches"].startswith("other bits: y of seeded/")
 
 
+def test_views_that_are_read_wrongly_are_told_of() -> None:
+    assert judged("contiguous_only", "softmax").notes["views with gaps between rows"] == "read wrongly"
+
+
 @pytest.mark.slow
 def test_torchs_kernels(tmp_path: Path) -> None:
     file = tmp_path / "theirs.py"
