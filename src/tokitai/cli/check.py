@@ -23,7 +23,7 @@ SAMPLE = 6  # cases of a certificate that are computed again, where it is not sa
 
 
 def check(
-    certificates: Annotated[list[Path], typer.Argument(metavar="CERT...", help="Certificates, or folders of them.")],
+    certificates: Annotated[list[Path], typer.Argument(metavar="CERT", help="Certificates, or folders of them.")],
     rerun: Annotated[bool, typer.Option("--rerun", help="Compute inputs and oracle of some cases again.")] = False,
     cases: Annotated[int | None, typer.Option(min=0, help=f"How many of each; 0: all. By default {SAMPLE}.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws the cases that are computed again.")] = 0,
