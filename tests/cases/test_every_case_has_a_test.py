@@ -1,5 +1,5 @@
-"""The reported faults that concern norms, softmax, losses, embedding, routing, optimizers, conversions, builds and
-calls: each has a test that carries its number, in the test's name or docstring."""
+"""The reported faults that concern norms, softmax, losses, embedding, routing, optimizers, products, conversions,
+builds, calls, and wrong kernels that pass a test: each has a test that carries its number, in its name or docstring."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ GROUPS = {
     "routing": "140 142 143 145 147 148 150 151 153 154",
     "AdamW and lists": "58 60 61 62 64 66 67 69 70 71 73 75 77 78",
     "conversions": "94 95 97 99 100 101 103 104",
-    "builds, cache, processes": "106 107 109 110 111 112 114 116 117 119 120 122",
+    "products": "80 82 84 85 86 88 89 91 92",
+    "builds, cache, processes": "106 107 109 110 111 112 114 116 117 119 120 122 123",
+    "kernels that pass where they should not": "124 126 127 129 130 132 134 137 139",
 }
 FOUND = {
     int(number)

@@ -157,9 +157,9 @@ def test_a_shape_of_ones_own_is_tried() -> None:
 def test_json_has_the_documented_keys() -> None:
     made = judged("without_tail", "softmax").as_json()
     assert list(made) == [
-        "operator", "kernel", "dtype", "device", "shape", "verdict", "evidence", "cases", "same_bits", "elements",
-        "elements_judged", "max_ulp_error", "max_ulp_error_of_row", "share_of_allowance", "failures", "notes",
-        "undecided", "seconds",
+        "operator", "kernel", "dtype", "device", "shape", "verdict", "evidence", "shapes", "cases", "same_bits",
+        "elements", "elements_judged", "max_ulp_error", "max_ulp_error_of_row", "share_of_allowance", "failures",
+        "notes", "undecided", "seconds",
     ]  # fmt: skip
     assert made["evidence"] == ["hard", "seeded"] and list(made["failures"][0]) == ["case", "what", "where"]
     json.dumps({**made, "max_ulp_error": 0, "max_ulp_error_of_row": 0, "share_of_allowance": 0})

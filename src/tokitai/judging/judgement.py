@@ -70,6 +70,7 @@ class Judgement:
     max_ulp_error_of_row: float = 0.0
     share: float = 0.0
     kinds: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)  # that were tried, as `named_sizes` orders them
     failures: list[Failure] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
     undecided: str | None = None
@@ -84,7 +85,8 @@ class Judgement:
         """The documented, stable keys of ``--json``."""
         return {
             "operator": self.operator, "kernel": self.kernel, "dtype": self.dtype, "device": self.device,
-            "shape": self.shape, "verdict": self.verdict, "evidence": self.kinds, "cases": self.cases,
+            "shape": self.shape, "verdict": self.verdict, "evidence": self.kinds, "shapes": self.shapes,
+            "cases": self.cases,
             "same_bits": self.same_bits, "elements": self.compared, "elements_judged": self.judged,
             "max_ulp_error": self.max_ulp_error, "max_ulp_error_of_row": self.max_ulp_error_of_row,
             "share_of_allowance": self.share,
@@ -236,6 +238,8 @@ def _one(made: Judgement, one: _Case, plan: Plan) -> None:
     got = one.call(entries)
     made.cases += 1
     made.kinds += [case.kind] if case.kind not in made.kinds else []
+    sizes = [*named_sizes(case.shape).values()]
+    made.shapes += [sizes] if sizes not in made.shapes else []
     fault = got.wrong or _changed(one, got)
     if fault is not None:
         made.failures.append(_failure(case, fault))

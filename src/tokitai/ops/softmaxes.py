@@ -184,6 +184,7 @@ def hard_inputs_log() -> Iterator[HardInput]:
     """Values far below the maximum, where log(softmax) would be -inf; ties; rows that are almost certain."""
     yield HardInput("0 and -20", dict(x=[[0.0, -20.0], [0.0, -200.0]]))
     yield HardInput("ties", dict(x=[[1.0, 1.0, 1.0, 0.0]]))
+    yield HardInput("-inf beside numbers", dict(x=[[-np.inf, 1.0, 2.0], [0.0, -np.inf, -np.inf]]))
     yield HardInput("a row all -inf", dict(x=[[0.0, 0.0], [-np.inf, -np.inf]]))
     yield HardInput("NaN and infinity", dict(x=[[1.0, np.nan, 3.0], [np.inf, 1.0, 2.0]]))
 
