@@ -52,6 +52,12 @@ def problems(statement: object) -> list[str]:
     return list(_structure(statement, schema, schema, "statement")) or list(_meaning(statement))
 
 
+def well_formed(statement: object) -> bool:
+    """Whether a parsed statement has the structure of the schema, whatever it says."""
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return not any(_structure(statement, schema, schema, "statement"))
+
+
 # ---------------------------------------------------------------------- reading
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. With a key given twice, two readers could each see another certificate."""
