@@ -22,6 +22,7 @@ from . import output, parse
 from .bench import bench
 from .kernel import kernel
 from .progress import Bar
+from .report import report
 
 app = typer.Typer(
     add_completion=False,
@@ -175,6 +176,7 @@ def verify(
 
 app.command()(bench)
 app.command()(kernel)
+app.command()(report)
 
 
 def _as_typed(

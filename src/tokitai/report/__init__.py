@@ -5,8 +5,29 @@ into one HTML file. Nothing in a certificate is trusted: one that contradicts it
 it is text on the page, whatever it holds.
 """
 
-from .content import Content, State, gather
-from .page import build, write
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from .content import Content, State, gather, printable
+from .page import build, check_installed, check_path, write
 from .read import Certificate, certificates, read
 
-__all__ = ["Certificate", "Content", "State", "build", "certificates", "gather", "read", "write"]
+
+def report(words: Iterable[str | Path], path: Path) -> Content:
+    """Write a page about certificates to `path`; `words` are files, and folders with all ``*.json`` below them.
+
+    Returns what the page shows. Raises ArgumentError where there is no certificate, or no page can be written there,
+    and UnavailableError where Jinja2 or matplotlib is not installed, or there is no room.
+    """
+    check_installed()
+    found = certificates(words)
+    check_path(path, [c.path for c in found])
+    content = gather(found)
+    write(build(content), path)
+    return content
+
+
+__all__ = ["Certificate", "Content", "State", "build", "certificates", "check_installed", "gather", "printable",
+           "read", "report"]  # fmt: skip

@@ -286,3 +286,10 @@ def counted(values: Iterable[object], of: int) -> list[str]:
     found = Counter(map(str, values))
     rows = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     return [text if number == of else f"{text} ({number:,} of {of:,})" for text, number in rows]
+
+
+def printable(text: str) -> str:
+    """Text with escapes in place of what could steer a terminal, turn a line round, or not be written at all."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ArgumentError, UnavailableError
 from ..numerics import VERSION
-from .content import KINDS, Content, plural, shown
+from .content import KINDS, Content, plural, printable, shown
 
 HERE = Path(__file__).parent
 NEEDED = {"jinja2": "Jinja2", "matplotlib": "matplotlib"}
@@ -75,20 +75,26 @@ def check_path(path: Path, certificates: list[str]) -> None:
         if isinstance(error, ArgumentError):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(f"--html {str(path)!r}: cannot be written: {reason} ({accepted})") from error
+        raise ArgumentError(f"--html {printable(str(path))}: cannot be written: {reason} ({accepted})") from error
 
 
 def write(text: str, path: Path) -> None:
-    """Put a page in place at once: whoever opens it meanwhile sees the old one or the new one. Raises OSError."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.absolute().parent, delete=False) as file:
-        try:
-            file.write(text)
-            file.close()
-            os.chmod(file.name, 0o666 & ~_umask())  # a temporary file is its owner's alone
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    """Put a page in place at once: whoever opens it meanwhile sees the old one or the new one.
+
+    Raises UnavailableError where there is no room for it.
+    """
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.absolute().parent, delete=False) as file:
+            try:
+                file.write(text)
+                file.close()
+                os.chmod(file.name, 0o666 & ~_umask())  # a temporary file is its owner's alone
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise UnavailableError(f"--html {path}: cannot be written: {error.strerror or error}") from error
 
 
 def _umask() -> int:
@@ -99,13 +105,7 @@ def _umask() -> int:
 
 def _finalize(value: Any) -> Any:
     """What a template prints: text from a certificate cannot turn the line round or be impossible to write."""
-    return _printable(value) if type(value) is str else value
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return printable(value) if type(value) is str else value
 
 
 def _plain(value: Any) -> str:

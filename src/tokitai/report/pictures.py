@@ -64,8 +64,8 @@ def errors(entries: Sequence[Entry]) -> str:
     from matplotlib.figure import Figure
 
     rows, places = _places(entries)
-    figure = Figure(figsize=(8.6, 1.1 + 0.095 * rows))
-    axes = _axes(figure, left=190, right=12, bottom=40, top=30)
+    figure = Figure(figsize=(8.6, 1.2 + 0.095 * rows))
+    axes = _axes(figure, left=190, right=12, bottom=40, top=36)
     _operators(axes, entries, places, rows)
     axes.set_xlim(LEAST - 0.75, MOST + 1.3)
     axes.set_xticks(
@@ -74,35 +74,37 @@ def errors(entries: Sequence[Entry]) -> str:
     )
     axes.grid(axis="x", color=GRID, linewidth=0.5, clip_on=False)
     axes.axvline(log10(0.5), color=INK, linewidth=0.8, dashes=(3, 3))
-    axes.annotate("0.5: one rounding", (log10(0.5), 1), (3, 3), ("data", "axes fraction"),
+    axes.annotate("0.5: one rounding", (log10(0.5), 1), (3, 17), ("data", "axes fraction"),
                   "offset points", fontsize=8)  # fmt: skip
+    axes.tick_params(labeltop=True)
     axes.set_xlabel("largest error against the real result, in units in the last place (ulp)")
     titles: dict[str, list[str]] = {}
     for beyond in (False, True):
         for dtype, chosen in _by_format([e for e in entries if e.error is not None and e.beyond is beyond]).items():
             hue, mark = FORMATS.get(dtype, ("c5", "D"))
             bounded = [e for e in chosen if e.bound is not None]
-            line = dict(color=BAD if beyond else colour(hue), linewidth=3 if beyond else 0.7)
+            ink = BAD if beyond else colour(hue)
             axes.hlines(
                 [places[e.anchor] for e in bounded], [_bound_at(e) for e in bounded], [_error_at(e) for e in bounded],
-                **line, zorder=1 + beyond, clip_on=False,
+                ink, linewidth=3 if beyond else 0.7, zorder=1 + beyond, clip_on=False,
             )  # fmt: skip
             name = "beyond" if beyond else "errors"
             titles[f"bounds-{name}-{dtype}"] = [_said(e) for e in bounded]
             titles[f"{name}-{dtype}"] = [_said(e) for e in chosen]
             axes.scatter(
-                [_bound_at(e) for e in bounded], [places[e.anchor] for e in bounded], 22, line["color"], marker="|",
+                [_bound_at(e) for e in bounded], [places[e.anchor] for e in bounded], 26, ink, marker="|",
                 linewidths=1.4, gid=f"bounds-{name}-{dtype}", zorder=3, clip_on=False,
             )  # fmt: skip
             axes.scatter(
-                [_error_at(e) for e in chosen], [places[e.anchor] for e in chosen], 90 if beyond else 12,
-                line["color"], marker="X" if beyond else mark, linewidths=0, gid=f"{name}-{dtype}", zorder=4, clip_on=False,
+                [_error_at(e) for e in chosen], [places[e.anchor] for e in chosen], 90 if beyond else 15, ink,
+                marker="X" if beyond else mark, linewidths=0, gid=f"{name}-{dtype}", zorder=4, clip_on=False,
             )  # fmt: skip
             if beyond:
                 for e in chosen:
                     axes.annotate(f"{e.operator} {e.dtype}: beyond its bound", (_error_at(e), places[e.anchor]), (7, 0),
                                   textcoords="offset points", va="center", color=BAD, weight="bold")  # fmt: skip
-    return _svg(_written(figure), figure.get_size_inches(), "errors", "Largest error and proven bound of every operator and format", titles)
+    title = "Largest error and proven bound of every operator and format"
+    return _svg(_written(figure), figure.get_size_inches(), "errors", title, titles)
 
 
 def cases(content: Content) -> str:
@@ -170,8 +172,10 @@ class Coverage:
 
     def _draw(self, found: Mapping[str, frozenset[tuple[int, int]]]) -> bytes:
         axes = self.axes
-        for artist in [*axes.collections, *([axes.get_legend()] if axes.get_legend() else [])]:
-            artist.remove()
+        for marks in list(axes.collections):
+            marks.remove()
+        if (legend := axes.get_legend()) is not None:
+            legend.remove()
         for kind in sorted(found, key=lambda k: (k != "structure", k)):
             shapes = sorted(found[kind])[:DRAWN]
             x, y = [_side(cols) for _, cols in shapes], [_side(rows) for rows, _ in shapes]
@@ -285,10 +289,10 @@ def _svg(
     """A figure as text for a page: ids that no other picture has, colours as variables, a title for those who do not
     see it, and titles of marks by the id of their group."""
     root = ElementTree.fromstring(drawn)
-    for group, said in (titles or {}).items():
+    for group, said_of in (titles or {}).items():
         marks = [use for g in root.iter(f"{SVG}g") if g.get("id") == group for use in g.iter(f"{SVG}use")]
-        for mark, text in zip(marks, said, strict=True):
-            ElementTree.SubElement(mark, f"{SVG}title").text = text
+        for mark, said in zip(marks, said_of, strict=True):
+            ElementTree.SubElement(mark, f"{SVG}title").text = said
     _slim(root, name, {text[1:] for e in root.iter() if (text := e.get(LINK)) is not None})
     label = ElementTree.Element(f"{SVG}title")
     label.text = title
@@ -313,7 +317,8 @@ def _slim(element: ElementTree.Element, name: str, used: set[str]) -> None:
         _slim(child, name, used)
         for key, value in list(child.attrib.items()):
             child.attrib[key] = _attribute(key, value, name)
-            if key == "id" and value not in used and "-" not in value or key == "transform" and "rotate(-0 " in value:
+            # ids that nothing leads to, but for those of our groups, which have a hyphen; turns by nothing
+            if value not in used and "-" not in value if key == "id" else key == "transform" and "(-0 " in value:
                 del child.attrib[key]
         child.text, child.tail = (text if text and text.strip() else None for text in (child.text, child.tail))
         if child.tag == f"{SVG}g" and not child.attrib:

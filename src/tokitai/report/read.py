@@ -62,7 +62,7 @@ def _files(path: Path) -> list[Path]:
     except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError(f"{str(path)!r}: {error} (accepted: certificates, and folders of certificates)") from error
+        raise ArgumentError(f"{path}: {error} (accepted: certificates, and folders of certificates)") from error
     below = (Path(folder) / name for folder, _, names in os.walk(path, onerror=refuse) for name in names)
     return [file for file in below if file.suffix == SUFFIX and not file.is_dir()]
 
