@@ -126,8 +126,8 @@ class Content:
     entries: tuple[Entry, ...]
 
     def in_state(self, *states: State) -> list[Entry]:
-        """The entries in one of these states."""
-        return [e for e in self.entries if e.state in states]
+        """The entries in one of these states, one state after the other."""
+        return [e for state in states for e in self.entries if e.state == state]
 
     @property
     def state(self) -> State:
@@ -165,7 +165,7 @@ class Content:
     def kinds(self) -> list[str]:
         """The kinds of all cases, those that this package knows first."""
         found = {k.name for e in self.readable for k in e.kinds}
-        return [k for k in KINDS if k in found] + sorted(found - KINDS.keys())
+        return _in_order(found)
 
     def total(self, kind: str) -> tuple[int, int, int]:
         """Of the verified entries: the cases of one kind, elements compared in them, entries that have some."""
@@ -216,9 +216,14 @@ def gather(certificates: Iterable[Certificate]) -> Content:
     return Content(tuple(_entry(c, f"certificate-{number}") for number, c in enumerate(read, start=1)))
 
 
-def _order(c: Certificate) -> tuple[str, ...]:
+def _in_order(kinds: set[str]) -> list[str]:
+    """Kinds of cases, those that this package knows first."""
+    return [k for k in KINDS if k in kinds] + sorted(kinds - KINDS.keys())
+
+
+def _order(c: Certificate) -> tuple[bool | str, ...]:
     p = c.predicate
-    return (c.path,) if p is None else (p["operator"]["name"], p["dtype"], p["target"], c.path)
+    return (True, c.path) if p is None else (False, p["operator"]["name"], p["dtype"], p["target"], c.path)
 
 
 def _entry(c: Certificate, anchor: str) -> Entry:
@@ -233,7 +238,7 @@ def _entry(c: Certificate, anchor: str) -> Entry:
     if p is None:
         return Entry(anchor, c.path, "invalid", problems, c.signature)
     cases: Sequence[Mapping[str, Any]] = p["cases"]
-    names = dict.fromkeys(case["kind"] for case in cases)
+    names = _in_order({case["kind"] for case in cases})
     kinds = tuple(_kind(name, [case for case in cases if case["kind"] == name]) for name in names)
     shapes = {
         name: frozenset(_shape(case) for case in cases if case["kind"] == name and case["equal"]) for name in names

@@ -42,20 +42,22 @@ def build(content: Content) -> str:
         lstrip_blocks=True, finalize=_finalize,
     )  # fmt: skip
     with pictures.style():
-        drawn = {
-            "errors": pictures.errors([e for e in content.readable if e.error is not None]),
-            "cases": pictures.cases(content),
-        }
+        drawn = {}
+        if measured := [e for e in content.readable if e.error is not None]:
+            drawn["errors"] = pictures.errors(measured)
+        if content.valid:
+            drawn["cases"] = pictures.cases(content)
         coverage_of = pictures.Coverage(content.valid)
         coverage = {
-            name: coverage_of.draw(name, [e for e in found if e.state != "invalid"], f"coverage-{number}")
+            name: coverage_of.draw(name, valid, f"coverage-{number}")
             for number, (name, found) in enumerate(content.by_operator.items(), start=1)
+            if (valid := [e for e in found if e.state != "invalid"])
         }
     return environment.get_template("page.html.j2").render(
         content=content, version=VERSION, kinds_about=KINDS, shown=shown, plural=plural, plain=_plain,
         style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
-        pictures={name: Markup(text) for name, text in drawn.items()},
-        coverage={name: Markup(text) for name, text in coverage.items()},
+        pictures={name: Markup(drawn.get(name, "")) for name in ("errors", "cases")},
+        coverage={name: Markup(coverage.get(name, "")) for name in content.by_operator},
     )  # fmt: skip
 
 
@@ -63,6 +65,8 @@ def check_path(path: Path, certificates: list[str]) -> None:
     """Raise ArgumentError where a page cannot be written to this path; told before anything is drawn."""
     accepted = "accepted: a file in a folder that can be written"
     try:
+        if "\0" in str(path):
+            raise ValueError("a null byte in its name")
         if path.is_dir():
             raise ArgumentError(f"--html {path}: a folder ({accepted})")
         if path.exists() and any(path.samefile(one) for one in certificates):

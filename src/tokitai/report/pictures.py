@@ -32,7 +32,8 @@ _STAND_INS = re.compile("|".join(COLOURS))
 INK, GRID, BAND, BAD = (_NAMED[name] for name in ("ink", "grid", "band", "bad"))
 KIND_COLOURS = {"structure": "c1", "exhaustive": "c4", "hard": "c3", "seeded": "c2", "list": "c5", "yours": "c6"}
 FORMATS = {"f32": ("c1", "o"), "bf16": ("c2", "s"), "f16": ("c3", "^")}
-MARKS = {"exhaustive": "D", "hard": "x", "seeded": ".", "list": "+", "yours": "^"}
+MARKS = {"structure": "s", "exhaustive": "D", "hard": "x", "seeded": "o", "list": "+", "yours": "^"}
+DIFFERENT = "not equal"  # no name of a kind, which has no space
 LEAST, MOST = -1, 8  # powers of ten of errors in ulp: what lies outside is drawn at the edge
 DRAWN = 2000  # shapes of a kind in one picture
 INCH = 72  # points
@@ -63,10 +64,10 @@ def errors(entries: Sequence[Entry]) -> str:
     """The largest error of each entry beside its proven bound, in ulp on a logarithmic axis."""
     from matplotlib.figure import Figure
 
-    rows, places = _places(entries)
-    figure = Figure(figsize=(8.6, 1.2 + 0.095 * rows))
+    height, places = _places(entries)
+    figure = Figure(figsize=(8.6, 1.2 + 0.095 * height))
     axes = _axes(figure, left=190, right=12, bottom=40, top=36)
-    _operators(axes, entries, places, rows)
+    _operators(axes, entries, places, height)
     axes.set_xlim(LEAST - 0.75, MOST + 1.3)
     axes.set_xticks(
         [LEAST - 0.5, *range(LEAST, MOST + 1), MOST + 0.75],
@@ -91,18 +92,19 @@ def errors(entries: Sequence[Entry]) -> str:
             name = "beyond" if beyond else "errors"
             titles[f"bounds-{name}-{dtype}"] = [_said(e) for e in bounded]
             titles[f"{name}-{dtype}"] = [_said(e) for e in chosen]
-            axes.scatter(
-                [_bound_at(e) for e in bounded], [places[e.anchor] for e in bounded], 26, ink, marker="|",
-                linewidths=1.4, gid=f"bounds-{name}-{dtype}", zorder=3, clip_on=False,
-            )  # fmt: skip
-            axes.scatter(
-                [_error_at(e) for e in chosen], [places[e.anchor] for e in chosen], 90 if beyond else 15, ink,
-                marker="X" if beyond else mark, linewidths=0, gid=f"{name}-{dtype}", zorder=4, clip_on=False,
-            )  # fmt: skip
+            rows = [places[e.anchor] for e in bounded]
+            _marks(axes, [_bound_at(e) for e in bounded], rows, "|", 5, ink, gid=f"bounds-{name}-{dtype}", zorder=3)
+            rows = [places[e.anchor] for e in chosen]
+            mark, size = ("X", 9.5) if beyond else (mark, 3.9)
+            _marks(axes, [_error_at(e) for e in chosen], rows, mark, size, ink, gid=f"{name}-{dtype}", zorder=4)
             if beyond:
                 for e in chosen:
-                    axes.annotate(f"{e.operator} {e.dtype}: beyond its bound", (_error_at(e), places[e.anchor]), (7, 0),
-                                  textcoords="offset points", va="center", color=BAD, weight="bold")  # fmt: skip
+                    left = _error_at(e) > (LEAST + MOST) / 2
+                    axes.annotate(
+                        f"{e.operator} {e.dtype}: beyond its bound", (_error_at(e), places[e.anchor]),
+                        (-30 if left else 8, 0), textcoords="offset points", ha="right" if left else "left",
+                        va="center", color=BAD, weight="bold",
+                    )  # fmt: skip
     title = "Largest error and proven bound of every operator and format"
     return _svg(_written(figure), figure.get_size_inches(), "errors", title, titles)
 
@@ -117,12 +119,12 @@ def cases(content: Content) -> str:
     axes = _axes(figure, left=190, right=30, bottom=36, top=24)
     places, starts = range(len(of)), [0] * len(of)
     segments = [(k, KIND_COLOURS.get(k, "c7")) for k in content.kinds]
-    for name, hue in [*segments, ("different", "bad")]:
+    for name, hue in [*segments, (DIFFERENT, "bad")]:
         numbers = [sum(_number(e, name) for e in found) for found in of.values()]
         if any(numbers):
             bars = axes.barh(places, numbers, 0.72, starts, color=colour(hue), label=name, linewidth=0, clip_on=False)
             for bar, number in zip(bars, numbers, strict=True):
-                bar.set_gid(f"cases-{name}-{number}")
+                bar.set_gid(f"cases-{name.replace(' ', '-')}-{number}")
         starts = [s + n for s, n in zip(starts, numbers, strict=True)]
     for place, total in zip(places, starts, strict=True):
         axes.annotate(f"{total:,}", (total, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
@@ -131,7 +133,9 @@ def cases(content: Content) -> str:
     axes.set_xlabel("cases over all formats, by kind")
     axes.grid(axis="x", color=GRID, linewidth=0.5, clip_on=False)
     axes.set_axisbelow(True)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=7, borderpad=0.2, columnspacing=1.2, handlelength=1)
+    if any(starts):
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=7, borderpad=0.2, columnspacing=1.2,
+                    handlelength=1)  # fmt: skip
     return _svg(_written(figure), figure.get_size_inches(), "cases", "Cases of every operator, by kind")
 
 
@@ -172,7 +176,7 @@ class Coverage:
 
     def _draw(self, found: Mapping[str, frozenset[tuple[int, int]]]) -> bytes:
         axes = self.axes
-        for marks in list(axes.collections):
+        for marks in list(axes.lines):
             marks.remove()
         if (legend := axes.get_legend()) is not None:
             legend.remove()
@@ -181,14 +185,8 @@ class Coverage:
             x, y = [_side(cols) for _, cols in shapes], [_side(rows) for rows, _ in shapes]
             label = kind if len(shapes) == len(found[kind]) else f"{kind} ({len(shapes):,} of {len(found[kind]):,})"
             hue, mark = colour(KIND_COLOURS.get(kind, "c7")), MARKS.get(kind, "*")
-            size, line = (46, 1.1) if kind == "structure" else (22, 1.1 if mark in "x+" else 0)
-            marks = axes.scatter(
-                x, y, size, hue, marker="s" if kind == "structure" else mark, linewidths=line, label=label,
-                gid=f"shapes-{kind}", zorder=2 if kind == "structure" else 3, clip_on=False,
-            )  # fmt: skip
-            if kind == "structure":  # a frame, so that the marks inside are seen
-                marks.set_facecolor("none")
-                marks.set_edgecolor(hue)
+            size = {"structure": 6.8, "seeded": 3}.get(kind, 4.7)
+            _marks(axes, x, y, mark, size, hue, label=label, gid=f"shapes-{kind}", zorder=2 + (kind != "structure"))
         if found:
             axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=4, borderpad=0.2, columnspacing=1,
                         handlelength=1)  # fmt: skip
@@ -204,6 +202,18 @@ def _axes(figure: Figure, left: float, right: float, bottom: float, top: float) 
     ))  # fmt: skip
 
 
+def _marks(
+    axes: Axes, x: Sequence[float], y: Sequence[float], mark: str, size: float, ink: str, *, gid: str, zorder: float,
+    label: str | None = None,
+) -> None:  # fmt: skip
+    """Marks without a line, one ``use`` each. A large square is a frame, so that marks inside it are seen."""
+    framed = mark == "s" and size > 5
+    axes.plot(
+        x, y, linestyle="none", marker=mark, markersize=size, color=ink, markerfacecolor="none" if framed else ink,
+        markeredgewidth=1.1 if framed or mark in "x+|" else 0, gid=gid, zorder=zorder, label=label, clip_on=False,
+    )  # fmt: skip
+
+
 def _places(entries: Sequence[Entry]) -> tuple[float, dict[str, float]]:
     """The height of all rows, and where in it each entry stands: those of an operator lie together."""
     places: dict[str, float] = {}
@@ -214,7 +224,7 @@ def _places(entries: Sequence[Entry]) -> tuple[float, dict[str, float]]:
     return at + 1, places
 
 
-def _operators(axes: Axes, entries: Sequence[Entry], places: Mapping[str, float], rows: float) -> None:
+def _operators(axes: Axes, entries: Sequence[Entry], places: Mapping[str, float], height: float) -> None:
     """The names of operators, and a band behind every other one."""
     of: dict[str, list[float]] = {}
     for e in entries:
@@ -223,7 +233,7 @@ def _operators(axes: Axes, entries: Sequence[Entry], places: Mapping[str, float]
         if number % 2:
             axes.axhspan(found[0] - 1, found[-1] + 1, color=BAND, linewidth=0, zorder=0)
     axes.set_yticks([(found[0] + found[-1]) / 2 for found in of.values()], list(of))
-    axes.set_ylim(rows, 0)
+    axes.set_ylim(height, 0)
 
 
 def _by_format(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -257,8 +267,8 @@ def _said(e: Entry) -> str:
 
 
 def _number(e: Entry, kind: str) -> int:
-    """The equal cases of a kind; of "different", all that differ."""
-    if kind == "different":
+    """The equal cases of a kind; of DIFFERENT, all that are not."""
+    if kind == DIFFERENT:
         return sum(k.differing for k in e.kinds)
     found = e.of_kind(kind)
     return 0 if found is None else found.cases - found.differing
