@@ -50,7 +50,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         for element in self.open:
-            element.text += data
+            element.parts.append(data)
 
     def all(self, *tags: str) -> list[Element]:
         """The elements with one of these tags, in order."""
@@ -77,7 +77,12 @@ class Element:
     """One element: `above` are the tags that it is in, from the outermost on."""
 
     def __init__(self, tag: str, attributes: dict[str, str], above: list[str]) -> None:
-        self.tag, self.attributes, self.above, self.text = tag, attributes, above, ""
+        self.tag, self.attributes, self.above = tag, attributes, above
+        self.parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
 
 
 def files(folder: Path, **wanted: Any) -> Path:

@@ -148,11 +148,14 @@ class Coverage:
     def __init__(self, entries: Sequence[Entry]) -> None:
         from matplotlib.figure import Figure
 
-        sides = (side for e in entries for shapes in e.shapes.values() for shape in shapes for side in shape)
-        decades = range(max(2, min(18, len(str(max(sides, default=1))))) + 1)
-        self.figure = Figure(figsize=(5.2, 3.3))
+        found = {shape for e in entries for shapes in e.shapes.values() for shape in shapes}
+        rows, cols = (max((shape[side] for shape in found), default=1) for side in (0, 1))
+        self.figure = Figure(figsize=(5.2, 2.9))
         self.axes = axes = _axes(self.figure, left=44, right=10, bottom=36, top=24)
-        for set_ticks, set_limits in ((axes.set_xticks, axes.set_xlim), (axes.set_yticks, axes.set_ylim)):
+        for largest, set_ticks, set_limits in (
+            (cols, axes.set_xticks, axes.set_xlim), (rows, axes.set_yticks, axes.set_ylim),
+        ):  # fmt: skip
+            decades = range(max(2, min(18, len(str(largest)))) + 1)
             set_ticks([-0.5, *decades], ["0", *map(_power, decades)])
             set_limits(-0.75, decades[-1] + 0.2)
         axes.grid(color=GRID, linewidth=0.5, clip_on=False)
