@@ -32,7 +32,8 @@ def widths(folder: Path, text: str) -> list[list[int]]:
     collect = "<script>onmessage = (e) => document.body.append(`[${e.data}]`)</script>"
     (folder / "frames.html").write_text(f"<!DOCTYPE html><body style='width: 3000px'>{collect}{frames}</body>")
     flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=20000 --dump-dom"
-    command = [str(BROWSER), *flags.split(), f"--user-data-dir={folder / 'profile'}", f"file://{folder / 'frames.html'}"]
+    flags += f" --user-data-dir={folder / 'profile'} file://{folder / 'frames.html'}"
+    command = [str(BROWSER), *flags.split()]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     return sorted([int(a), int(b)] for a, b in re.findall(r"\[(\d+),(\d+)\]", shown))
 
