@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the compilers, the emulator and the browser that the tests use, where this is possible: as root, with apt-get, and only
+# Install the compilers and other programs that the tests use, where this is possible: as root, with apt-get, and only
 # those that are missing. Otherwise name each one, and what is not tested without it. Never fails: a test that lacks
 # its compiler says so itself.
 set -uo pipefail
@@ -12,6 +12,7 @@ wanted=(
     "lld-19|ld.lld-19|kernels linked with LLD, and kernels for AMD GPUs"
     "g++-aarch64-linux-gnu|aarch64-linux-gnu-g++|kernels for 64-bit Arm (NEON)"
     "qemu-user|qemu-aarch64|running kernels for 64-bit Arm on another processor"
+    "openssl|openssl|keys and signatures as another program makes and checks them"
     "chromium|chromium|that the pages of reports fit narrow and wide screens"
 )
 

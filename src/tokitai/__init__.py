@@ -19,6 +19,7 @@ from .lang import Operator
 from .numerics import VERSION
 
 if TYPE_CHECKING:
+    from .judging import Judgement, judge
     from .kernel import Kernel
     from .kernels import GpuBuild, compile
     from .verification import Verdict, verify
@@ -27,7 +28,7 @@ __version__ = VERSION
 
 _LAZY = {
     "compile": "kernels", "GpuBuild": "kernels", "Kernel": "kernel", "verify": "verification",
-    "Verdict": "verification",
+    "Verdict": "verification", "judge": "judging", "Judgement": "judging",
 }  # fmt: skip
 
 
@@ -51,4 +52,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["GpuBuild", "Kernel", "Operator", "Verdict", "compile", "errors", "formats", "lang", "ops", "verify"]
+__all__ = [
+    "GpuBuild", "Judgement", "Kernel", "Operator", "Verdict", "compile", "errors", "formats", "judge", "lang", "ops",
+    "verify",
+]  # fmt: skip

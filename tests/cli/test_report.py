@@ -80,6 +80,16 @@ def test_wrong_usage(words: list[str], said: str, tokitai: Command, folder: Path
     assert not Path("page.html").exists() and (folder / "good.json").read_bytes() == before
 
 
+def test_a_key_is_asked_for(tokitai: Command, folder: Path) -> None:
+    v1 = CERTIFICATE.parents[1] / "v1"
+    done = tokitai("report", v1 / "silu.bf16.cpu.dsse.json", "--html", "page.html", "--key", v1 / "key.pub.pem")
+    assert done.code == 0 and "good, by the key" in Path("page.html").read_text(encoding="utf-8")
+    done = tokitai("report", folder, "--html", "page.html", "--key", v1 / "key.pub.pem")
+    assert done.code == 1 and "good.json: not signed, where a signature by the key" in done.err
+    done = tokitai("report", folder, "--html", "other.html", "--key", CERTIFICATE)
+    assert done.code == 2 and "no public key" in done.err and not Path("other.html").exists()
+
+
 @pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
 def test_what_is_missing_is_named(
     missing: str, tokitai: Command, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+from collections.abc import Iterator
+from typing import Any
 
 from tokitai.evidence.statement import (
     Case,
@@ -69,3 +72,37 @@ SAMPLE = Verification(
     seconds=1.25,
     tool=Tool("tokitai", "0.1.0", "3.11.7", "2.4.6"),
 )
+
+VALUES = (None, True, 0, -1, 1.0, 2.5, "", "x", "a\nb", "inf", "verified", [], ["x"], {}, {"x": "y"}, sha256("another"))
+"""What tests put in place of a value of a certificate."""
+
+Place = tuple[str | int, ...]
+
+
+def paths(value: Any, at: Place = ()) -> Iterator[Place]:
+    """Every place in a JSON value."""
+    yield at
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from paths(item, (*at, key))
+
+
+def altered(value: Any, at: Place, new: Any) -> Any:
+    """A copy with another value at a place; `...` removes it."""
+    if not at:
+        return new
+    result = copy.deepcopy(value)
+    inner = result
+    for key in at[:-1]:
+        inner = inner[key]
+    if new is ...:
+        del inner[at[-1]]
+    else:
+        inner[at[-1]] = new
+    return result
+
+
+def at_place(value: Any, at: Place) -> Any:
+    for key in at:
+        value = value[key]
+    return value

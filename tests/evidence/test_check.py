@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from sample import SAMPLE, sha256
+from sample import SAMPLE, VALUES, Place, altered, at_place, paths, sha256
 
 from tokitai.evidence import check as checker
 from tokitai.evidence.check import SCHEMA, check, problems
@@ -21,40 +19,6 @@ from tokitai.evidence.statement import build_statement
 
 HERE = Path(__file__).parent
 SCHEMA_OBJECT = json.loads(SCHEMA.read_text())
-VALUES = (None, True, 0, -1, 1.0, 2.5, "", "x", "a\nb", "inf", "verified", [], ["x"], {}, {"x": "y"}, sha256("another"))
-
-Place = tuple[str | int, ...]
-
-
-def paths(value: Any, at: Place = ()) -> Iterator[Place]:
-    """Every place in a JSON value."""
-    yield at
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from paths(item, (*at, key))
-
-
-def altered(value: Any, at: Place, new: Any) -> Any:
-    """A copy with another value at a place; `...` removes it."""
-    if not at:
-        return new
-    result = copy.deepcopy(value)
-    inner = result
-    for key in at[:-1]:
-        inner = inner[key]
-    if new is ...:
-        del inner[at[-1]]
-    else:
-        inner[at[-1]] = new
-    return result
-
-
-def at_place(value: Any, at: Place) -> Any:
-    for key in at:
-        value = value[key]
-    return value
-
-
 def structure(statement: object) -> list[str]:
     return list(checker._structure(statement, SCHEMA_OBJECT, SCHEMA_OBJECT, "statement"))
 
@@ -156,7 +120,8 @@ def test_nothing_compared_is_not_verified() -> None:
         ('{"a": 1, "b": 2, "a": 1}', "'a' stands twice"),
         ("[" * 100_000, "cannot be read as JSON"),
         ("[]", "[] is not of type object"),
-        ('{"payloadType": "application/vnd.in-toto+json"}', "'_type' is missing"),
+        ('{"predicateType": "https://tokitai.dev/verification/v1"}', "'_type' is missing"),
+        ('{"seed": 1' + "0" * 400 + "}", "too large"),
     ],
 )
 def test_a_file_that_is_no_certificate(tmp_path: Path, text: str, said: str) -> None:
@@ -178,6 +143,7 @@ def test_the_checker_works_alone(tmp_path: Path) -> None:
     (tmp_path / "good.json").write_text(json.dumps(statement))
     statement["predicate"]["cases"] = [{**statement["predicate"]["cases"][1], "equal": False}]
     (tmp_path / "bad.json").write_text(json.dumps(statement))
+    shutil.copy(HERE / "v1" / "silu.bf16.cpu.dsse.json", tmp_path / "signed.json")
 
     def run(*names: str) -> tuple[int, str]:
         command = [sys.executable, "-I", "-S", "check.py", *names]
@@ -185,9 +151,63 @@ def test_the_checker_works_alone(tmp_path: Path) -> None:
         return done.returncode, done.stdout + done.stderr
 
     assert run("good.json") == (0, "no problems\n")
+    assert run("signed.json") == (0, "signed.json: signed; the signature is not checked\nno problems\n")
     code, said = run("good.json", "bad.json")
     assert code == 1 and "bad.json: the verdict is verified, but 1 of 1 cases are not equal" in said
-    assert run() == (1, "usage: python check.py CERTIFICATE...\n")
+    assert run() == (2, "usage: python check.py CERTIFICATE...\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"payload": ...}, "an envelope whose 'payload' is null"),
+        ({"payload": 3}, "an envelope whose 'payload' is 3"),
+        ({"payload": "e30"}, "'payload' is not base64"),
+        ({"payload": "e31="}, "'payload' is not base64"),
+        ({"payload": "e3 0="}, "'payload' is not base64"),
+        ({"payload": "é"}, "'payload' is not base64"),
+        ({"payload": "+_==", "signatures": [{"sig": ""}]}, "'payload' is not base64"),
+        ({"payload": ""}, "cannot be read as JSON"),
+        ({"payload": "e30="}, "'_type' is missing"),
+        ({"payload": "eyJhIjoxLCJhIjoyfQ=="}, "'a' stands twice"),
+        ({"payloadType": ...}, "whose 'payloadType' is null"),
+        ({"payloadType": "application/json"}, "(accepted: application/vnd.in-toto+json)"),
+        ({"signatures": ...}, "whose 'signatures' is null"),
+        ({"signatures": []}, "without a signature"),
+        ({"signatures": ["x"]}, 'the signature "x"'),
+        ({"signatures": [{}]}, "the signature {}"),
+        ({"signatures": [{"sig": "e31="}]}, "'sig' is not base64"),
+        ({"signatures": [{"sig": "", "keyid": 7}]}, "the signature"),
+    ],
+)
+def test_an_envelope_that_is_malformed(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    envelope: Any = json.loads((HERE / "v1" / "silu.bf16.cpu.dsse.json").read_text())
+    for name, value in changes.items():
+        envelope = altered(envelope, (name,), value)
+    (tmp_path / "x.json").write_text(json.dumps(envelope))
+    (problem, *_) = check(tmp_path / "x.json")
+    assert said in problem
+
+
+def test_what_somebody_wrote_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    statement = build_statement(SAMPLE)
+    case = statement["predicate"]["cases"][1]
+    case.update(name="\x1b[2J\ud800", equal=True, output_digests={"\x1b\u202e": "x"})
+    (tmp_path / "x.json").write_text(json.dumps(statement))
+    found = check(tmp_path / "x.json")
+    assert found and all(problem.isprintable() for problem in found)
+    assert "\\x1b\\u202e" in found[0]
+
+
+def test_not_every_problem_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps({str(i): 0 for i in range(10_000)}))
+    found = check(tmp_path / "x.json")
+    assert len(found) == checker.MOST + 1 and found[-1] == "and more"
+
+
+def test_a_file_that_never_ends_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker, "LARGEST", 1 << 20)
+    assert check("/dev/zero") == ["more than 1 MiB"]
 
 
 @pytest.mark.parametrize("path", sorted((HERE / "certificates").glob("*.json")), ids=lambda path: path.name)

@@ -127,7 +127,7 @@ def test_the_section_of_a_certificate_holds_all_of_it(tmp_path: Path) -> None:
         *digests, p["operator"]["graph_digest"], p["compiler"]["digest"], *p["claims"], *p["non_claims"], p["created"],
         *(proof["statement"] for proof in p["proofs"]), p["error"]["at"], "finite values", "-ffp-contract=off", "avx2",
         "Copyright and so on", "passes", "no bound is proved", "2,147,483,648 rows", "not signed", "one.json",
-        "tokitai verify rms_norm --dtype f32 --device cpu",
+        "tokitai verify rms_norm --dtype f32 --device cpu", "one.json --rerun",
     ]:  # fmt: skip
         assert said in section, said
     assert len([e for e in found.all("details") if "open" in e.attributes]) == 0

@@ -6,16 +6,18 @@ import base64
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pages import REFUTED, files
 from sample import SAMPLE
 
 from tokitai.errors import ArgumentError, UnavailableError
+from tokitai.evidence import check
 from tokitai.evidence.check import problems, well_formed
+from tokitai.evidence.sign import keyid, public_key
 from tokitai.evidence.statement import build_statement
 from tokitai.report import certificates, gather, page, read, report
 
@@ -82,10 +84,10 @@ def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
         (b'{"a": 1, "a": 2}', "stands twice"),
         (b"[]", "is not of type object"),
         (b"{}", "'predicate' is missing"),
-        (json.dumps({"payload": "e30=", "payloadType": "x", "signatures": [{}]}).encode(), "accepted: text of"),
-        (json.dumps(envelope({}, signatures=[])).encode(), "without signatures"),
+        (json.dumps({"payload": "e30=", "payloadType": "x", "signatures": [{}]}).encode(), "of payloadType"),
+        (json.dumps(envelope({}, signatures=[])).encode(), "without a signature"),
         (json.dumps(envelope({}, payload="?")).encode(), "base64"),
-        (json.dumps(envelope({}, payload=3)).encode(), "an envelope of"),
+        (json.dumps(envelope({}, payload=3)).encode(), "an envelope whose"),
         (json.dumps(envelope({})).encode(), "'predicate' is missing"),
     ],
 )
@@ -99,25 +101,40 @@ def test_a_file_that_holds_none(data: bytes, said: str, tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_or_is_huge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = files(tmp_path, x=SAMPLE) / "x.json"
-    module = sys.modules["tokitai.report.read"]  # its name in the package is that of the function
-    monkeypatch.setattr(module, "LARGEST", path.stat().st_size)
+    monkeypatch.setattr(check, "LARGEST", path.stat().st_size)
     assert read(path).problems == ()
-    monkeypatch.setattr(module, "LARGEST", path.stat().st_size - 1)
+    monkeypatch.setattr(check, "LARGEST", path.stat().st_size - 1)
     assert read(path).problems[0].startswith("more than")
 
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(check, "open", refuse, raising=False)
     assert read(path).problems == ("cannot be read: Permission denied",)
 
 
 def test_a_signed_certificate_is_read_and_its_signature_never_believed(tmp_path: Path) -> None:
     (found,) = certificates([files(tmp_path, one=envelope(build_statement(SAMPLE)))])
-    assert found.problems == () and found.signature == "signed, which was not checked here: ab12"
+    assert found.problems == () and found.signature == "signed, not checked: ab12"
     nameless = envelope(build_statement(SAMPLE), signatures=[{"sig": "AAAA"}, {"sig": "AAAA", "keyid": "k"}])
     (found,) = certificates([files(tmp_path, one=nameless)])
-    assert found.signature == "signed, which was not checked here: a key without a name, k"
+    assert found.signature == "signed, not checked: a key without a name, k"
+
+
+def test_signatures_are_checked_with_a_key(tmp_path: Path) -> None:
+    here = Path(__file__).parent / "v1"
+    key = public_key(here / "key.pub.pem")
+    (found,) = certificates([here / "silu.bf16.cpu.dsse.json"], key)
+    assert found.problems == () and found.signature == f"good, by the key {keyid(key)}"
+    other = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key()
+    for path, asked, said in [
+        (here / "silu.bf16.cpu.dsse.json", other, "no signature by the key"),
+        (here / "rms_norm.f32.cpu.json", key, "not signed"),
+    ]:  # fmt: skip
+        (found,) = certificates([path], asked)
+        assert found.problems == (f"{said}, where a signature by the key {keyid(asked)} is asked for",)
+        content = gather([found])
+        assert content.state == "invalid" and said in page.build(content)
 
 
 def test_a_certificate_that_contradicts_itself_is_still_shown(tmp_path: Path) -> None:
@@ -146,7 +163,7 @@ def test_many_problems_are_told_in_part(tmp_path: Path) -> None:
     for case in statement["predicate"]["cases"]:
         case["rows"] = -1
     (entry,) = gather(certificates([files(tmp_path, one=statement)])).entries
-    assert len(entry.problems) == 51 and entry.problems[-1] == "and 250 more"
+    assert len(entry.problems) == 51 and entry.problems[-1] == "and more"
 
 
 def test_where_no_page_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

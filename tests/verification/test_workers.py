@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -30,6 +31,13 @@ def test_verdicts_come_in_order_from_other_processes() -> None:
     found = list(run_tasks([task(n) for n in names], 2))
     assert [v.operator for v in found] == names
     assert {v.failure for v in found}.isdisjoint({str(HERE)}) and len({v.failure for v in found}) <= 2
+
+
+def test_processes_have_ended_when_the_last_verdict_is_taken() -> None:
+    found = run_tasks([task("a"), task("b")], 2)
+    assert [next(found).operator, next(found).operator] == ["a", "b"] and len(multiprocessing.active_children()) == 2
+    found.close()
+    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize(("processes", "count"), [(1, 3), (2, 1)])

@@ -15,8 +15,8 @@ Record = dict[str, Any]
 HEAD = """# Times on the CPU
 
 * **kernel** is a call with `out=` (for lists, one that was prepared), **call** the same without: it allocates its
-  results, as PyTorch's does. A fresh array of many megabytes costs a page fault for every page that is first written,
-  in ours as in theirs.
+  results, as PyTorch's does. New memory of many megabytes costs a page fault for every page that is first written:
+  ours is what results that are gone have left, PyTorch's comes from the system.
 * Times are milliseconds, *median (fastest)* of blocks that took turns in one process; a ratio is PyTorch's median over
   ours, so above 1 ours is faster.
 * GB/s counts each tensor once: inputs read, results written. **copy** is that rate over the rate of a plain copy of as

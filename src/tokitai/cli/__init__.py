@@ -3,7 +3,8 @@
 Standard output carries results and nothing else; progress and notes go to standard error. With ``--json`` standard
 output is one JSON object, also where something is wrong.
 
-Exit codes: 0 verified, 1 refuted, 3 undecided (something is missing here), 2 wrong usage, 70 a fault of tokitai's own.
+Exit codes: 0 verified or valid, 1 refuted or invalid, 3 undecided (something is missing here), 2 wrong usage, 70 a
+fault of tokitai's own.
 """
 
 from __future__ import annotations

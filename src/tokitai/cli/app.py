@@ -14,12 +14,15 @@ import typer
 
 from ..device.cpu import default_threads
 from ..errors import UsageError
+from ..evidence.sign import private_key
 from ..numerics import NUMERICS_VERSION, VERSION
 from ..ops import registry
 from ..verification.batch import Job, overall, verify_many
 from ..verification.verdict import Verdict, asked_shape
 from . import output, parse
 from .bench import bench
+from .check import check
+from .judge import judge
 from .kernel import kernel
 from .progress import Bar
 from .report import report
@@ -122,6 +125,7 @@ def verify(
     dtype: Annotated[str | None, typer.Option(help="f16, bf16, f32 or all (the default).")] = None,
     inputs: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Tensors: .safetensors, .npz.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder for certificates.")] = None,
+    sign: Annotated[Path | None, typer.Option(metavar="KEY.pem", help="Signs the certificates.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws the seeded cases.")] = 0,
     case: Annotated[str | None, typer.Option(metavar="ID", help="Only this case, as a failure names it.")] = None,
     without: Without = None,
@@ -143,6 +147,9 @@ def verify(
         raise UsageError("--inputs, --case, --without and --option go with one operator, not with --all")
     if case and dtype in (None, "all"):
         raise UsageError("--case goes with one format; add --dtype")
+    if sign and case and out is None:
+        raise UsageError("--sign with --case, which writes no certificate; add --out")
+    key = None if sign is None else private_key(sign)
     asked, chosen_isa = parse.shape_from(shape), parse.isa_named(isa)
     results = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # what a user's file prints must not mix with results
@@ -157,8 +164,8 @@ def verify(
         said = _as_typed(operator, compiler, isa, arch, inputs)
         with Bar(len(jobs), None if as_json else results) as bar, parse.blame_file_of(operators[0]):
             verdicts = verify_many(
-                jobs, shape=asked, device=device, out=folder, seed=seed, compiler=compiler, isa=chosen_isa, arch=arch,
-                case=case,
+                jobs, shape=asked, device=device, out=folder, sign=key, seed=seed, compiler=compiler, isa=chosen_isa,
+                arch=arch, case=case,
                 started=lambda job: bar.start(f"{job.operator.name} {job.dtype}"),
                 progress=bar.case,
                 ended=lambda verdict: bar.end(output.verdict_text(said(verdict))),
@@ -174,7 +181,9 @@ def verify(
     return next(v.exit_code for v in verdicts if v.verdict == verdict)
 
 
+app.command()(judge)
 app.command()(bench)
+app.command()(check)
 app.command()(kernel)
 app.command()(report)
 

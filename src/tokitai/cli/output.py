@@ -9,12 +9,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ..evidence.check import printable
 from ..verification import Verdict
+from ..verification.recheck import Checked
 
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on standard output. Numbers that JSON lacks become the strings nan, inf and -inf."""
-    print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
+    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    # Half a surrogate pair, as names of files may hold, is an escape in Python that is one in JSON as well.
+    print(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def plain(value: Any) -> Any:
@@ -54,3 +58,21 @@ def verdict_text(v: Verdict) -> str:
             line += f", {v.max_ulp_error_of_row:.4g} of the row's largest"
     said = v.failure or v.not_run
     return line if said is None else f"{line}\n  {said}"
+
+
+SIGNATURES = {
+    None: "", "none": "not signed", "not checked": "signature not checked", "good": "signature good",
+    "wrong": "signature wrong",
+}  # fmt: skip
+
+
+def checked_text(c: Checked) -> str:
+    """What the check of a certificate showed, in one line, and below it what is wrong."""
+    about = ""
+    if c.operator is not None:
+        about = f"{c.operator:<20} {c.dtype:<5} {c.device:<5} {c.verdict:<10}{c.cases:>4} case{'s' * (c.cases != 1)}, "
+    state = SIGNATURES[c.signature]
+    if c.rerun is not None:
+        state += f", {c.rerun['cases']} of {c.rerun['of']} computed again"
+    line = f"{c.outcome:<10}{about}{state}{': ' * bool(state)}{printable(c.file)}"
+    return "\n  ".join([line, *c.problems])

@@ -30,6 +30,7 @@ from numpy.typing import DTypeLike, NDArray
 from ..errors import ArgumentError, CacheError, CompileError, DeviceMissingError
 from ..toolchain.build import ISAS, Artifact, cpu_features, isas_here, machine_here
 from ..toolchain.fingerprint import file_digest
+from .kept import room
 
 SYMBOL = "tokitai_kernel"
 ENV_THREADS = "TOKITAI_NUM_THREADS"
@@ -170,7 +171,7 @@ address_of = _address_in_head if _READS_HEAD else _address
 def placed_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> tuple[NDArray[Any], int]:
     """The same, unchecked, and its address."""
     count = math.prod(shape) * dtype.itemsize
-    raw = np.empty(count + align, np.uint8)
+    raw = room(count + align)
     address = address_of(raw)
     start = -address % align
     return np.ndarray(shape, dtype, raw.data, start), address + start

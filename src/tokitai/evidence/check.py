@@ -6,20 +6,27 @@ This file needs the standard library and `schema.json` beside it, nothing else:
 
 It says whether a certificate is well-formed and whether its parts agree: the verdict with the cases, equality with the
 digests, the subjects with the kernels. It does not say that the runs took place; recomputing the oracle does that.
+A certificate is a statement, or a DSSE envelope that holds one. Signatures are read here and checked in `sign`, since
+that takes a library.
 """
 
 from __future__ import annotations
 
+import base64
 import datetime
+import itertools
 import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SCHEMA = Path(__file__).with_name("schema.json")
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+LARGEST = 1 << 26  # bytes of a file: a hundred times the largest certificate so far
+MOST = 50  # problems that are told of one certificate
 
 _NOTES = {"$schema", "$id", "$defs", "title", "description"}
 _TYPES: dict[str, Any] = {
@@ -33,23 +40,57 @@ _TYPES: dict[str, Any] = {
 }
 
 
+class Signature(NamedTuple):
+    """One signature of an envelope. `keyid` says whose it is, without proof; empty where the envelope does not say."""
+
+    keyid: str
+    value: bytes
+
+
+class Certificate(NamedTuple):
+    """A file's statement as JSON text, and the signatures of the envelope round it; None where there is no envelope."""
+
+    payload: bytes
+    signatures: tuple[Signature, ...] | None
+
+
 def check(path: str | Path) -> list[str]:
     """What is wrong with the certificate in this file, one sentence each; empty where nothing is.
 
-    Never raises: a file that cannot be read, or is not JSON, is a problem as well.
+    Never raises: a file that cannot be read, or is not JSON, is a problem as well. Signatures are not checked.
     """
+    return _checked(path)[0]
+
+
+def read(path: str | Path) -> Certificate:
+    """The statement and the signatures that a file holds. Raises OSError, and ValueError where it is neither kind."""
+    with open(path, "rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"more than {LARGEST >> 20} MiB")
+    found = parse(data)
+    if isinstance(found, dict) and found.keys() & {"payload", "payloadType", "signatures"}:
+        return _opened(found)
+    return Certificate(data, None)
+
+
+def parse(payload: bytes) -> Any:
+    """JSON text as values. Raises ValueError, also for what two readers could understand in two ways."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        statement = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)
-    except (OSError, ValueError, RecursionError) as error:
-        return [f"{path}: cannot be read as JSON: {error}"]
-    return problems(statement)
+        return json.loads(
+            payload.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite,
+            parse_int=_whole,
+        )  # fmt: skip
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot be read as JSON: {error}") from error
+    except RecursionError:
+        raise ValueError("cannot be read as JSON: nested too deeply") from None
 
 
 def problems(statement: object) -> list[str]:
     """What is wrong with a parsed statement. Its meaning is looked at only where its structure is right."""
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    return list(_structure(statement, schema, schema, "statement")) or list(_meaning(statement))
+    return _first(_structure(statement, schema, schema, "statement")) or _first(_meaning(statement))
 
 
 def well_formed(statement: object) -> bool:
@@ -58,7 +99,58 @@ def well_formed(statement: object) -> bool:
     return not any(_structure(statement, schema, schema, "statement"))
 
 
+def printable(text: str) -> str:
+    """Text with escapes in place of what could steer a terminal, or not be written at all."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _checked(path: str | Path) -> tuple[list[str], Certificate | None]:
+    try:
+        certificate = read(path)
+        return problems(parse(certificate.payload)), certificate
+    except OSError as error:
+        return [printable(f"cannot be read: {error.strerror or error}")], None
+    except ValueError as error:
+        return [printable(str(error))], None
+
+
+def _first(found: Iterable[str]) -> list[str]:
+    """The first problems: a file can be made to have millions."""
+    told = [printable(problem) for problem in itertools.islice(found, MOST + 1)]
+    return [*told[:MOST], "and more"] if len(told) > MOST else told
+
+
 # ---------------------------------------------------------------------- reading
+def _opened(envelope: Mapping[str, Any]) -> Certificate:
+    """What an envelope holds. Raises ValueError. Other fields are ignored, as DSSE demands."""
+    for name, kind in (("payload", str), ("payloadType", str), ("signatures", list)):
+        if not isinstance(envelope.get(name), kind):
+            raise ValueError(f"an envelope whose {name!r} is {_short(envelope.get(name))}")
+    if envelope["payloadType"] != PAYLOAD_TYPE:
+        raise ValueError(f"an envelope of payloadType {_short(envelope['payloadType'])} (accepted: {PAYLOAD_TYPE})")
+    if not envelope["signatures"]:
+        raise ValueError("an envelope without a signature")
+    signatures = []
+    for one in envelope["signatures"]:
+        keyid = one.get("keyid") if isinstance(one, dict) else None
+        if not isinstance(one, dict) or not isinstance(one.get("sig"), str) or not isinstance(keyid, str | None):
+            raise ValueError(f"an envelope with the signature {_short(one)} (accepted: sig and keyid, strings)")
+        signatures.append(Signature(keyid or "", _bytes(one["sig"], "sig")))
+    return Certificate(_bytes(envelope["payload"], "payload"), tuple(signatures))
+
+
+def _bytes(text: str, name: str) -> bytes:
+    """Bytes from base64, in either alphabet. Raises ValueError where another text would give the same bytes."""
+    for altchars in (b"+/", b"-_"):
+        try:
+            value = base64.b64decode(text, altchars, validate=True)
+        except ValueError:
+            continue
+        if base64.b64encode(value, altchars).decode("ascii") == text:
+            return value
+    raise ValueError(f"an envelope whose {name!r} is not base64: {_short(text)}")
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. With a key given twice, two readers could each see another certificate."""
     found = dict(pairs)
@@ -75,8 +167,13 @@ def _refuse(constant: str) -> None:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"the number {text} is too large")
+        raise ValueError(f"the number {text if len(text) < 20 else text[:17] + '...'} is too large")
     return value
+
+
+def _whole(text: str) -> int:
+    _finite(text)  # compared with others as a float
+    return int(text)
 
 
 # ---------------------------------------------------------------------- structure
@@ -163,7 +260,10 @@ _KEYWORDS: dict[str, Any] = {
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "a value that is nested deeply"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -240,9 +340,23 @@ def _error(predicate: Any) -> Iterator[str]:
         yield f"the largest error {stated} exceeds the proven bound {error['bound']}"
 
 
+def main(names: list[str]) -> int:
+    """Check these files and print what is wrong. Returns the exit code: 0 nothing, 1 something, 2 without a file."""
+    if not names:
+        print("usage: python check.py CERTIFICATE...", file=sys.stderr)
+        return 2
+    wrong = False
+    for name in names:
+        found, certificate = _checked(name)
+        wrong = wrong or bool(found)
+        if certificate is not None and certificate.signatures is not None:
+            found = [*found, "signed; the signature is not checked"]
+        for problem in found:
+            print(f"{printable(name)}: {problem}")
+    if not wrong:
+        print("no problems")
+    return int(wrong)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: python check.py CERTIFICATE...")
-    _found = [f"{name}: {problem}" for name in sys.argv[1:] for problem in check(name)]
-    print("\n".join(_found) or "no problems")
-    sys.exit(1 if _found else 0)
+    sys.exit(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,10 @@ from numpy.typing import NDArray
 from ..errors import EvidenceError
 from ..numerics import VERSION
 from .check import problems
+from .sign import envelope
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://tokitai.dev/verification/v1"
@@ -183,19 +187,23 @@ def build_statement(verification: Verification) -> dict[str, Any]:
     return statement
 
 
-def write(statement: Mapping[str, Any], folder: Path) -> Path:
+def write(statement: Mapping[str, Any], folder: Path, key: Ed25519PrivateKey | None = None) -> Path:
     """Write a statement to ``operator.dtype.target.json`` in `folder`, whole or not at all, and return its path.
 
-    A certificate that is there is replaced. Raises EvidenceError where the folder cannot be written.
+    With a key the file is the signed envelope of what else it would be, and its name ends in ``.dsse.json``. A
+    certificate that is there is replaced. Raises EvidenceError where the folder cannot be written.
     """
     predicate = statement["predicate"]
-    path = folder / f"{predicate['operator']['name']}.{predicate['dtype']}.{predicate['target']}.json"
-    text = json.dumps(statement, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    suffix = ".json" if key is None else ".dsse.json"
+    path = folder / f"{predicate['operator']['name']}.{predicate['dtype']}.{predicate['target']}{suffix}"
+    data = _text(statement)
+    if key is not None:
+        data = _text(envelope(data, key))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
             try:
-                file.write(text)
+                file.write(data)
                 file.flush()
                 os.fchmod(file.fileno(), 0o644)  # temporary files are private, certificates are not
                 os.replace(file.name, path)
@@ -205,6 +213,10 @@ def write(statement: Mapping[str, Any], folder: Path) -> Path:
     except OSError as error:
         raise EvidenceError(f"{path}: cannot be written: {error}") from error
     return path
+
+
+def _text(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
 def _plain(value: object, at: str) -> Any:

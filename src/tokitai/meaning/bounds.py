@@ -75,6 +75,19 @@ class Bounds:
         self.bits = bits.Bits(params)
         self.uncertain: dict[Node, Array] = {}  # where a condition's bits may differ from the mathematics
 
+    def height(self, op: str, count: Any) -> Any:
+        """The most roundings by additions that a term of a sum of ``count`` terms goes through, for each such count:
+        of a chain in every block, then of the tree over the blocks."""
+        block = {"row_sum": 1, "matmul": MATMUL_BLOCK}.get(op, COL_SUM_BLOCK)
+        count = np.asarray(count)
+        levels = np.ceil(np.log2(np.maximum(-(-count // block), 1)))
+        return np.minimum(np.maximum(count - 1, 0), block - 1) + levels
+
+    def function_ulps(self, name: str) -> float:
+        """The largest error of an elementary function in ulp of its result: one more than was proved, as what the proof
+        takes the ulp of may lie in the next binade."""
+        return proved()[name] + 1
+
     def load(self, tensor: TensorSpec, values: Array) -> Any:
         loaded = self.bits.load(tensor, values)
         return Bounded(loaded, np.zeros((1, 1))) if FORMATS[str(tensor.format)].is_float else loaded
@@ -162,7 +175,7 @@ class Bounds:
         _, power = np.frexp(np.where(np.isfinite(v) & (v != 0), v, 1))
         ulp = np.ldexp(1.0, np.maximum(power - 1, -126) - 23)
         passed = np.where(e[0] == 0, 0, np.asarray(LIPSCHITZ[name](x[0], e[0])) * e[0])
-        return passed + (proved()[name] + 1) * ulp
+        return passed + self.function_ulps(name) * ulp
 
     def _product(self, node: Node, plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
         """Operands are exact. A term of the sum goes through all roundings of its chain at most, its own among them,
@@ -170,7 +183,7 @@ class Bounds:
         value = self.bits.apply(node, plain, shape)
         left, right = operands(node, *(np.abs(x.astype(np.float64)) for x in plain))
         inner, f64 = left.shape[1], node.data[1] == "f64"
-        grown = _grown(inner, U * U * 2**-5 if f64 else U)
+        grown = self._grown(inner, U * U * 2**-5 if f64 else U)
         total = (left @ right) * (1 + inner * 2.0**-52)
         error = grown * total + (0 if f64 else inner * TINY * (1 + grown))
         return Bounded(value, WIDEN * (error + (U * np.abs(np.asarray(value, np.float64)) + TINY if f64 else 0)))
@@ -183,7 +196,7 @@ class Bounds:
         size, error = (np.where(met, np.abs(np.asarray(w, np.float64)), 0) for w in (weights, turned(node, wrong)[0]))
         reach, count = np.abs(x.astype(np.float64)), len(x)
         reach = np.where(met.any(axis=0, keepdims=True).T, reach, 0)
-        grown = _grown(count, U)
+        grown = self._grown(count, U)
         passed = (error @ reach) * (1 + count * 2.0**-52)
         total = (size @ reach) * (1 + count * 2.0**-52) + passed
         return Bounded(value, WIDEN * (passed + grown * total + count * TINY * (1 + grown)))
@@ -204,34 +217,24 @@ class Bounds:
             return Bounded(value, np.take_along_axis(e, plain[1].astype(np.int64), axis=1))
         # A sum of n terms in a tree of height h: (1 + u)**h - 1 of the sum of magnitudes (Higham, section 4.2).
         axis = 1 if node.op == "row_sum" else 0
-        n = full[axis]
-        height = int(np.ceil(np.log2(max(n, 1))))
-        if node.op == "col_sum":
-            blocks = -(-n // COL_SUM_BLOCK)
-            height = COL_SUM_BLOCK - 1 + int(np.ceil(np.log2(max(blocks, 1))))
+        height = self.height(node.op, full[axis])
         total = np.abs(x).sum(axis=axis, keepdims=True) + e.sum(axis=axis, keepdims=True)
         counted = ((x == np.rint(x)) & (e == 0)).all(axis=axis, keepdims=True) & (total <= 1 / U)  # exact: a count
         rounding = np.where(counted, 0, np.expm1(height * np.log1p(U)) * total)
         return Bounded(value, WIDEN * (e.sum(axis=axis, keepdims=True) + rounding))
 
-
-    @staticmethod
-    def _scattered(value: Array, terms: Any, index: Array) -> Bounded:
+    def _scattered(self, value: Array, terms: Any, index: Array) -> Bounded:
         """As for a column sum, of as many terms as an entry has."""
         error, size = np.zeros(value.shape), np.zeros(value.shape)
         np.add.at(error, index, np.broadcast_to(terms.error, terms.value.shape))
         np.add.at(size, index, np.abs(np.asarray(terms.value, np.float64)))
         count = np.bincount(index, minlength=len(value))[: len(value), None]
-        height = np.minimum(np.maximum(count - 1, 0), COL_SUM_BLOCK - 1) + np.ceil(
-            np.log2(np.maximum(-(-count // COL_SUM_BLOCK), 1))
-        )
+        height = self.height("scatter_sum", count)
         return Bounded(value, WIDEN * (error + np.expm1(height * np.log1p(U)) * (size + error)))
 
-
-def _grown(count: int, roundoff: float) -> float:
-    """What the roundings of a chain and of the tree above it make of a sum of ``count`` terms, relative to them."""
-    depth = min(count, MATMUL_BLOCK) + int(np.ceil(np.log2(max(-(-count // MATMUL_BLOCK), 1))))
-    return float(np.expm1(depth * np.log1p(roundoff)))
+    def _grown(self, count: int, roundoff: float) -> float:
+        """What its roundings make of a product's sum of ``count`` terms, relative to them: one of each is its own."""
+        return float(np.expm1((self.height("matmul", count) + 1) * np.log1p(roundoff)))
 
 
 def _rounded(a: Bounded, precision: int, emin: int) -> Bounded:

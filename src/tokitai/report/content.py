@@ -16,7 +16,7 @@ from .read import Certificate
 State = Literal["verified", "refuted", "undecided", "invalid"]
 STATES: tuple[State, ...] = ("refuted", "invalid", "undecided", "verified")  # the worst first
 CODES: Mapping[State, int] = {"verified": 0, "refuted": 1, "invalid": 1, "undecided": 3}
-MOST = 50  # reasons, or cases that differ, that are told of one certificate
+MOST = 50  # cases that differ, that are told of one certificate
 
 KINDS = {
     "structure": "run over hashes of expressions in place of numbers: at these shapes the kernel evaluates exactly the "
@@ -113,6 +113,11 @@ class Entry:
         """The command that verifies an operator of the package once more."""
         words = (self.operator, "--dtype", self.dtype, "--device", str(self.p["target"]))
         return "tokitai verify " + " ".join(map(shlex.quote, words))
+
+    @property
+    def recomputed(self) -> str:
+        """The command that computes inputs and oracle of some of its cases once more, without the device."""
+        return f"tokitai check {shlex.quote(self.path)} --rerun"
 
     def of_kind(self, name: str) -> Kind | None:
         """The cases of one kind, where there are any."""
@@ -233,8 +238,6 @@ def _entry(c: Certificate, anchor: str) -> Entry:
             json.dumps([p["device"], p["plan"]])
         except RecursionError:
             p, problems = None, (*problems, "nested too deeply")
-    if len(problems) > MOST:
-        problems = (*problems[:MOST], f"and {len(problems) - MOST:,} more")
     if p is None:
         return Entry(anchor, c.path, "invalid", problems, c.signature)
     cases: Sequence[Mapping[str, Any]] = p["cases"]

@@ -32,7 +32,7 @@ def measure_error(
     is further away than the rounding errors of the definition can add up to, the definition is not what it says it is:
     the case has failed.
     """
-    exact = _exact(graph, case, textbook)
+    exact = exact_results(graph, case, textbook)
     limits = _limits(graph, case)
     for o in graph.outputs:
         if o.name not in exact or not FORMATS[o.format].is_float or want[o.name].size == 0:
@@ -55,7 +55,8 @@ def measure_error(
             _hold(o.name, value, want[o.name], limits[o.name], fmt, textbook is not None, result)
 
 
-def _exact(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Mapping[str, Any]:
+def exact_results(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Mapping[str, Any]:
+    """The real results by name, in extended precision: the textbook's, or the definition's own where there is none."""
     if textbook is None:
         return real.evaluate(graph, case.tensors, case.shape, case.params)
     with np.errstate(all="ignore"):

@@ -13,6 +13,7 @@ from typing import Literal
 from .. import gpu_hip
 from ..device.cuda_driver import in_use
 from ..errors import TokitaiError, UsageError
+from ..evidence.sign import SigningKey, signing_key
 from ..kernel import compile, target_of
 from ..lang import Operator
 from ..toolchain.build import Isa
@@ -43,6 +44,7 @@ def verify_many(
     shape: Mapping[str, int] | None = None,
     device: str = "cpu",
     out: Path | str | None = None,
+    sign: SigningKey | None = None,
     seed: int = 0,
     compiler: str | None = None,
     isa: Isa | None = None,
@@ -63,14 +65,15 @@ def verify_many(
     for job in jobs:
         _check(job, shape, device)
     gpu_hip.archs_of(device, arch)
+    key = signing_key(sign, out)
     if device != "cpu" and (isolate or target_of(device) == "hip" or (target_of(device) == "cuda" and in_use())):
         processes = 1
     # A driver needs more of the system than a kernel for the processor, and kernels for GPUs are built over there.
     pool = Pool(1, deadline=ISOLATED_SECONDS, limits=Limits(sandbox=device == "cpu")) if isolate else None
     tasks = [
         functools.partial(
-            verify, job.operator, shape=shape, dtype=job.dtype, device=device, inputs=job.inputs, out=out, seed=seed,
-            compiler=compiler, isa=isa, arch=arch, variant=job.variant, case=job.case or case,
+            verify, job.operator, shape=shape, dtype=job.dtype, device=device, inputs=job.inputs, out=out, sign=key,
+            seed=seed, compiler=compiler, isa=isa, arch=arch, variant=job.variant, case=job.case or case,
             progress=progress if processes < 2 else None, pool=pool,
         )
         for job in jobs

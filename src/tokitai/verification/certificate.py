@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import gpu_hip, numerics
 from ..device import cpu
@@ -15,9 +16,13 @@ from ..lang import Operator, Sizes, shape_text
 from .buffers import GUARD
 from .verdict import Verdict
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
-    """Write the certificate as JSON, and beside it a rendering in Markdown. Returns the path of the JSON."""
+
+def certify(operator: Operator, verdict: Verdict, folder: Path, key: Ed25519PrivateKey | None = None) -> Path:
+    """Write the certificate as JSON, with a key signed, and beside it a rendering in Markdown. Returns the path of the
+    JSON."""
     first = verdict.kernels[0]
     # A kernel for GPUs has as many binaries as it needed schedules, and none where a fault was found before.
     binary = next(i for k in verdict.kernels for i in k.identities())
@@ -66,7 +71,7 @@ def certify(operator: Operator, verdict: Verdict, folder: Path) -> Path:
             isolation=verdict.isolation,
         )
     )
-    path = ev.write(made, folder)
+    path = ev.write(made, folder, key)
     path.with_suffix(".md").write_text(render(made))
     return path
 

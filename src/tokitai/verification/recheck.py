@@ -1,141 +1,151 @@
-"""Check a certificate again without the device that it is about: draw its inputs again, compute the oracle, compare.
+"""Check certificates: their form, their signature, and on request some of their cases again.
 
-What a device computed is in the certificate as digests, and they are those of the oracle. Whoever recomputes the oracle
-from the definition, on any machine, sees whether it is the definition's bits that the device was compared with.
+The question is whether a file is a valid certificate of a verified kernel. One that honestly says `refuted` or
+`undecided` is well-formed, and still no yes.
 """
 
 from __future__ import annotations
 
-import json
-import random
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..evidence.check import check
-from ..formats import format_of
-from ..lang import Graph, Operator, Sizes, shape_text
-from ..meaning import bits, structure
-from . import cases
-from .buffers import digest
-from .cases import Array
-from .lists import LISTS
-from .run import work_of
-from .verdict import variants
+from ..errors import UsageError
+from ..evidence.check import Certificate, parse, printable, problems, read
+from ..evidence.sign import is_signed_by, keyid
+from ..lang import Operator
+from ..ops import registry
+from .again import Again, compute_again
 
-Digests = Mapping[str, str]
-MOST_ELEMENTS = 1 << 20  # of a case that is computed again
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+Outcome = Literal["valid", "invalid", "refuted", "undecided"]
+WORST_FIRST: Sequence[Outcome] = ("invalid", "refuted", "undecided", "valid")
+EXIT_CODES: Mapping[Outcome, int] = {"valid": 0, "invalid": 1, "refuted": 1, "undecided": 3}
 
 
-def recheck(path: Path | str, operator: Operator, sample: int = 6, seed: int = 0) -> list[str]:
-    """What is wrong with a certificate of `operator`, one sentence each; empty where nothing is.
+@dataclass
+class Checked:
+    """What the check of one file showed. What the certificate says of itself is None where that could not be read, or
+    does not count since its signature is wrong."""
 
-    Its form and its parts are checked, that it is about the present definition and verified, and for ``sample`` cases,
-    drawn by ``seed``, that inputs and oracle have the digests that it states. Never raises for what a file holds.
+    file: str
+    outcome: Outcome = "valid"
+    problems: list[str] = field(default_factory=list)  # what is wrong, or why it is not valid; a sentence each
+    operator: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    verdict: str | None = None
+    cases: int | None = None
+    signature: Literal["none", "not checked", "good", "wrong"] | None = None
+    keyids: list[str] = field(default_factory=list)  # of the envelope's signatures, as it says
+    rerun: dict[str, int] | None = None  # how many cases were computed again, and of how many that can be
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented, stable keys of ``--json``."""
+        return asdict(self)
+
+
+def check_file(
+    path: Path | str,
+    *,
+    key: Ed25519PublicKey | None = None,
+    rerun: int | None = None,
+    seed: int = 0,
+    operators: Mapping[str, Operator] | None = None,
+    progress: Callable[[str], object] = str,
+) -> Checked:
+    """Check the certificate in a file. Nothing that a file holds raises.
+
+    With a ``key`` the certificate must be signed by it. ``rerun``: compute the inputs and the oracle of so many of its
+    cases again, drawn by ``seed``; 0: of all; None: of none. Its operator is looked up in ``operators`` (default: those
+    of the package), and where it is not there, or is another definition, the outcome is `undecided`. ``progress`` is
+    told of each case.
     """
-    found = check(path)
-    if found:
+    found = Checked(str(path))
+    try:
+        certificate = read(path)
+    except OSError as error:
+        return _ended(found, "undecided", f"cannot be read: {error.strerror or error}")
+    except ValueError as error:
+        return _ended(found, "invalid", str(error))
+    if not _signature(found, certificate, key):
         return found
-    predicate = json.loads(Path(path).read_text(encoding="utf-8"))["predicate"]
-    if predicate["operator"]["name"] != operator.name:
-        return [f"it is about {predicate['operator']['name']}, not about {operator.name}"]
-    dtype = predicate["dtype"]
-    given, present = predicate["operator"]["graph_digest"], operator.trace(dtype).digest
-    if given != present:
-        return [f"it is about another definition of {operator.name}: {given[:16]}, not {present[:16]}"]
-    if predicate["verdict"] != "verified":
-        found.append(f"its verdict is {predicate['verdict']}")
-    for case in sampled(predicate["cases"], sample, seed):
-        found += _case(operator, dtype, case)
+    try:
+        statement = parse(certificate.payload)
+    except ValueError as error:
+        return _ended(found, "invalid", str(error))
+    wrong = problems(statement)
+    if wrong:
+        return _ended(found, "invalid", *wrong)
+    predicate = statement["predicate"]
+    found.operator, found.device = predicate["operator"]["name"], predicate["target"]
+    found.dtype, found.cases = printable(predicate["dtype"]), len(predicate["cases"])
+    found.verdict = predicate["verdict"]
+    if rerun is not None:
+        _again(found, predicate, rerun, seed ^ zlib.crc32(certificate.payload), operators, progress)
+    if found.verdict != "verified" and found.outcome != "invalid":
+        why = f": {predicate['failure']}" if predicate["failure"] else ""
+        outcome: Outcome = "refuted" if found.verdict == "refuted" else "undecided"
+        _ended(found, outcome, printable(f"well-formed, but its verdict is {found.verdict}{why}"))
     return found
 
 
-def sampled(given: Sequence[Mapping[str, Any]], count: int, seed: int) -> list[Mapping[str, Any]]:
-    """Some of the cases that can be computed again, one of each kind at least where there are so many."""
-    rng = random.Random(seed)
-    able = [c for c in given if c["kind"] != "yours" and work_of(_shape(c)) <= MOST_ELEMENTS]
-    rng.shuffle(able)
-    kinds = {c["kind"]: c for c in able}
-    first = list(kinds.values())[:count]
-    rest = [c for c in able if not any(c is one for one in first)]
-    return first + rest[: count - len(first)]
+def overall(results: Sequence[Checked]) -> Outcome:
+    """The worst outcome: invalid, refuted, undecided, valid, in this order. Raises UsageError where there is none."""
+    if not results:
+        raise UsageError("nothing was checked; accepted: at least one certificate")
+    return next(outcome for outcome in WORST_FIRST if any(r.outcome == outcome for r in results))
 
 
-def _shape(case: Mapping[str, Any], ragged: str = "") -> tuple[int, int]:
-    rows, cols = case["rows"], case["cols"]
-    return (rows, cols) if case.get("inner") is None else Sizes(rows, cols, case["inner"], case["batch"], ragged)
+def recheck(path: Path | str, operator: Operator, sample: int = 6, seed: int = 0) -> list[str]:
+    """Why a file is no valid certificate of `operator`, verified, one sentence each; empty where it is one.
+
+    ``sample`` of its cases, drawn by ``seed``, are computed again. Never raises for what a file holds.
+    """
+    return check_file(path, rerun=sample, seed=seed, operators={operator.name: operator}).problems
 
 
-def _case(operator: Operator, dtype: str, case: Mapping[str, Any]) -> list[str]:
-    """Nothing, where some graph of the operator has the inputs and the oracle that the case states."""
-    ragged = operator.trace(dtype).ragged
-    name = f"{case['kind']}/{case['name']}@{shape_text(_shape(case, ragged))}#{case['seed']}"
-    problems = [f"case {name}: no graph of {operator.name} has it"]
-    for v in variants(operator):
-        graph = operator.trace(dtype, v.present, dict(v.options))
-        made = recomputed(operator, graph, case)
-        if made is None:
-            continue
-        inputs, oracle = made
-        wrong = [f"input {n}" for n in inputs if inputs[n] != case["input_digests"].get(n)]
-        wrong += [f"oracle {n}" for n in oracle if oracle[n] != case["oracle_digests"].get(n)]
-        wrong += [f"{n}, which there is not" for n in case["input_digests"].keys() - inputs.keys()]
-        wrong += [f"{n}, which there is not" for n in case["oracle_digests"].keys() - oracle.keys()]
-        if not wrong:
-            return []
-        if len(problems) == 1 and "no graph" in problems[0]:
-            problems = [f"case {name}: another digest of {', '.join(wrong)}"]
-    return problems
+def _ended(found: Checked, outcome: Outcome, *said: str) -> Checked:
+    found.outcome = outcome
+    found.problems += map(printable, said)
+    return found
 
 
-def recomputed(operator: Operator, graph: Graph, case: Mapping[str, Any]) -> tuple[Digests, Digests] | None:
-    """The digests of a case's inputs and of its oracle, computed here; None where the graph has no such case."""
-    kind, name, shape, seed = case["kind"], case["name"], _shape(case, graph.ragged), case["seed"]
-    if kind == "list" or name.startswith("list, "):
-        return _list(operator, graph, kind, name.removeprefix("list, "), seed)
-    if kind == "structure":
-        integers = {
-            t.name: cases.draw(operator, t, "normal", shape, seed)
-            for t in graph.inputs
-            if not format_of(t.format).is_float
-        }
-        tensors, hashes = structure.hashes(graph, shape, seed)
-        tensors |= integers
-        params = cases.drawn_scalars(operator, graph, shape)
-        return _digests(tensors), _digests(structure.evaluate(graph, tensors, shape, hashes, params))
-    if kind == "seeded":
-        if name not in cases.DRAWS:
-            return None
-        made = cases.seeded(operator, graph, name, shape, seed)
+def _signature(found: Checked, certificate: Certificate, key: Ed25519PublicKey | None) -> bool:
+    """Fill in the state of the signature; False where it is not as the key demands."""
+    signatures = certificate.signatures
+    found.keyids = [printable(s.keyid) for s in signatures or () if s.keyid]
+    found.signature = "none" if signatures is None else "not checked"
+    if key is None:
+        return True
+    if signatures is not None and is_signed_by(certificate, key):
+        found.signature = "good"
+        return True
+    if signatures is None:
+        _ended(found, "invalid", f"it is not signed (accepted: signed by the key {keyid(key)})")
+        return False
+    found.signature = "wrong"
+    said = f"it says by {', '.join(found.keyids)}" if found.keyids else "it does not say by whom"
+    _ended(found, "invalid", f"no signature on it is one by the key {keyid(key)} ({said})")
+    return False
+
+
+def _again(
+    found: Checked, predicate: Mapping[str, Any], sample: int, seed: int, operators: Mapping[str, Operator] | None,
+    progress: Callable[[str], object],
+) -> None:  # fmt: skip
+    known = registry() if operators is None else operators
+    operator = known.get(predicate["operator"]["name"])
+    if operator is None:
+        made = Again(unable=f"it is about {found.operator}, which is no operator known here")
     else:
-        every = [*cases.hard(operator, graph), cases.exhaustive(operator, graph)]
-        wanted = (kind, name, shape)
-        found = next((c for c in every if c is not None and (c.kind, c.name, c.shape) == wanted), None)
-        if found is None:
-            return None
-        made = found
-    want = bits.evaluate(graph, made.tensors, made.shape, made.params)
-    return _digests({t.name: made.tensors[t.name] for t in graph.inputs}), _digests(want)
-
-
-def _list(operator: Operator, graph: Graph, kind: str, name: str, seed: int) -> tuple[Digests, Digests] | None:
-    if name not in LISTS:
-        return None
-    shapes = [(1, n) for n in LISTS[name]]
-    params = cases.settled(operator, graph, cases.defaults(operator))
-    if kind == "structure":
-        hashes = [structure.hashes(graph, s, seed + i) for i, s in enumerate(shapes)]
-        tensors = [drawn for drawn, _ in hashes]
-        want = structure.evaluate_tensors(graph, tensors, shapes, hashes[0][1], params)
-    else:
-        tensors = [
-            {t.name: cases.draw(operator, t, "normal", shape, seed + i) for t in graph.inputs}
-            for i, shape in enumerate(shapes)
-        ]
-        want = bits.evaluate_tensors(graph, tensors, shapes, params)
-    inputs = {f"{n}[{i}]": digest(a) for i, some in enumerate(tensors) for n, a in some.items()}
-    return inputs, {f"{n}[{i}]": digest(a) for i, some in enumerate(want) for n, a in some.items()}
-
-
-def _digests(tensors: Mapping[str, Array]) -> Digests:
-    return {n: digest(a) for n, a in tensors.items()}
+        made = compute_again(predicate, operator, sample, seed, progress)
+    found.rerun = {"cases": made.cases, "of": made.able}
+    if made.unable is not None:
+        _ended(found, "undecided", f"no case was computed again: {made.unable}")
+    elif made.problems:
+        _ended(found, "invalid", *made.problems)

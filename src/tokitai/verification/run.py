@@ -21,7 +21,7 @@ from ..errors import KernelFaultError, WorkerFaultError
 from ..kernel import KernelBase, Scalars
 from ..lang import MATRICES, TOTALS, Graph, Output, Sizes, shape_text
 from ..lang.graph import Space
-from ..lower import RowPlan
+from ..lower import Plan, RowPlan
 from ..meaning import bits, structure
 from .buffers import Buffer, GuardError, digest
 from .cases import Case, size_of
@@ -179,7 +179,7 @@ def run_numbers(kernel: KernelBase, case: Case, measure: Measure | None, threads
         if got is None:
             return result
         result.outputs = {n: digest(a) for n, a in got.items()}
-    result.split = _can_split(kernel, case)
+    result.split = rows_are_apart(kernel.plan, case.shape)
     fault = _split(kernel, case, want, scalars, threads) if result.split else None
     if fault is not None:
         result.failure = f"rows computed in two batches: {fault}"
@@ -253,13 +253,13 @@ def _of_rows(graph: Graph) -> list[Output]:
     return [o for o in graph.outputs if o.space in ("rc", "r")]
 
 
-def _can_split(kernel: KernelBase, case: Case) -> bool:
+def rows_are_apart(plan: Plan, shape: tuple[int, int]) -> bool:
     """Whether each row is its own affair, and there are some."""
-    rows, cols = case.shape
-    early = isinstance(kernel.plan, RowPlan) and kernel.plan.early
-    meets = bool(early) or any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in kernel.graph.nodes)
-    batch = isinstance(case.shape, Sizes) and case.shape.several
-    return rows >= 2 and not meets and not batch and bool(_of_rows(kernel.graph)) and rows * cols <= 1 << 20
+    rows, cols = shape
+    early = isinstance(plan, RowPlan) and plan.early
+    meets = bool(early) or any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in plan.graph.nodes)
+    batch = isinstance(shape, Sizes) and shape.several
+    return rows >= 2 and not meets and not batch and bool(_of_rows(plan.graph)) and rows * cols <= 1 << 20
 
 
 def _split(
@@ -269,7 +269,7 @@ def _split(
     rows, cols = case.shape
     cut = rows // 3 + 1
     for part in (slice(0, cut), slice(cut, rows)):
-        some = {t.name: _part(t.space, case.tensors[t.name], part) for t in kernel.graph.inputs}
+        some = {t.name: part_of(t.space, case.tensors[t.name], part) for t in kernel.graph.inputs}
         count = len(range(rows)[part])
         shape = Sizes(count, cols, case.shape.inner) if isinstance(case.shape, Sizes) else (count, cols)
         try:
@@ -285,7 +285,7 @@ def _split(
     return None
 
 
-def _part(space: Space, values: Array, rows: slice) -> Array:
+def part_of(space: Space, values: Array, rows: slice) -> Array:
     """Some rows of a tensor, or all of one that knows no rows."""
     if "r" not in space:
         return values

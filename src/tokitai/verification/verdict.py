@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import gpu_hip
 from ..errors import ArgumentError, UnavailableError, UsageError
+from ..evidence.sign import SigningKey, signing_key
 from ..formats import format_of
 from ..kernel import Kernel, KernelBase, build_text, compile, is_grouped, is_product, target_of
 from ..lang import Graph, Operator, Sizes, check_operator, shape_from_text, shape_text
@@ -132,6 +133,7 @@ def verify(
     device: str = "cpu",
     inputs: Path | str | Iterable[Path | str] | None = None,
     out: Path | str | None = None,
+    sign: SigningKey | None = None,
     seed: int = 0,
     compiler: str | None = None,
     isa: Isa | None = None,
@@ -146,11 +148,11 @@ def verify(
 
     ``device`` is ``cpu``, ``sim``, ``hip``, ``cuda`` or ``cuda:N``, a card by its number. ``shape`` is
     ``dict(rows=.., cols=..)`` to try beside the suite's own shapes; ``inputs`` are files of the user's own
-    tensors; ``out`` a folder for the certificate; ``case`` the id of the only case to run; ``edit`` changes the emitted
-    text before it is compiled (that is how wrong kernels are made); ``pool`` runs kernels in worker processes, so that
-    one that crashes is refuted, and one that does not end undecided. ``arch`` is the AMD architecture that kernels of
-    the device hip are compiled for (default: one of each width of wavefronts). They are run on fibers, not on a card:
-    the verdict is `refuted` or `undecided`.
+    tensors; ``out`` a folder for the certificate; ``sign`` an Ed25519 private key, or its PEM file, that signs it;
+    ``case`` the id of the only case to run; ``edit`` changes the emitted text before it is compiled (that is how wrong
+    kernels are made); ``pool`` runs kernels in worker processes, so that one that crashes is refuted, and one that does
+    not end undecided. ``arch`` is the AMD architecture that kernels of the device hip are compiled for (default: one of
+    each width of wavefronts). They are run on fibers, not on a card: the verdict is `refuted` or `undecided`.
     Raises UsageError for wrong arguments; a compiler that is missing or fails gives the verdict `undecided`.
     """
     check_operator(operator)
@@ -160,6 +162,7 @@ def verify(
         raise ArgumentError(f"edit on {device} in a worker process; accepted: on the cpu, or in this process")
     if archs and pool is not None:
         raise ArgumentError("device hip in a worker process; accepted: cpu, sim or cuda")
+    key = signing_key(sign, out)
     fmt = format_of(dtype).name
     asked = asked_shape(operator, shape)
     verdict = Verdict(operator.name, fmt, device, None if asked is None else named_sizes(asked))
@@ -208,7 +211,7 @@ def verify(
     if out is not None and (verdict.verdict != "undecided" or verdict.not_run):
         from .certificate import certify
 
-        verdict.certificate = certify(operator, verdict, Path(out))
+        verdict.certificate = certify(operator, verdict, Path(out), key)
     return verdict
 
 

@@ -26,6 +26,7 @@ def run_tasks(tasks: Sequence[Task], processes: int) -> Iterator[Verdict]:
     _tasks = tasks
     # All processes are forked by the first submission, before the pool starts a thread.
     pool = ProcessPoolExecutor(min(processes, len(tasks)), multiprocessing.get_context("fork"), _begin)
+    over = False
     try:
         futures = [pool.submit(_run, i) for i in range(len(tasks))]
         for task, future in zip(tasks, futures, strict=True):
@@ -33,9 +34,12 @@ def run_tasks(tasks: Sequence[Task], processes: int) -> Iterator[Verdict]:
                 found = future.result()
             except BrokenProcessPool:
                 found = None
+            over = future is futures[-1]  # whoever takes as many verdicts as there are tasks never asks for the end
             yield task() if found is None else found
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # Left to itself, a pool that ends while the interpreter does may print a traceback: its last thread and the
+        # interpreter close one pipe. What is interrupted does not wait for tasks under way.
+        pool.shutdown(wait=over, cancel_futures=True)
         _tasks = ()
 
 

@@ -1,0 +1,130 @@
+"""Judge kernels that a user would call instead, and write what was found: ``python -m bench.judge_theirs``.
+
+Adds a record a line to ``bench/results/judged.jsonl``, and writes ``bench/results/judged.md`` from the latest of each
+device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import math
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import tokitai
+from tokitai.ops import get
+from tokitai.verification.verdict import Variant
+
+RESULTS = Path(__file__).parent / "results"
+THEIRS = Path(__file__).parent / "theirs.py"
+FORMATS = ("f16", "bf16", "f32")
+INTRODUCTION = """# Kernels by other people, judged
+
+Written by `python -m bench.judge_theirs`; every record is in `judged.jsonl`, the latest of each device below.
+[What judging means](../../docs/how-to/judge-a-kernel.md): an element is wrong where it is further from the real result
+than rounding explains for a kernel that computes in f32, sums in whatever order and rounds once. The inputs are hard on
+purpose; many of them never occur in training.
+
+* **wrong** counts cases with a wrong element, **bits** those in which the kernel has the bits of tokitai's definition.
+* **share** is the largest distance from the real result as a part of what rounding explains.
+* **smallest wrong case**: the element that is furthest off in it.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Judge all, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", help="of PyTorch's tensors: cpu, cuda or cuda:N")
+    parser.add_argument("--only", nargs="*", help="kernels of theirs.py")
+    parser.add_argument("--workers", type=int, default=2, help="how many are judged at a time")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of judged.jsonl and judged.md")
+    options = parser.parse_args(words)
+    from .theirs import JUDGED
+
+    on_a_card = options.device != "cpu"
+    names = options.only or [n for n in JUDGED if on_a_card or n.startswith("torch_")]
+    about = {"device": device_name(options.device), "versions": versions(), "date": str(datetime.date.today())}
+
+    def one(job: tuple[str, str]) -> dict[str, Any]:
+        return {**judged(*job, options.device), **about}
+
+    with ThreadPoolExecutor(options.workers) as pool:  # each judges in a process of its own
+        records = list(pool.map(one, [(n, f) for n in names for f in FORMATS]))
+    options.out.mkdir(parents=True, exist_ok=True)
+    kept = options.out / "judged.jsonl"
+    with kept.open("a") as file:
+        file.writelines(json.dumps(r) + "\n" for r in records)
+    every = [json.loads(line) for line in kept.read_text().splitlines()]
+    (options.out / "judged.md").write_text(page(every))
+    print(page(records))
+    return 0
+
+
+def judged(name: str, dtype: str, device: str) -> dict[str, Any]:
+    """One kernel in one format, as a record."""
+    from .theirs import JUDGED
+
+    op, results, without = JUDGED[name]
+    operator = get(op)
+    given = frozenset(t.name for t in operator.tensors if t.optional and t.name not in without)
+    made = tokitai.judge(
+        (THEIRS, name), operator, dtype=dtype, device=device, results=results and results.split(","),
+        variant=Variant(given), seconds=120,
+    )  # fmt: skip
+    found = made.as_json()
+    first = found.pop("failures")[:1]
+    numbers = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+    return {**numbers, "wrong": len(made.failures), "first": first}
+
+
+def versions() -> dict[str, str]:
+    """Of those whose kernels are judged."""
+    found = {}
+    for name in ("torch", "triton", "liger_kernel"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def device_name(device: str) -> str:
+    """The card's name, or that of the processor."""
+    if device == "cpu":
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.machine())
+    number = device.partition(":")[2] or "0"
+    asked = ["nvidia-smi", "-i", number, "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def page(records: Sequence[Mapping[str, Any]]) -> str:
+    """The tables, the latest record of each row, a table for each device."""
+    latest = {(r["device"], r["kernel"], r["dtype"]): r for r in records}
+    text = INTRODUCTION
+    for device in dict.fromkeys(key[0] for key in latest):
+        rows = [r for key, r in latest.items() if key[0] == device]
+        known = ", ".join(f"{name} {v}" for name, v in rows[-1]["versions"].items())
+        text += f"\n## {device}\n\n{rows[-1]['date']}; {known}.\n\n"
+        text += "| kernel | format | verdict | wrong | of cases | bits | share | smallest wrong case |\n"
+        text += "|---|---|---|--:|--:|--:|--:|---|\n"
+        for r in rows:
+            share = f"{float(r['share_of_allowance']):.3g}"
+            first = "".join(f"`{f['case']}`: {f['what']}" for f in r["first"]) or r["undecided"] or ""
+            said = " ".join(first.split())[:300].replace("|", "/")
+            text += (
+                f"| {r['kernel']} | {r['dtype']} | {r['verdict']} | {r['wrong']} | {r['cases']} | {r['same_bits']} "
+                f"| {share} | {said} |\n"
+            )
+    return text
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

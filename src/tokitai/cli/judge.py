@@ -1,0 +1,89 @@
+"""``tokitai judge``: somebody else's kernel, held against a definition."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import UsageError
+from ..judging import Judgement
+from ..judging.judgement import DEVICES, SECONDS
+from . import output, parse
+from .progress import Bar
+
+SHOWN = 3  # failures that are printed; --json has all
+
+
+def judge(
+    kernel: Annotated[str, typer.Argument(metavar="FILE.py:NAME", help="A function that is called as OP is.")],
+    op: Annotated[str, typer.Option("--op", metavar="OP", help="The operator, or FILE.py:NAME of one.")],
+    dtype: Annotated[str, typer.Option(help="The storage format.")] = "f32",
+    device: Annotated[str, typer.Option(help=f"Of the arrays that it is given: {DEVICES}.")] = "numpy",
+    shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="To try beside the usual ones.")] = None,
+    results: Annotated[str | None, typer.Option(metavar="NAME,...", help="The results that it returns.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the seeded cases.")] = 0,
+    case: Annotated[str | None, typer.Option(metavar="ID", help="Only this case, as a failure names it.")] = None,
+    without: Annotated[list[str] | None, typer.Option(metavar="NAME", help="An optional input not given.")] = None,
+    option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A choice of OP's.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Within which a call must end.")] = SECONDS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
+) -> int:
+    """Judge somebody else's kernel: is each element as near the real result as rounding explains, in whatever order?
+
+    It is called as the operator is, in a process of its own. Exit code 0: it is. 1: it is not, or it fails. 3:
+    undecided, since a call did not end. 2: wrong usage.
+    """
+    from ..judging import judge as run
+
+    file, colon, name = kernel.rpartition(":")
+    if not colon or not file:
+        raise UsageError(f"{kernel}: no kernel; accepted: FILE.py:NAME, a function in a Python file")
+    asked = parse.shape_from(shape)
+    with contextlib.redirect_stdout(sys.stderr):
+        operator = parse.operator_named(op)
+        fmt = parse.format_named(operator, dtype)
+        variant = parse.variant_of(operator, without or (), option or ())
+        with Bar(1) as bar, parse.blame_file_of(operator):
+            bar.start(f"{name} as {operator.name} {fmt}")
+            made = run(
+                (Path(file), name), operator, dtype=fmt, device=device, shape=asked, seed=seed, variant=variant,
+                results=None if results is None else [word.strip() for word in results.split(",")], case=case,
+                seconds=seconds, progress=bar.case,
+            )  # fmt: skip
+    typed = [("--dtype", fmt), ("--device", device), ("--shape", shape), ("--results", results), ("--seed", str(seed))]
+    flags = [f"{flag} {shlex.quote(value)}" for flag, value in typed if value is not None]
+    flags += [f"--without {shlex.quote(n)}" for n in without or ()]
+    flags += [f"--option {shlex.quote(n)}" for n in option or ()]
+    replay = f"tokitai judge {shlex.quote(kernel)} --op {shlex.quote(op)} {' '.join(flags)}"
+    if as_json:
+        output.print_json(made.as_json())
+    else:
+        print(judgement_text(made, replay))
+    return made.exit_code
+
+
+def judgement_text(made: Judgement, replay: str) -> str:
+    """A judgement for a person: the verdict, the first failures with the line that replays each, what was compared."""
+    cases = f"{made.cases} case{'s' * (made.cases != 1)}"
+    many = f"{len(made.failures)} of {cases} wrong" if made.failures else cases
+    lines = [f"{made.kernel} as {made.operator} {made.dtype} on {made.device}: {made.verdict}, {many}"]
+    for failure in made.failures[:SHOWN]:
+        lines += ["", f"  {failure.what}", *([f"  {failure.where}"] if failure.where else [])]
+        lines.append(f"  {replay} --case {shlex.quote(failure.case)}")
+    if len(made.failures) > SHOWN:
+        lines += ["", f"  and {len(made.failures) - SHOWN} more; --json lists all"]
+    if made.undecided is not None:
+        lines += ["", f"  {made.undecided}"]
+    lines += ["", f"{'the bits of the definition':<29}in {made.same_bits} of {cases}"]
+    lines.append(f"{'elements judged':<29}{made.judged} of {made.compared}")
+    if made.judged:
+        share, ulp, of_row = made.share, made.max_ulp_error, made.max_ulp_error_of_row
+        lines.append(f"{'largest distance':<29}{share:.3g} of what rounding explains, in whatever order")
+        lines.append(f"{'largest error':<29}{ulp:.4g} ulp, {of_row:.4g} of the row's largest")
+    lines += [f"{note:<29}{said}" for note, said in made.notes.items()]
+    return "\n".join(lines)
