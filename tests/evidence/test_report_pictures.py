@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 from pages import REFUTED, Page, files, page
-from sample import EMPTY, SAMPLE, SEEDED, STRUCTURE
+from sample import EMPTY, SAMPLE, SEEDED, STRUCTURE, WRONG
 
 from tokitai.evidence.statement import OperatorIdentity, Verification, build_statement
 
 
+FORMULA = "$x^{2$"  # no formula that can be set
+
+
 def of(name: str, dtype: str, error: float, bound: float | None, **changes: Any) -> Verification:
     """A certificate of an operator with this largest error."""
-    contract = replace(SAMPLE.operator.contract, formats=("f16", "bf16", "f32", "f8"))
+    contract = replace(SAMPLE.operator.contract, formats=("f16", "bf16", "f32", "f8", FORMULA))
     operator = OperatorIdentity(name, SAMPLE.operator.graph_digest, 1, contract)
     cases = (STRUCTURE, replace(SEEDED, max_ulp_error=error), EMPTY)
     changes = {"cases": cases, "error": replace(SAMPLE.error, max_ulp_error=error, bound=bound), **changes}
@@ -75,6 +78,11 @@ def test_an_error_beyond_its_bound_leaps_to_the_eye(error: float, bound: float, 
     assert found.all("h1")[0].text == "Not verified" and "exceeds the proven bound" in found.all("article")[0].text
 
 
+def test_text_is_no_formula(tmp_path: Path) -> None:
+    found = page(files(tmp_path, a=beyond("gelu", FORMULA, 2.0, 1.0)))
+    assert f"gelu {FORMULA}: beyond its bound" in found.all("svg")[0].text
+
+
 def test_every_shape_has_a_mark(tmp_path: Path) -> None:
     shapes = [(1, 1), (1, 10), (100, 10), (0, 7), (3, 0)]
     structure = [replace(STRUCTURE, rows=rows, cols=cols) for rows, cols in shapes]
@@ -101,8 +109,9 @@ def test_a_shape_that_differed_or_is_invalid_is_not_shown_as_covered(tmp_path: P
     wrong = build_statement(of("silu", "f16", 0.5, 2.0))
     wrong["predicate"]["verdict"] = "undecided"
     wrong["predicate"]["failure"] = "a line"
-    found = page(files(tmp_path, a=REFUTED, b=wrong))
-    assert len(found.marks("coverage-1.shapes-seeded")) == 1  # one of the two cases differs
+    refuted = replace(REFUTED, cases=(SEEDED, replace(WRONG, rows=5)))
+    found = page(files(tmp_path, a=refuted, b=wrong))
+    assert len(found.marks("coverage-1.shapes-seeded")) == 1
     assert found.marks("coverage-2") == [] and "No valid certificate." in found.text
 
 
