@@ -12,7 +12,6 @@ from sample import EMPTY, SAMPLE, SEEDED, STRUCTURE, WRONG
 
 from tokitai.evidence.statement import OperatorIdentity, Verification, build_statement
 
-
 FORMULA = "$x^{2$"  # no formula that can be set
 
 
