@@ -96,5 +96,5 @@ def test_what_is_missing_is_named(
 ) -> None:
     monkeypatch.setattr(page, "find_spec", lambda name: None if name == missing else object())
     done = tokitai("report", folder, "--html", "page.html")
-    assert done.code == 3 and "not installed; install it with `pip install 'tokitai[report]'`" in done.err
+    assert done.code == 3 and "is not installed; install with `pip install 'tokitai[report]'`" in done.err
     assert missing in done.err.lower() and not Path("page.html").exists()

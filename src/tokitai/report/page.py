@@ -22,7 +22,8 @@ def check_installed() -> None:
     missing = [title for module, title in NEEDED.items() if find_spec(module) is None]
     if missing:
         raise UnavailableError(
-            f"report: {' and '.join(missing)} not installed; install it with `pip install 'tokitai[report]'`"
+            f"report: {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed; install with "
+            "`pip install 'tokitai[report]'`"
         )
 
 
