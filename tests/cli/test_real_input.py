@@ -10,10 +10,12 @@ import pytest
 
 from examples import real_input
 from examples.real_input import real_cases
-from tokitai.errors import DeviceMissingError, UnknownNameError
+from tokitai.errors import DeviceMissingError, UnavailableError, UnknownNameError
+from tokitai.report import page
 from tokitai.verification import Verdict
 from tokitai.verification.run import CaseResult
 
+CERTIFICATE = Path(__file__).parents[1] / "evidence" / "certificates" / "v1.json"
 FILES = {"softmax": (Path("softmax.a.safetensors"), Path("softmax.b.safetensors"))}
 
 
@@ -73,6 +75,29 @@ def test_exit_codes(
     assert f"{verdict_} on cpu: 1 verifications" in capsys.readouterr().out
 
 
+def test_certificates_end_as_one_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    real_input.OUT.mkdir(parents=True)
+    (real_input.OUT / "stale.json").write_text("{")  # of an earlier run: it is not what was verified now
+    found = verdict(*DRAWN, *REAL)
+    found.certificate = CERTIFICATE
+    monkeypatch.setattr(real_input, "capture", lambda _: [path for paths in FILES.values() for path in paths])
+    monkeypatch.setattr(real_input, "verify_many", lambda *_, **__: [found])
+    assert real_input.main() == 0
+    assert "the same as one page, with pictures: out/report.html" in capsys.readouterr().out
+    text = Path("out/report.html").read_text(encoding="utf-8")
+    assert "<h1>Verified</h1>" in text and "stale" not in text
+
+
+def test_what_a_page_needs_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "find_spec", lambda _: None)
+    monkeypatch.setattr(real_input, "capture", lambda _: pytest.fail("captured"))
+    with pytest.raises(UnavailableError, match=r"tokitai\[report\]"):
+        real_input.main()
+
+
 @pytest.fixture
 def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One file in place of those of the model."""
@@ -89,7 +114,8 @@ def test_real_tensors_alone_on_a_device(
 ) -> None:
     assert real_input.main(["--real", "--device", device]) == 0
     out = capsys.readouterr().out
-    assert f"verified on {device}: 3 verifications, 3 cases" in out and "certificates, each" not in out
+    assert f"verified on {device}: 3 verifications, 3 cases" in out
+    assert "certificates, each" not in out and "one page" not in out
     monkeypatch.setattr(real_input, "real_cases", lambda _: list(real_cases({"silu": (captured,)}))[:2])
     monkeypatch.setattr(real_input, "by_operator", lambda _: {"silu": (captured, captured.with_stem("silu.more"))})
     assert real_input.main(["--real", "--device", device]) == 1

@@ -18,6 +18,7 @@ ORDER = (
     {"errors", "numerics"},
     {"formats"},
     {"evidence"},
+    {"report"},
     {"lang"},
     {"elementary"},
     {"ops"},

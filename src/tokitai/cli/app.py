@@ -25,6 +25,7 @@ from .check import check
 from .judge import judge
 from .kernel import kernel
 from .progress import Bar
+from .report import report
 
 app = typer.Typer(
     add_completion=False,
@@ -184,6 +185,7 @@ app.command()(judge)
 app.command()(bench)
 app.command()(check)
 app.command()(kernel)
+app.command()(report)
 
 
 def _as_typed(

@@ -93,6 +93,12 @@ def problems(statement: object) -> list[str]:
     return _first(_structure(statement, schema, schema, "statement")) or _first(_meaning(statement))
 
 
+def well_formed(statement: object) -> bool:
+    """Whether a parsed statement has the structure of the schema, whatever it says."""
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return not any(_structure(statement, schema, schema, "statement"))
+
+
 def printable(text: str) -> str:
     """Text with escapes in place of what could steer a terminal, or not be written at all."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
