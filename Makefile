@@ -1,7 +1,7 @@
 # Each verb is one command, the same here and in continuous integration.
 #
 #   make similarity         of two sentences, by a real model on these operators: ONE="..." OTHER="..." [DTYPE=f16]
-#   make verify             prove and run every operator, on drawn and on real inputs; write certificates and a report to out/
+#   make verify             prove and run every operator, on drawn and on real inputs; write certificates and a page to out/
 #                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA card
 #   make test               everything that must hold before a change is merged: lint, types, all tests
 #   make check              the quick tests, for the loop while editing
