@@ -19,7 +19,7 @@ SLIPS = {
     "a panel of columns is taken twice": ("products.h", r"panels \+ q - q0\)", "panels + q - q0 - (q > q0))"),
     "a strip is packed once": ("products.h", r"c = \(q0 \+ q\) \* NR", "c = q * NR"),
     "a row less than there are": ("products.h", r"rows > FEW\)", "rows > FEW + 1)"),
-    "a tile ends with the matrix, not with itself": ("products.h", r"least\(MR, height - i \* MR\)", "MR"),
+    "a row behind the last one is made": ("products.h", r"least\(MR, (height - i \* MR)\)", r"least(MR, \1 + 1)"),
     "columns behind the last one are written": ("products.h", r"Part\{room_left\}", "Full{}"),
     "a row's elements are added in another order": ("accumulators.h", r"fma\(a, b.lane\[i\], c", "fma(c.lane[i], a, b"),
     "nothing is minus zero": ("accumulators.h", r"return constant\(0.0f, S\{\}\);", "return constant(-0.0f, S{});"),
@@ -50,13 +50,13 @@ SHARED = {
 }
 SHAPES = (
     Sizes(3, 5, 7), Sizes(13, 33, 300), Sizes(3, 300, 7), Sizes(2, 3, 0), Sizes(2, 3, 4100), Sizes(1, 2, 8200),
-    Sizes(2, 1, 12300),
+    Sizes(2, 1, 12300), Sizes(5, 3, 7),
 )  # fmt: skip
 
 
 IN_GROUPS = (
     Sizes(5, 5, 7, 3), Sizes(13, 300, 9, 3), Sizes(310, 3, 4, 2), Sizes(300, 260, 3, 200), Sizes(2, 3, 0, 2),
-    Sizes(5, 2, 4100, 3), Sizes(3, 1, 8200, 2), Sizes(7, 1, 12300, 2),
+    Sizes(5, 2, 4100, 3), Sizes(3, 1, 8200, 2), Sizes(7, 1, 12300, 2), Sizes(7, 3, 5, 2),
 )  # fmt: skip
 
 

@@ -16,13 +16,16 @@ from tokitai.errors import DefinitionError
 from tokitai.kernel import Kernel, build_text
 from tokitai.lang import Graph, Operator
 from tokitai.lower import AttentionPlan, ProductPlan, make_plan
-from tokitai.toolchain.build import native_isa
+from tokitai.toolchain.build import Isa, native_isa
 from tokitai.verification import cases, run, suite
 
 AT_LEAST = 6
 SAMPLE = 4  # of each operator's mutants; another seed draws others
 SEED = 20261127
 
+
+# The blocks of products follow from the lanes: those of eight and of sixteen are tried on every processor.
+BLOCKED_BY: tuple[Isa, ...] = ("avx2", "avx512")
 
 # Slips in the text itself, as (pattern, replacement); in the kernel's own text, or in the header that it works with.
 KERNEL = {
@@ -42,15 +45,15 @@ def text_mutants(operator: Operator, graph: Graph) -> list[tuple[str, Kernel]]:
     plan = make_plan(graph)
     text = emit_cpu(plan)
     made = []
-    if isinstance(plan, AttentionPlan):
-        for what in attention.slips(operator.backward_of is not None):
-            wrong = attention.slipped(text, what)
-            made.append((what, build_text(operator, graph, plan, wrong.text, wrong.headers, structure=True)))
-        return made
-    if isinstance(plan, ProductPlan):
-        for what in slips(str(plan.products[0].data[0]), graph.ragged):
-            wrong = slipped(text, what)
-            made.append((what, build_text(operator, graph, plan, wrong.text, wrong.headers, structure=True)))
+    if isinstance(plan, AttentionPlan | ProductPlan):
+        if isinstance(plan, AttentionPlan):
+            wrong = {w: attention.slipped(text, w) for w in attention.slips(operator.backward_of is not None)}
+        else:
+            wrong = {w: slipped(text, w) for w in slips(str(plan.products[0].data[0]), graph.ragged)}
+        for what, slip in wrong.items():
+            for isa in BLOCKED_BY:
+                kernel = build_text(operator, graph, plan, slip.text, slip.headers, isa=isa, structure=True)
+                made.append((f"{what} ({isa})", kernel))
         return made
     for what, (pattern, replacement) in {**KERNEL, **HEADER}.items():
         one_row = operator.contract.max_rows == 1 and "rows" in what

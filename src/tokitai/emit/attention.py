@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..lang import MATRICES, Node
-from ..lower.attention import AttentionPlan, KeyPass, made_of
+from ..lower.attention import PANEL, AttentionPlan, KeyPass, made_of
 from .product import plan_defines
 from .text import POINTER, Printer
 
@@ -26,7 +26,7 @@ class AttentionEmitter(Printer):
     def __init__(self, plan: AttentionPlan) -> None:
         super().__init__(plan.graph)
         self.plan = plan
-        self.defines = plan_defines(f64=False)
+        self.defines = plan_defines(f64=False, panel=PANEL)
         # Values with one element a row that are kept beside a panel: conditions are made of them again.
         self.rows = [n for n in plan.graph.nodes if n.space == "r" and n.type != "bool"]
 

@@ -7,13 +7,14 @@ matrix its row stride and the stride from one product of the batch to the next (
 from __future__ import annotations
 
 from ..lang import MATRICES
-from ..lower.product import BLOCK_ROWS, DEPTH, SHARE, TALL, WIDE, ProductPlan
+from ..lower.product import BLOCK_ROWS, DEPTH, PANEL_COLS, PANEL_ROWS, SHARE, TALL, WIDE, ProductPlan
 from .text import POINTER, Printer
 
 
-def plan_defines(f64: bool, tall: int = TALL, wide: int = WIDE) -> tuple[str, ...]:
-    """What the headers of products read: the accumulators, the tile, and how much is packed at a time."""
+def plan_defines(f64: bool, tall: int = TALL, wide: int = WIDE, panel: int = PANEL_COLS) -> tuple[str, ...]:
+    """What the headers of products read: the accumulators, the tile, how much is packed at a time, panels at most."""
     sizes = {"TALL": tall, "WIDE": wide, "DEPTH": DEPTH, "BLOCK_ROWS": BLOCK_ROWS, "SHARE": SHARE}
+    sizes |= {"PANEL_ROWS": PANEL_ROWS, "PANEL_COLS": panel}
     return (f"#define ACCUMULATORS_F64 {int(f64)}", *(f"#define PLAN_{n} {value}" for n, value in sizes.items()))
 
 

@@ -10,6 +10,7 @@ constexpr int64_t TALL = PLAN_TALL, WIDE = PLAN_WIDE, DEPTH = PLAN_DEPTH, BLOCK_
 constexpr int64_t TILE_SIZE = MR * NR;
 constexpr int64_t PACKED_AT_ONCE = 128;  // columns that one thread packs at a time
 static_assert(CHAIN % DEPTH == 0, "a chain is whole steps");
+static_assert(MR <= PLAN_PANEL_ROWS && NR <= PLAN_PANEL_COLS, "the workspace has room for such panels");
 static_assert(BLOCK_ROWS % MR == 0 && PACKED_AT_ONCE % NR == 0, "whole panels");
 
 INLINE constexpr int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
