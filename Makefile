@@ -1,6 +1,7 @@
 # Each verb is one command, the same here and in continuous integration.
 #
 #   make similarity         of two sentences, by a real model on these operators: ONE="..." OTHER="..." [DTYPE=f16]
+#   make train              a small mixture of experts on a text: [DEVICE=cuda DTYPE=f16 STEPS=50]
 #   make verify             prove and run every operator, on drawn and on real inputs; write certificates and a page to out/
 #                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA card
 #   make test               everything that must hold before a change is merged: lint, types, all tests
@@ -13,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := verify
-.PHONY: similarity verify test check lint bench prove-elementary clean
+.PHONY: similarity train verify test check lint bench prove-elementary clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -26,6 +27,9 @@ verify: $(STAMPS)
 similarity: $(STAMPS)
 	@$(BIN)/python -m examples.sentence_encoder --dtype "$${DTYPE-f32}" --device "$${DEVICE-cpu}" \
 	    -- "$${ONE-}" "$${OTHER-}"
+
+train: .venv/stamp-dev
+	@$(BIN)/python -m examples.mixture --dtype "$${DTYPE-bf16}" --device "$${DEVICE-cpu}" --steps "$${STEPS-50}"
 
 test: .venv/stamp-dev .venv/stamp-verify
 	bash scripts/system-packages.sh

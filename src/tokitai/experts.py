@@ -78,11 +78,13 @@ def expert_layer(
 
 
 def expert_layer_backward(
-    dy: Array, layer: Experts, saved: Saved, *, threads: int | None = None
+    dy: Array, layer: Experts, saved: Saved, *, dlogits: Array | None = None, threads: int | None = None
 ) -> tuple[Array, Experts]:
     """The gradients of the tokens, in the shape of ``dy``, and of all weights.
 
-    The gate's operands are computed again from the sorted tokens. An expert without tokens has gradients of exactly 0.
+    ``dlogits`` is the gradient of ``saved.logits`` in whatever else was made of them, as the losses that keep experts
+    evenly used; it is added to the router's, rounded to storage. The gate's operands are computed again from the sorted
+    tokens. An expert without tokens has gradients of exactly 0.
     """
     there, flat, more = saved.there, dy.reshape(-1, dy.shape[-1]), _words(dy, threads)
     dmade = ops.dispatch(flat, there.order, saved.weights.reshape(-1)[there.choice], **more)
@@ -94,7 +96,8 @@ def expert_layer_backward(
     brought = ops.grouped_linear_backward_input(dgated, layer.gate_up, there.offsets, **more)
     moved = ops.dispatch_backward(brought, there.order, entries=len(flat), **more)
     routing = dict(k=saved.k, renormalise=saved.renormalise)
-    dlogits = ops.router_backward(dweights, saved.logits, saved.experts, **routing, **more)
+    chosen = ops.router_backward(dweights, saved.logits, saved.experts, **routing, **more)
+    dlogits = chosen if dlogits is None else chosen + dlogits
     dx = ops.matmul(dlogits, layer.router, moved, **more)  # through the router, beside what came back from experts
     gradients = Experts(
         router=ops.linear_backward_weight(dlogits, saved.x, **more),

@@ -3,10 +3,14 @@
 Each is a custom op of `torch.library`, so that autograd takes its gradient and `torch.compile` may carry it through a
 graph. All tensors of a call share one storage format; results and gradients are what the operators of `tokitai.ops` of
 the same names give, to the last bit. Gradients of gradients are refused.
+
+Most are derived from their definitions; a linear layer and an embedding, whose gradients are put together from several
+operators, are written out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,14 +19,10 @@ from torch import Tensor
 from .. import ops
 from ..errors import UnknownNameError
 from ..ops.embeddings import NO_PADDING
+from .derive import differentiable, plain
 
 ACTIVATIONS = {"none": None, "gelu": ops.gelu_erf_backward, "gelu_tanh": ops.gelu_tanh_backward,
                "silu": ops.silu_backward}  # fmt: skip
-
-
-def _plain(x: Tensor | None) -> Any:
-    """What an operator takes: autograd looks at the custom op as a whole."""
-    return None if x is None else x.detach()
 
 
 @torch.library.custom_op("tokitai::linear", mutates_args=())
@@ -35,7 +35,7 @@ def linear(
     The gradient through an activation is taken at x weight^T + bias rounded to the storage format, which is computed
     again instead of being kept. Raises ArgumentError.
     """
-    given = _plain(x), _plain(weight), _plain(bias), _plain(residual)
+    given = plain(x), plain(weight), plain(bias), plain(residual)
     made: Tensor = ops.linear(*given, activation=activation, accumulator=accumulator)
     return made
 
@@ -43,21 +43,21 @@ def linear(
 @torch.library.custom_op("tokitai::linear_backward_input", mutates_args=())
 def linear_backward_input(dy: Tensor, weight: Tensor, accumulator: str) -> Tensor:
     """As `ops.linear_backward_input`."""
-    made: Tensor = ops.linear_backward_input(_plain(dy), _plain(weight), accumulator=accumulator)
+    made: Tensor = ops.linear_backward_input(plain(dy), plain(weight), accumulator=accumulator)
     return made
 
 
 @torch.library.custom_op("tokitai::linear_backward_weight", mutates_args=())
 def linear_backward_weight(dy: Tensor, x: Tensor, accumulator: str) -> Tensor:
     """As `ops.linear_backward_weight`: a sum over all rows of dy and x."""
-    made: Tensor = ops.linear_backward_weight(_plain(dy), _plain(x), accumulator=accumulator)
+    made: Tensor = ops.linear_backward_weight(plain(dy), plain(x), accumulator=accumulator)
     return made
 
 
 @torch.library.custom_op("tokitai::linear_backward_bias", mutates_args=())
 def linear_backward_bias(dy: Tensor) -> Tensor:
     """As `ops.linear_backward_bias`: a sum over all rows of dy."""
-    made: Tensor = ops.linear_backward_bias(_plain(dy))
+    made: Tensor = ops.linear_backward_bias(plain(dy))
     return made
 
 
@@ -67,7 +67,7 @@ def activation_backward(dy: Tensor, x: Tensor, activation: str) -> Tensor:
     called = ACTIVATIONS.get(activation)
     if called is None:
         raise UnknownNameError("activation", activation, [name for name in ACTIVATIONS if name != "none"])
-    made: Tensor = called(_plain(dy), _plain(x))
+    made: Tensor = called(plain(dy), plain(x))
     return made
 
 
@@ -78,7 +78,7 @@ def embedding(table: Tensor, ids: Tensor, padding_idx: int | None = None) -> Ten
     ``padding_idx`` names an entry that receives no gradient; a negative one counts from the end of the table.
     Raises ArgumentError.
     """
-    made: Tensor = ops.embedding(_plain(table), ids)
+    made: Tensor = ops.embedding(plain(table), ids)
     return made
 
 
@@ -86,7 +86,7 @@ def embedding(table: Tensor, ids: Tensor, padding_idx: int | None = None) -> Ten
 def embedding_backward(dy: Tensor, ids: Tensor, entries: int, padding_idx: int | None) -> Tensor:
     """As `ops.embedding_backward`: for each entry the sum of dy over the rows that chose it."""
     padding = NO_PADDING if padding_idx is None else padding_idx
-    made: Tensor = ops.embedding_backward(_plain(dy), ids, entries=entries, padding_idx=padding)
+    made: Tensor = ops.embedding_backward(plain(dy), ids, entries=entries, padding_idx=padding)
     return made
 
 
@@ -139,3 +139,39 @@ def _embedding_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 linear.register_autograd(_linear_gradients, setup_context=_keep_linear)
 embedding.register_autograd(_embedding_gradients, setup_context=_keep_embedding)
+
+
+# ------------------------------------------------------------------ what follows from the definitions
+def _over_rows(slope: Tensor, named: Mapping[str, Any]) -> Tensor:
+    """The gradient of each row of a loss that was summed, or averaged over the rows that are kept."""
+    logits = named["logits"]
+    rows = logits.shape[:-1]
+    if named["reduction"] == "mean":
+        target = named.get("target")
+        kept = logits[..., 0].numel() if target is None else (target != named["ignore_index"]).sum()
+        slope = slope * (1 / torch.as_tensor(kept, device=slope.device).clamp(min=1).to(slope.dtype))
+    return slope.expand(rows)
+
+
+layer_norm = differentiable(ops.layer_norm)
+rms_norm = differentiable(ops.rms_norm)
+add_layer_norm = differentiable(ops.add_layer_norm, same={"residual": "x"})
+add_rms_norm = differentiable(ops.add_rms_norm, same={"residual": "x"})
+softmax = differentiable(ops.softmax)
+masked_softmax = differentiable(ops.masked_softmax)
+log_softmax = differentiable(ops.log_softmax)
+cross_entropy = differentiable(ops.cross_entropy, spread=_over_rows)
+attention = differentiable(ops.attention)
+gelu_erf = differentiable(ops.gelu_erf)
+gelu_tanh = differentiable(ops.gelu_tanh)
+silu = differentiable(ops.silu)
+swiglu = differentiable(ops.swiglu)
+geglu = differentiable(ops.geglu)
+dropout = differentiable(ops.dropout)
+rotary = differentiable(ops.rotary, constant=["frequency"])
+scale = differentiable(ops.scale)
+clip = differentiable(ops.clip)
+router = differentiable(ops.router)
+expert_load = differentiable(ops.expert_load)
+load_balance_loss = differentiable(ops.load_balance_loss, constant=["load"])
+router_z_loss = differentiable(ops.router_z_loss, spread=_over_rows)

@@ -1,0 +1,43 @@
+"""Train a small mixture of experts on a text, on tokitai's operators alone:
+
+python -m examples.mixture [TEXT] [--steps N] [--dtype f32|f16|bf16] [--device cpu|cuda|cuda:N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tokitai.errors import ArgumentError, TokitaiError
+
+from .training import DTYPES, Training, train
+
+TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 for wrong usage, 3 where something is missing."""
+    parser = argparse.ArgumentParser(prog="python -m examples.mixture", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("text", nargs="?", type=Path, default=TEXT, help="a file, read byte by byte")
+    parser.add_argument("--steps", type=int, default=Training.steps)
+    parser.add_argument("--dtype", choices=list(DTYPES), default="bf16")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    a = parser.parse_args(arguments)
+    try:
+        try:
+            text = a.text.read_bytes()
+        except OSError as error:
+            raise ArgumentError(f"{a.text}: {error.strerror}; accepted: a file that can be read") from None
+        run = Training(steps=a.steps, dtype=a.dtype, device=a.device, seed=a.seed)
+        report = train(text, run, lambda line: print(line, file=sys.stderr))
+    except TokitaiError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"loss {report.losses[0]:.4f} -> {report.losses[-1]:.4f}, weights {report.digest}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

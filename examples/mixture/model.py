@@ -1,0 +1,130 @@
+"""The model: blocks of attention and of experts between an embedding and the logits of the next token.
+
+Tokens of (batch, length); each block adds two updates to a residual stream, which is normed as it is added to. Every
+operation that rounds is one of tokitai's operators, but for the sum of the three losses.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, ModuleList
+
+from tokitai.errors import ArgumentError
+from tokitai.torch import functional
+from tokitai.torch.nn import Embedding, Experts, Linear, RMSNorm
+
+BALANCE, Z_LOSS = 0.01, 1e-3  # what the losses of a router weigh, as in the Switch and ST-MoE papers
+ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model."""
+
+    vocabulary: int
+    features: int
+    layers: int
+    heads: int
+    key_heads: int  # each is shared by heads / key_heads of the heads
+    experts: int
+    hidden: int  # of an expert
+    chosen: int = 2  # experts of a token
+
+    def __post_init__(self) -> None:
+        if self.features % (2 * self.heads) or self.heads % self.key_heads:
+            raise ArgumentError(
+                f"{self.features} features, {self.heads} heads, {self.key_heads} of keys; accepted: features that are "
+                "a multiple of 2 heads, heads that are a multiple of those of keys"
+            )
+
+    @property
+    def dim(self) -> int:
+        """Features of a head."""
+        return self.features // self.heads
+
+
+class Attention(Module):
+    """Each token looks at itself and at those before it."""
+
+    def __init__(self, shape: Shape, **more: Any) -> None:
+        super().__init__()
+        self.shape = shape
+        wide = shape.heads + 2 * shape.key_heads
+        self.project = Linear(shape.features, wide * shape.dim, bias=False, **more)
+        self.out = Linear(shape.heads * shape.dim, shape.features, bias=False, **more)
+
+    def forward(self, x: Tensor, place: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """(batch, length, features) -> the same; ``place`` as `Mixture.places` gives it."""
+        s = self.shape
+        position, frequency, limit = place
+        batch, length, _ = x.shape
+        heads = self.project(x).view(batch, length, -1, s.dim)
+        turned, values = torch.split(heads, [s.heads + s.key_heads, s.key_heads], dim=2)
+        low, high = turned.chunk(2, dim=-1)
+        turned = torch.cat(functional.rotary(low, high, position.expand(low.shape[:-1]), frequency), dim=-1)
+        queries, keys = torch.split(turned, [s.heads, s.key_heads], dim=2)
+        q, k, v = (t.transpose(1, 2) for t in (queries, keys, values))
+        met = functional.attention(q, k, v, limit, scale=1 / math.sqrt(s.dim))
+        mixed: Tensor = self.out(met.transpose(1, 2).reshape(batch, length, -1))
+        return mixed
+
+
+class Block(Module):
+    """Attention, then experts; each reads the normed stream, and the next norm adds what it gives."""
+
+    def __init__(self, shape: Shape, **more: Any) -> None:
+        super().__init__()
+        words = {n: v for n, v in more.items() if n != "generator"}
+        self.norm, self.norm_experts = RMSNorm(shape.features, **words), RMSNorm(shape.features, **words)
+        self.attention = Attention(shape, **more)
+        self.experts = Experts(shape.features, shape.hidden, shape.experts, shape.chosen, **more)
+
+
+class Mixture(Module):
+    """Logits of the next token, or the losses."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: object, seed: int = 0) -> None:
+        super().__init__()
+        more = dict(dtype=dtype, device=device)
+        drawn = dict(**more, generator=torch.Generator().manual_seed(seed))
+        self.shape = shape
+        self.embedding = Embedding(shape.vocabulary, shape.features, **drawn)  # type: ignore[arg-type]
+        self.blocks = ModuleList(Block(shape, **drawn) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.features, **more)  # type: ignore[arg-type]
+        self.logits = Linear(shape.features, shape.vocabulary, bias=False, **drawn)  # type: ignore[arg-type]
+
+    def places(self, length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each token its position, (1, length, 1), and how many it sees, (length,); the frequencies of rotation."""
+        position = torch.arange(length, dtype=torch.int32, device=device)
+        steps = torch.arange(self.shape.dim // 2, dtype=torch.float64) / (self.shape.dim // 2)
+        frequency = (ROTARY_BASE**-steps).to(torch.float32).to(device)  # powers on the host: the same on every device
+        return position.view(1, length, 1), frequency, position + 1
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """(batch, length) -> logits (batch, length, vocabulary), and of each block the two losses of its router."""
+        place = self.places(tokens.shape[1], tokens.device)
+        stream, update, losses = self.embedding(tokens), None, []
+        for block in self.blocks:
+            if update is None:
+                y = block.norm(stream)  # type: ignore[operator]
+            else:
+                stream, y = block.norm(update, stream)  # type: ignore[operator]
+            stream, y = block.norm_experts(block.attention(y, place), stream)  # type: ignore[operator]
+            update, routed, chosen = block.experts(y)  # type: ignore[operator]
+            losses.append(block.experts.losses(routed, chosen))  # type: ignore[operator, union-attr]
+        _, y = self.norm(update, stream)
+        return self.logits(y), losses
+
+    def loss(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """What is minimised, and the mean cross-entropy of each token but the first, in nats."""
+        logits, losses = self(tokens[:, :-1])
+        loss, _ = functional.cross_entropy(logits, tokens[:, 1:].to(torch.int64), reduction="mean")
+        total = loss
+        for uneven, large in losses:
+            total = total + BALANCE / len(losses) * uneven + Z_LOSS / len(losses) * large
+        return total, loss.detach()

@@ -1,0 +1,93 @@
+"""The mixture of experts that is trained on the operators: beside plain torch in float64; its bits on any threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples.mixture import __main__ as command
+from examples.mixture.model import Mixture, Shape
+from examples.mixture.training import DTYPES, SMALL, Training, batches, digest_of, train
+from tests.examples.plain_mixture import loss_of
+from tokitai.device import cpu
+from tokitai.errors import ArgumentError, DeviceMissingError, UnknownNameError
+
+TEXT = Path(command.TEXT).read_bytes()
+SHORT = Training(steps=3, batch=2, length=24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_loss_and_gradients_beside_float64(dtype: str) -> None:
+    """Relative to the norm of each weight's gradient. On the way to the loss and back a block stores 11 tensors twice
+    (norms, projections, rotated heads, attention, logits, what is dispatched, hidden, made and combined), the rest of
+    the model 8 in all; each is off by half a unit at most in 16 bits, as all arithmetic is in f32, and by half a unit
+    for each of up to 256 terms of a sum in f32. Softmax, norms and SiLU pass relative errors on, near 1 for noise."""
+    model = Mixture(SMALL, DTYPES[dtype], "cpu")
+    tokens = batches(TEXT, replace(SHORT, dtype=dtype))()
+    scale = 1024.0 if dtype == "f16" else 1.0
+    total, _ = model.loss(tokens)
+    (total * scale).backward()  # type: ignore[no-untyped-call]
+    wide = {n: p.detach().double().requires_grad_() for n, p in model.named_parameters()}
+    want = loss_of(wide, SMALL, tokens)
+    want.backward()  # type: ignore[no-untyped-call]
+    limit = (22 * SMALL.layers + 8) * torch.finfo(DTYPES[dtype]).eps / 2 * (256 if dtype == "f32" else 1)
+    assert abs(total.item() - want.item()) <= limit * abs(want.item())
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        slope = wide[name].grad
+        assert slope is not None and slope.norm() > 0, name
+        off = (p.grad.double() / scale - slope).norm() / slope.norm()
+        assert off <= limit, f"{name}: off by {off:.2e} of its norm; expected at most {limit:.2e}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_any_number_of_threads_trains_to_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, found = replace(SHORT, dtype=dtype), []
+    for threads in (1, 2, 7):
+        monkeypatch.setattr(cpu, "default_threads", lambda n=threads: n)
+        torch.set_num_threads(threads)
+        found.append(train(TEXT, run))
+    torch.set_num_threads(2)
+    assert found[0] == found[1] == found[2]
+    assert len({found[0].digest, train(TEXT, replace(run, seed=1)).digest}) == 2
+    assert digest_of(Mixture(SMALL, DTYPES[dtype], "cpu")) != found[0].digest
+
+
+@pytest.mark.slow
+def test_it_learns_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--steps", "30"]) == 0
+    said = capsys.readouterr()
+    first, last = (float(x) for x in said.out.split(",")[0].removeprefix("loss ").split(" -> "))
+    assert first > 5.5 and last < 3  # log(256) = 5.55 knows nothing; the letters' frequencies alone give about 3.1
+    assert len(said.out.split()[-1]) == 64 and "step 30: loss" in said.err
+
+
+def test_wrong_usage_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, exit_code, message in (
+        ([str(tmp_path / "none.txt")], 2, "none.txt: No such file"),
+        (["--steps", "0"], 2, "steps=0; accepted: 1 or more"),
+        (["--device", "tpu"], 2, "tpu"),
+    ):
+        assert command.main(given) == exit_code
+        assert message in capsys.readouterr().err
+    with pytest.raises(ArgumentError, match="a text of 5 bytes; accepted: more than 64"):
+        train(b"short", Training())
+    with pytest.raises(UnknownNameError, match="nowhere"):
+        train(TEXT, Training(device="nowhere"))
+    with pytest.raises(ArgumentError, match="60 features, 4 heads"):
+        Shape(vocabulary=9, features=60, layers=1, heads=4, key_heads=2, experts=2, hidden=8)
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceMissingError, match="torch sees 0 CUDA devices"):
+            train(TEXT, Training(device="cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_a_card_trains_to_the_same_bits(dtype: str) -> None:
+    run = replace(SHORT, dtype=dtype)
+    assert train(TEXT, replace(run, device="cuda")) == train(TEXT, run)

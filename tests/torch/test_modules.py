@@ -1,0 +1,148 @@
+"""Modules and the layer of experts: beside the functions and `tokitai.experts` they are made of, to the bit."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokitai import ops
+from tokitai.errors import ArgumentError
+from tokitai.experts import Experts as Weights
+from tokitai.experts import expert_layer, expert_layer_backward
+from tokitai.torch import functional, nn
+from tokitai.torch.experts import experts
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TOKENS, FEATURES, HIDDEN, COUNT = (2, 9), 16, 12, 4
+
+
+def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def equal(a: Tensor | None, b: Tensor) -> bool:
+    assert a is not None
+    flat = [x.detach().reshape(-1).contiguous().view(torch.uint8) for x in (a, b)]
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*flat)
+
+
+@dataclass
+class Layer:
+    x: Tensor
+    router: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    @classmethod
+    def drawn(cls, dtype: torch.dtype) -> Layer:
+        x, router = noise(1, *TOKENS, FEATURES, dtype=dtype), noise(2, COUNT, FEATURES, dtype=dtype)
+        gate_up = noise(3, COUNT, 2 * HIDDEN, FEATURES, dtype=dtype)
+        down = noise(4, COUNT, FEATURES, HIDDEN, dtype=dtype)
+        return cls(*(t.requires_grad_() for t in (x, router, gate_up, down)))
+
+    @property
+    def all(self) -> tuple[Tensor, ...]:
+        return self.x, self.router, self.gate_up, self.down
+
+    @property
+    def weights(self) -> Weights:
+        return Weights(*(t.detach() for t in self.all[1:]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("more", [{}, {"k": 1, "renormalise": True, "capacity": 3}], ids=["all", "some"])
+def test_experts_are_those_of_the_operators(dtype: torch.dtype, more: dict[str, Any]) -> None:
+    """Also the gradient of losses that are made of the logits, which joins the router's."""
+    layer, dy = Layer.drawn(dtype), noise(5, *TOKENS, FEATURES, dtype=dtype)
+    y, logits, chosen = experts(*layer.all, **more)
+    z = functional.router_z_loss(logits, reduction="mean")
+    torch.autograd.backward([y, z], [dy, torch.tensor(0.5)])
+    want, saved = expert_layer(layer.x.detach(), layer.weights, **{"k": 2, **more})
+    assert equal(y, want) and equal(logits, saved.logits) and equal(chosen, saved.experts)
+    assert not chosen.requires_grad
+    rows = torch.full((18,), 0.5) * (1 / torch.tensor(18.0))
+    dlogits = ops.router_z_loss_backward(rows, saved.logits)
+    dx, of = expert_layer_backward(dy, layer.weights, saved, dlogits=dlogits)
+    for got, expected in zip(layer.all, (dx, of.router, of.gate_up, of.down), strict=True):
+        assert equal(got.grad, expected)
+    without, _ = expert_layer_backward(dy, layer.weights, saved)
+    assert not equal(dx, without)
+
+
+@pytest.mark.slow
+def test_a_loss_of_the_logits_alone() -> None:
+    layer = Layer.drawn(torch.float32)
+    _, logits, _ = experts(*layer.all)
+    functional.router_z_loss(logits, reduction="sum").backward()
+    wide = [t.detach().double().requires_grad_() for t in layer.all[:2]]
+    (torch.logsumexp(wide[0].reshape(-1, FEATURES) @ wide[1].T, -1) ** 2).sum().backward()
+    assert torch.allclose(layer.x.grad.double(), wide[0].grad, rtol=1e-4, atol=1e-5)  # type: ignore[union-attr, arg-type]
+    assert torch.allclose(layer.router.grad.double(), wide[1].grad, rtol=1e-4, atol=1e-5)  # type: ignore[union-attr, arg-type]
+    assert layer.down.grad is not None and not layer.down.grad.any()
+
+
+@pytest.mark.slow
+def test_a_graph_of_experts_is_freed_with_its_results() -> None:
+    """Without the collector of cycles: a graph that held what it returned would keep all of a step's memory."""
+    layer = Layer.drawn(torch.float32)
+    gc.disable()
+    try:
+        made = experts(*layer.all)
+        watched = [weakref.ref(t) for t in made]
+        del made
+        assert all(w() is None for w in watched)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.slow
+def test_modules_are_their_functions() -> None:
+    x, residual = noise(1, 3, 5, FEATURES, dtype=torch.float16), noise(2, 3, 5, FEATURES, dtype=torch.float16)
+    words: dict[str, Any] = dict(dtype=torch.float16)
+    norm, rms = nn.LayerNorm(FEATURES, **words), nn.RMSNorm(FEATURES, 1e-5, **words)
+    y, _, _ = ops.layer_norm(x, norm.weight.detach(), norm.bias.detach())
+    assert equal(norm(x), y)
+    h, y, _ = ops.add_rms_norm(x, residual, rms.weight.detach(), eps=1e-5)
+    assert equal(rms(x, residual)[0], h) and equal(rms(x, residual)[1], y)
+    linear = nn.Linear(FEATURES, 7, activation="gelu", **words)
+    assert linear.bias is not None
+    assert equal(linear(x), ops.linear(x, linear.weight.detach(), linear.bias.detach(), activation="gelu"))
+    assert nn.Linear(FEATURES, 7, bias=False).bias is None
+    table, ids = nn.Embedding(11, FEATURES, 3, **words), torch.tensor([[3, 10], [0, 3]])
+    assert equal(table(ids), table.weight.detach()[ids])
+    layer = nn.Experts(FEATURES, HIDDEN, COUNT, **words)
+    y, logits, chosen = layer(x)
+    uneven, large = layer.losses(logits, chosen)
+    assert y.shape == x.shape and uneven.item() > 0.9 and large.item() > 0
+    for p in (*linear.parameters(), *table.parameters(), *layer.parameters(), *rms.parameters()):
+        p.grad = None
+    (linear(rms(y)).sum() + uneven + large + table(ids).sum()).backward()
+    assert all(p.grad is not None for m in (linear, rms, layer, table) for p in m.parameters())
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_torch_loads() -> None:
+    theirs = torch.nn.Linear(FEATURES, 7), torch.nn.LayerNorm(FEATURES), torch.nn.Embedding(5, FEATURES)
+    ours = nn.Linear(FEATURES, 7), nn.LayerNorm(FEATURES), nn.Embedding(5, FEATURES)
+    for a, b in zip(theirs, ours, strict=True):
+        b.load_state_dict(a.state_dict())
+        assert all(equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_weights_begin_the_same_in_every_format() -> None:
+    """Drawn in f32 and rounded once."""
+    made = [nn.Linear(8, 4, dtype=d, generator=torch.Generator().manual_seed(3)) for d in DTYPES]
+    assert all(equal(m.weight, made[0].weight.detach().to(m.weight.dtype)) for m in made)
+
+
+def test_wrong_sizes_are_named() -> None:
+    layer = Layer.drawn(torch.float32)
+    with pytest.raises(ArgumentError, match=r"gate_up: shape \(4, 23, 16\)"):
+        experts(layer.x, layer.router, layer.gate_up.detach()[:, 1:], layer.down)
