@@ -1,17 +1,18 @@
 """Train a small mixture of experts on a text, on tokitai's operators alone:
 
-python -m examples.mixture [TEXT] [--steps N] [--dtype f32|f16|bf16] [--device cpu|cuda|cuda:N]
+python -m examples.mixture [TEXT] [--steps N] [--dtype f32|f16|bf16] [--device cpu|cuda|cuda:N] [--record FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from tokitai.errors import ArgumentError, TokitaiError
 
-from .training import DTYPES, Training, train
+from .training import DTYPES, Training, record, train
 
 TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
 
@@ -24,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path, help="a file to which the run and what came of it are added as JSON")
     a = parser.parse_args(arguments)
     try:
         try:
@@ -32,6 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
             raise ArgumentError(f"{a.text}: {error.strerror}; accepted: a file that can be read") from None
         run = Training(steps=a.steps, dtype=a.dtype, device=a.device, seed=a.seed)
         report = train(text, run, lambda line: print(line, file=sys.stderr))
+        if a.record is not None:
+            try:
+                with a.record.open("a") as file:
+                    file.write(json.dumps(record(text, run, report)) + "\n")
+            except OSError as error:
+                raise ArgumentError(f"--record {a.record}: {error.strerror}; accepted: a file to write to") from None
     except TokitaiError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

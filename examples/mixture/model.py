@@ -69,7 +69,7 @@ class Attention(Module):
         turned = torch.cat(functional.rotary(low, high, position.expand(low.shape[:-1]), frequency), dim=-1)
         queries, keys = torch.split(turned, [s.heads, s.key_heads], dim=2)
         q, k, v = (t.transpose(1, 2) for t in (queries, keys, values))
-        met = functional.attention(q, k, v, limit, scale=1 / math.sqrt(s.dim))
+        met = functional.attention(q, k, v, limit, scale=1 / math.sqrt(s.dim), check=False)  # limits are at most length
         mixed: Tensor = self.out(met.transpose(1, 2).reshape(batch, length, -1))
         return mixed
 

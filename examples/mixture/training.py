@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,6 +82,15 @@ def digest_of(model: torch.nn.Module) -> str:
         total.update(name.encode())
         total.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
+
+
+def record(text: bytes, run: Training, report: Report) -> dict[str, Any]:
+    """A run and what came of it, by which it can be repeated elsewhere. Losses are exact, in hex."""
+    where = torch.cuda.get_device_name(run.device) if run.device != "cpu" else "cpu"
+    return {
+        "text": hashlib.sha256(text).hexdigest(), "run": dataclasses.asdict(run), "device": where,
+        "torch": torch.__version__, "losses": [x.hex() for x in report.losses], "weights": report.digest,
+    }  # fmt: skip
 
 
 def train(text: bytes, run: Training, say: Callable[[str], None] = lambda _: None) -> Report:

@@ -9,9 +9,8 @@ An expert is a gated layer: down (silu(gate x) * up x). All arrays are of NumPy,
 on one GPU, of one storage format (f16, bf16 or f32), and rounded to it once after each operator. No step depends on
 which tokens come together: a token has the same bits in any batch, unless a capacity makes tokens compete.
 
-On a GPU all operators run there. The choices of experts alone are copied to the host, where `permutation` puts them in
-order, and their places back: that waits for the stream twice in a forward pass, with the look for NaN among the logits,
-and never in a backward pass.
+On a GPU all operators run there. A forward pass waits for the stream once, for the look for NaN among the logits; twice
+more where `permutation` works on the host: with a capacity, with padding, or for CuPy. A backward pass never does.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def expert_layer(
     tokens, more = x.reshape(-1, x.shape[-1]), _words(x, threads)
     logits = ops.linear(tokens, layer.router, **more)
     weights, chosen = ops.router(logits, k=k, renormalise=renormalise, **{**more, "check": True})
-    there = permutation(chosen, len(layer.router), capacity=capacity, weights=weights, padding=padding)
+    there = permutation(chosen, len(layer.router), capacity=capacity, weights=weights, padding=padding, check=False)
     brought = ops.dispatch(tokens, there.order, **more)
     gate, up = _halves(layer.gate_up, axis=1)
     hidden = ops.grouped_linear_swiglu(brought, gate, up, there.offsets, **more)

@@ -1,4 +1,4 @@
-"""From the experts that tokens chose to places in the order of experts, and back: whole numbers, found on the host.
+"""From the experts that tokens chose to places in the order of experts, and back: whole numbers, found by sorting.
 
     weights, experts = ops.router(logits, k=2)
     there = permutation(experts, count=8)
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .device.device_array import library_of
+from .device.dlpack import on_gpu
 from .errors import ArgumentError
 
 Array = np.ndarray[Any, Any]
@@ -45,24 +46,49 @@ class Permutation:
 
 
 def permutation(
-    experts: Any, count: int, *, capacity: int | None = None, weights: Any = None, padding: Any = None
-) -> Permutation:
+    experts: Any, count: int, *, capacity: int | None = None, weights: Any = None, padding: Any = None,
+    check: bool = True,
+) -> Permutation:  # fmt: skip
     """The places of tokens whose choices are ``experts``, (tokens, k), of ``count`` experts.
 
     With ``capacity`` an expert takes so many choices at most: those of the largest ``weights``, (tokens, k), among
     equal ones the earlier; the others are dropped. Tokens that are ``padding``, (tokens,) of bool, go nowhere and take
     no room. Raises ArgumentError for an expert out of range, and for shapes that do not match.
 
-    Arrays of NumPy, torch and CuPy are taken, and the result is of the same library, on the device of ``experts``. The
-    work is done on the host all the same: what lies on a GPU is copied here, which waits for its stream, and the result
-    is copied back.
+    Arrays of NumPy, torch and CuPy are taken, and the result is of the same library, on the device of ``experts``.
+    Torch sorts on a GPU, where nothing can be dropped; the look for an expert out of range then waits for the stream,
+    and ``check=False`` leaves it out. Else the work is done on the host: what lies on a GPU is copied here, which waits
+    for its stream, and the result is copied back.
     """
+    if capacity is None and padding is None and on_gpu(experts) and library_of(experts) == "torch":
+        return _sorted_by_torch(experts, count, check)
     here = _on_host("experts", experts)
     weights, padding = (x if x is None else _on_host(n, x) for n, x in (("weights", weights), ("padding", padding)))
     made = _permutation(here, count, capacity, weights, padding)
     if here is experts:
         return made
     return Permutation(*(_beside(experts, getattr(made, f.name)) for f in fields(Permutation)))
+
+
+def _sorted_by_torch(experts: Any, count: int, check: bool) -> Permutation:
+    """The places where nothing is dropped, by torch: without waiting for the device but for ``check``."""
+    torch = sys.modules["torch"]
+    if experts.ndim != 2 or experts.dtype not in (torch.int32, torch.int64):
+        found = f"shape {tuple(experts.shape)} of {experts.dtype}"
+        raise ArgumentError(f"experts: {found}; accepted: (tokens, k) of int32 or int64")
+    tokens, k = experts.shape
+    flat = experts.reshape(-1).to(torch.int64)
+    if check and bool(((flat < 0) | (flat >= count)).any()):
+        _permutation(_on_host("experts", experts), count, None, None, None)  # which raises
+    ordered, choice = torch.sort(flat, stable=True)
+    place = torch.empty_like(flat).scatter_(0, choice, _up_to(flat, len(flat)))
+    begins = torch.searchsorted(ordered, _up_to(flat, count + 1))
+    return Permutation(choice // max(k, 1), choice, place.view(tokens, k), begins.diff())
+
+
+def _up_to(example: Any, count: int) -> Any:
+    """0, 1, ... count - 1 where a tensor of torch lies."""
+    return example.new_ones(count).cumsum(0) - 1
 
 
 def _on_host(name: str, x: Any) -> Array:

@@ -183,7 +183,22 @@ def test_a_layer_of_experts(place: str) -> None:
     for name in ("order", "choice", "place", "counts"):
         assert np.array_equal(np.asarray(getattr(to, name).as_subclass(torch.Tensor)), getattr(want, name))
     assert bits(y) == np.asarray(want_y).tobytes()
+    with pytest.raises(ArgumentError, match=r"^experts: shape \(3,\) of .*; accepted: \(tokens, k\) of int"):
+        permutation(put(torch.tensor([0, 1, 2])), 4)
     with pytest.raises(ArgumentError, match=r"^experts\[1,0\]=4 \(1 such choices\); accepted: 0 to 3"):
         permutation(put(torch.tensor([[0, 1], [4, 2]])), 4)
     with pytest.raises(ArgumentError, match=r"^experts: list; accepted: arrays of NumPy, torch and CuPy"):
         permutation([[0, 1]], 4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "k"), [(50, 8, 2), (7, 16, 4), (1, 2, 1), (0, 4, 2), (300, 3, 2), (9, 0, 0)]
+)
+def test_torch_sorts_choices_as_the_host_does(tokens: int, count: int, k: int) -> None:
+    """Where nothing is dropped; empty experts, and many choices of one, among them."""
+    chosen = torch.randint(0, max(count, 1), (tokens, k), generator=torch.Generator().manual_seed(tokens))
+    chosen = torch.where(chosen == 1, 0, chosen).to(torch.int32)
+    want, to = permutation(chosen.numpy(), count), permutation(on_gpu(chosen), count, check=False)
+    for name in ("order", "choice", "place", "counts", "offsets"):
+        found = getattr(to, name).as_subclass(torch.Tensor)
+        assert found.dtype == torch.int64 and np.array_equal(np.asarray(found), getattr(want, name)), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import torch
 
 from examples.mixture import __main__ as command
 from examples.mixture.model import Mixture, Shape
-from examples.mixture.training import DTYPES, SMALL, Training, batches, digest_of, train
+from examples.mixture.training import DTYPES, SMALL, Training, batches, digest_of, record, train
 from tests.examples.plain_mixture import loss_of
 from tokitai.device import cpu
 from tokitai.errors import ArgumentError, DeviceMissingError, UnknownNameError
 
 TEXT = Path(command.TEXT).read_bytes()
+RECORDED = Path(command.TEXT).parent / "evidence" / "training.jsonl"  # by `python -m examples.mixture --record`
 SHORT = Training(steps=3, batch=2, length=24)
 
 
@@ -59,12 +61,26 @@ def test_any_number_of_threads_trains_to_the_same_bits(dtype: str, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_it_learns_a_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--steps", "30"]) == 0
+@pytest.mark.parametrize("line", RECORDED.read_text().splitlines() if RECORDED.exists() else [None])
+def test_what_was_trained_on_a_card_is_trained_here_to_the_same_bits(line: str | None, tmp_path: Path) -> None:
+    assert line is not None, f"{RECORDED} is missing"
+    there = json.loads(line)
+    run = Training(**{**there["run"], "shape": Shape(**there["run"]["shape"]), "device": "cpu"})
+    assert "H200" in there["device"] and run.steps >= 20
+    here = record(TEXT, run, train(TEXT, run))
+    assert here["text"] == there["text"], "another text"
+    assert (here["losses"], here["weights"]) == (there["losses"], there["weights"])
+
+
+@pytest.mark.slow
+def test_it_learns_a_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    assert command.main(["--steps", "30", "--record", str(file)]) == 0
     said = capsys.readouterr()
     first, last = (float(x) for x in said.out.split(",")[0].removeprefix("loss ").split(" -> "))
     assert first > 5.5 and last < 3  # log(256) = 5.55 knows nothing; the letters' frequencies alone give about 3.1
     assert len(said.out.split()[-1]) == 64 and "step 30: loss" in said.err
+    assert json.loads(file.read_text())["weights"] == said.out.split()[-1]
 
 
 def test_wrong_usage_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -256,6 +256,39 @@ def test_an_operator_of_the_readers_own() -> None:
     assert torch.allclose(x.grad.double(), wide.grad, rtol=1e-5)  # type: ignore[union-attr, arg-type]
 
 
+@pytest.mark.slow
+def test_a_function_may_be_made_again_also_for_another_operator_of_its_name() -> None:
+    """As when a cell of a notebook runs again, with a change."""
+
+    def made(factor: float) -> Callable[..., Any]:
+        @operator
+        def remade(x: Matrix[storage]) -> Outputs:
+            return outputs(y=x * factor)
+
+        @operator(backward_of=remade)
+        def remade_backward(dy: Matrix[storage]) -> Outputs:
+            return outputs(dx=dy * factor)
+
+        return differentiable(remade, remade_backward)
+
+    x = noise(1, 3, 4).requires_grad_()
+    for factor in (2.0, 4.0):
+        x.grad = None
+        y = made(factor)(x)
+        y.sum().backward()
+        assert equal(y, x.detach() * factor) and equal(x.grad, torch.full((3, 4), factor))
+    again = differentiable(ops.silu)
+    assert equal(again(x), functional.silu(x))
+
+
+@pytest.mark.slow
+def test_in_host_memory_values_are_always_looked_at() -> None:
+    logits, to = noise(1, 2, COLS), torch.tensor([0, COLS])
+    for more in ({}, {"check": False}):
+        with pytest.raises(ArgumentError, match=r"target\[1\]=24"):
+            functional.cross_entropy(logits, to, **more)
+
+
 def test_what_cannot_be_derived_is_named() -> None:
     with pytest.raises(DefinitionError, match="adamw: it writes into its inputs"):
         differentiable(ops.adamw)
