@@ -1,6 +1,7 @@
 """Train a small mixture of experts on a text, on tokitai's operators alone:
 
-python -m examples.mixture [TEXT] [--steps N] [--dtype f32|f16|bf16] [--device cpu|cuda|cuda:N] [--record FILE]
+python -m examples.mixture [TEXT] [--steps N] [--dtype f32|f16|bf16] [--device cpu|cuda|cuda:N] [--seed N]
+                           [--checkpoint FILE] [--record FILE]
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", type=Path, help="a file to save the run to, and to go on from if it is there")
     parser.add_argument("--record", type=Path, help="a file to which the run and what came of it are added as JSON")
     a = parser.parse_args(arguments)
     try:
@@ -33,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         except OSError as error:
             raise ArgumentError(f"{a.text}: {error.strerror}; accepted: a file that can be read") from None
         run = Training(steps=a.steps, dtype=a.dtype, device=a.device, seed=a.seed)
-        report = train(text, run, lambda line: print(line, file=sys.stderr))
+        report = train(text, run, lambda line: print(line, file=sys.stderr), a.checkpoint)
         if a.record is not None:
             try:
                 with a.record.open("a") as file:

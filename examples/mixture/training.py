@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +15,14 @@ from torch import Tensor
 from tokitai.errors import ArgumentError, DeviceMissingError, UnknownNameError
 from tokitai.torch.optim import AdamW, clip_grad_norm_
 
+from .checkpoint import load, save
 from .model import Mixture, Shape
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 BYTES = 256
 SMALL = Shape(vocabulary=BYTES, features=64, layers=2, heads=4, key_heads=2, experts=4, hidden=64)
 MOST_NORM = 1.0
+SAVED = 100  # steps from one checkpoint to the next
 
 
 @dataclass(frozen=True)
@@ -61,18 +64,20 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def batches(text: bytes, run: Training) -> Callable[[], Tensor]:
-    """A function that gives (batch, length + 1) tokens, at places that a generator of the host draws."""
-    if len(text) <= run.length:
-        raise ArgumentError(f"a text of {len(text)} bytes; accepted: more than {run.length}")
-    all_tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int64)
-    generator = torch.Generator().manual_seed(run.seed)
+class Batches:
+    """Calls give (batch, length + 1) tokens of a text, at places that a generator of the host draws."""
 
-    def next_batch() -> Tensor:
-        begin = torch.randint(0, len(text) - run.length, (run.batch, 1), generator=generator)
-        return all_tokens[begin + torch.arange(run.length + 1)]
+    def __init__(self, text: bytes, run: Training) -> None:
+        if len(text) <= run.length:
+            raise ArgumentError(f"a text of {len(text)} bytes; accepted: more than {run.length}")
+        self.tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int64)
+        self.run = run
+        self.generator = torch.Generator().manual_seed(run.seed)
 
-    return next_batch
+    def __call__(self) -> Tensor:
+        places = (self.run.batch, 1)
+        begin = torch.randint(0, len(self.tokens) - self.run.length, places, generator=self.generator)
+        return self.tokens[begin + torch.arange(self.run.length + 1)]
 
 
 def digest_of(model: torch.nn.Module) -> str:
@@ -93,21 +98,37 @@ def record(text: bytes, run: Training, report: Report) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def train(text: bytes, run: Training, say: Callable[[str], None] = lambda _: None) -> Report:
-    """Train a model on a text. Raises ArgumentError for a text that is too short or a number of steps below 1."""
+def train(
+    text: bytes, run: Training, say: Callable[[str], None] = lambda _: None, checkpoint: Path | None = None
+) -> Report:
+    """Train a model on a text. With a file as ``checkpoint`` the run goes on from there, if the file exists, and is
+    saved there every SAVED steps and at its end: it ends with the same bits as one that was never stopped.
+
+    Raises ArgumentError for a text that is too short, a number of steps below 1 or that was passed already, and a file
+    that is of no such run."""
     if run.steps < 1:
         raise ArgumentError(f"steps={run.steps}; accepted: 1 or more")
+    if checkpoint is not None and not checkpoint.parent.is_dir():
+        raise ArgumentError(f"{checkpoint}: {checkpoint.parent} is no folder; accepted: a file in a folder that exists")
     device = device_of(run.device)
     model = Mixture(run.shape, DTYPES[run.dtype], device, run.seed)
     optimizer = AdamW(model.parameters(), lr=run.lr, betas=(0.9, 0.95), weight_decay=0.1)
-    next_batch, losses = batches(text, run), []
-    for step in range(1, run.steps + 1):
+    next_batch, losses = Batches(text, run), torch.zeros(0)
+    settings = {**dataclasses.asdict(run), "text": hashlib.sha256(text).hexdigest()}
+    if checkpoint is not None and checkpoint.exists():
+        losses = load(checkpoint, settings, model, optimizer, next_batch.generator)
+        say(f"{checkpoint}: {len(losses)} steps")
+    if len(losses) > run.steps:
+        raise ArgumentError(f"steps={run.steps}; accepted behind the {len(losses)} of {checkpoint}: as many or more")
+    for step in range(len(losses) + 1, run.steps + 1):
         total, loss = model.loss(next_batch().to(device))
         (total * run.loss_scale).backward()  # type: ignore[no-untyped-call]
         norm = clip_grad_norm_(model.parameters(), MOST_NORM * run.loss_scale)
         optimizer.step(loss_scale=run.loss_scale)
         optimizer.zero_grad()
-        losses.append(loss)
+        losses = torch.cat([losses, loss.cpu().view(1)])
+        if checkpoint is not None and (step % SAVED == 0 or step == run.steps):
+            save(checkpoint, settings, model, optimizer, next_batch.generator, losses)
         if step == 1 or step % 10 == 0 or step == run.steps:
             say(f"step {step}: loss {loss.item():.4f}, norm of the gradient {norm.item() / run.loss_scale:.3f}")
-    return Report(tuple(x.item() for x in losses), digest_of(model))
+    return Report(tuple(losses.tolist()), digest_of(model))

@@ -11,7 +11,7 @@ import torch
 
 from examples.mixture import __main__ as command
 from examples.mixture.model import Mixture, Shape
-from examples.mixture.training import DTYPES, SMALL, Training, batches, digest_of, record, train
+from examples.mixture.training import DTYPES, SMALL, Batches, Training, digest_of, record, train
 from tests.examples.plain_mixture import loss_of
 from tokitai.device import cpu
 from tokitai.errors import ArgumentError, DeviceMissingError, UnknownNameError
@@ -29,7 +29,7 @@ def test_loss_and_gradients_beside_float64(dtype: str) -> None:
     the model 8 in all; each is off by half a unit at most in 16 bits, as all arithmetic is in f32, and by half a unit
     for each of up to 256 terms of a sum in f32. Softmax, norms and SiLU pass relative errors on, near 1 for noise."""
     model = Mixture(SMALL, DTYPES[dtype], "cpu")
-    tokens = batches(TEXT, replace(SHORT, dtype=dtype))()
+    tokens = Batches(TEXT, replace(SHORT, dtype=dtype))()
     scale = 1024.0 if dtype == "f16" else 1.0
     total, _ = model.loss(tokens)
     (total * scale).backward()  # type: ignore[no-untyped-call]
@@ -70,6 +70,40 @@ def test_what_was_trained_on_a_card_is_trained_here_to_the_same_bits(line: str |
     here = record(TEXT, run, train(TEXT, run))
     assert here["text"] == there["text"], "another text"
     assert (here["losses"], here["weights"]) == (there["losses"], there["weights"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_a_run_that_was_stopped_ends_with_the_same_bits(dtype: str, tmp_path: Path) -> None:
+    whole, file = replace(SHORT, dtype=dtype, steps=5), tmp_path / "run.safetensors"
+    train(TEXT, replace(whole, steps=2), checkpoint=file)
+    some = train(TEXT, replace(whole, steps=4), checkpoint=file)
+    assert some.losses[:2] == train(TEXT, replace(whole, steps=2)).losses
+    assert train(TEXT, whole, checkpoint=file) == train(TEXT, whole) == train(TEXT, whole, checkpoint=file)
+    assert [p.name for p in tmp_path.iterdir()] == [file.name]
+
+
+@pytest.mark.slow
+def test_what_is_no_checkpoint_of_a_run_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.safetensors"
+    train(TEXT, replace(SHORT, steps=2), checkpoint=file)
+    kept = file.read_bytes()
+    for run, message in (
+        (replace(SHORT, lr=1.0), "lr=0.003; accepted beside this run: 1.0"),
+        (replace(SHORT, steps=1), "steps=1; accepted behind the 2 of"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            train(TEXT, run, checkpoint=file)
+    with pytest.raises(ArgumentError, match="text='cfc7"):
+        train(TEXT[1:], SHORT, checkpoint=file)
+    assert file.read_bytes() == kept
+    with pytest.raises(ArgumentError, match="none is no folder"):
+        train(TEXT, replace(SHORT, steps=1), checkpoint=tmp_path / "none" / "run.safetensors")
+    for broken in (kept[:1000], b"", b"something else"):
+        file.write_bytes(broken)
+        with pytest.raises(ArgumentError, match=r"accepted: a file that `--checkpoint` wrote"):
+            train(TEXT, SHORT, checkpoint=file)
+        assert file.read_bytes() == broken
 
 
 @pytest.mark.slow
