@@ -47,6 +47,17 @@ def test_loss_and_gradients_beside_float64(dtype: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_compiled_model_has_the_same_bits() -> None:
+    found = []
+    for wrap in (lambda f: f, lambda f: torch.compile(f, backend="aot_eager")):
+        model = Mixture(SMALL, torch.bfloat16, "cpu")
+        total, _ = wrap(model.loss)(Batches(TEXT, SHORT)())
+        total.backward()
+        found.append([total.detach(), *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_any_number_of_threads_trains_to_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = replace(SHORT, dtype=dtype), []

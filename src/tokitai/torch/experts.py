@@ -38,6 +38,8 @@ class _Layer(torch.autograd.Function):
         return dx, of.router, of.gate_up, of.down, None
 
 
+# Sizes inside depend on what is chosen: `torch.compile` goes on behind it.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def experts(
     x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, *, k: int = 2, renormalise: bool = False,
     capacity: int | None = None, padding: Tensor | None = None,

@@ -116,7 +116,10 @@ class Experts(Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """y, logits and chosen experts, as `experts.experts`."""
-        return experts(x, self.router, self.gate_up, self.down, k=self.k, renormalise=self.renormalise)
+        made: tuple[Tensor, Tensor, Tensor] = experts(
+            x, self.router, self.gate_up, self.down, k=self.k, renormalise=self.renormalise
+        )
+        return made
 
     def losses(self, logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """How unevenly experts are used, 1 where evenly; and the mean square of log(sum(exp(logits)))."""
