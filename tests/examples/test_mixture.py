@@ -152,3 +152,11 @@ def test_wrong_usage_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_card_trains_to_the_same_bits(dtype: str) -> None:
     run = replace(SHORT, dtype=dtype)
     assert train(TEXT, replace(run, device="cuda")) == train(TEXT, run)
+
+
+@pytest.mark.gpu
+def test_a_run_that_was_begun_on_the_cpu_ends_on_a_card_with_the_same_bits(tmp_path: Path) -> None:
+    file = tmp_path / "run.safetensors"
+    train(TEXT, replace(SHORT, steps=2), checkpoint=file)
+    whole = replace(SHORT, steps=4)
+    assert train(TEXT, replace(whole, device="cuda"), checkpoint=file) == train(TEXT, whole)
