@@ -175,8 +175,8 @@ def training() -> list[str]:
     lines += [
         "From `training.jsonl`, which `python -m bench.training` fills: a mixture of experts with attention, in bf16,",
         "beside the same model in plain PyTorch, from the same weights, on the same tokens. Ours multiplies on f32",
-        "units, in the defined order, and keeps f32 copies of the weights; PyTorch's multiplies on matrix units, in any",
-        "order, and keeps none. Ours was trained twice in that run, and ended with the same bits.",
+        "units, in the defined order, and keeps f32 copies of the weights; PyTorch's multiplies on matrix units, in",
+        "any order, and keeps none. Ours was trained twice in that run, and ended with the same bits.",
         "",
         "| device | weights | tokens a step | tokitai, ms | PyTorch, ms | ratio | GB | PyTorch, GB | loss | PyTorch |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
