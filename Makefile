@@ -1,7 +1,8 @@
 # Each verb is one command, the same here and in continuous integration.
 #
 #   make similarity         of two sentences, by a real model on these operators: ONE="..." OTHER="..." [DTYPE=f16]
-#   make train              a small mixture of experts on a text: [DEVICE=cuda DTYPE=f16 STEPS=50]
+#   make train              a small mixture of experts on a text: [DEVICE=cuda DTYPE=f16 STEPS=50]; or AGAIN=FILE, what
+#                           was trained elsewhere, to see that it comes to the same bits here
 #   make verify             prove and run every operator, on drawn and on real inputs; write certificates and a page to out/
 #                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA card
 #   make test               everything that must hold before a change is merged: lint, types, all tests
@@ -29,7 +30,8 @@ similarity: $(STAMPS)
 	    -- "$${ONE-}" "$${OTHER-}"
 
 train: .venv/stamp-dev
-	@$(BIN)/python -m examples.mixture --dtype "$${DTYPE-bf16}" --device "$${DEVICE-cpu}" --steps "$${STEPS-50}"
+	@$(BIN)/python -m examples.mixture --dtype "$${DTYPE-bf16}" --device "$${DEVICE-cpu}" --steps "$${STEPS-50}" \
+	    $${AGAIN:+--again "$$AGAIN"}
 
 test: .venv/stamp-dev .venv/stamp-verify
 	bash scripts/system-packages.sh

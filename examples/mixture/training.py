@@ -98,6 +98,17 @@ def record(text: bytes, run: Training, report: Report) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def trained_again(text: bytes, recorded: dict[str, Any], device: str, say: Callable[[str], None]) -> bool:
+    """Whether a run that `record` describes comes to the same losses and weights here, to the bit.
+
+    Raises ArgumentError where it was of another text."""
+    if recorded["text"] != (here := hashlib.sha256(text).hexdigest()):
+        raise ArgumentError(f"a run of the text {recorded['text'][:12]}...; accepted beside this one: {here[:12]}...")
+    run = Training(**{**recorded["run"], "shape": Shape(**recorded["run"]["shape"]), "device": device})
+    found = record(text, run, train(text, run, say))
+    return bool(found["losses"] == recorded["losses"] and found["weights"] == recorded["weights"])
+
+
 def train(
     text: bytes, run: Training, say: Callable[[str], None] = lambda _: None, checkpoint: Path | None = None
 ) -> Report:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.training import LARGE
 from examples.mixture import __main__ as command
 from examples.mixture.model import Mixture, Shape
 from examples.mixture.training import DTYPES, SMALL, Batches, Training, digest_of, record, train
@@ -17,7 +19,7 @@ from tokitai.device import cpu
 from tokitai.errors import ArgumentError, DeviceMissingError, UnknownNameError
 
 TEXT = Path(command.TEXT).read_bytes()
-RECORDED = Path(command.TEXT).parent / "evidence" / "training.jsonl"  # by `python -m examples.mixture --record`
+RECORDED = Path(command.TEXT).parent / "evidence" / "training" / "small.jsonl"  # by `--record`
 SHORT = Training(steps=3, batch=2, length=24)
 
 
@@ -72,15 +74,32 @@ def test_any_number_of_threads_trains_to_the_same_bits(dtype: str, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", RECORDED.read_text().splitlines() if RECORDED.exists() else [None])
-def test_what_was_trained_on_a_card_is_trained_here_to_the_same_bits(line: str | None, tmp_path: Path) -> None:
-    assert line is not None, f"{RECORDED} is missing"
-    there = json.loads(line)
-    run = Training(**{**there["run"], "shape": Shape(**there["run"]["shape"]), "device": "cpu"})
-    assert "H200" in there["device"] and run.steps >= 20
-    here = record(TEXT, run, train(TEXT, run))
-    assert here["text"] == there["text"], "another text"
-    assert (here["losses"], here["weights"]) == (there["losses"], there["weights"])
+def test_what_was_trained_on_a_card_is_trained_here_to_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    assert {r["run"]["dtype"] for r in runs} == set(DTYPES)
+    assert all("H200" in r["device"] and len(r["losses"]) == r["run"]["steps"] >= 20 for r in runs)
+    large = json.loads(RECORDED.with_name("large.jsonl").read_text())["run"]  # 12 GB of memory: by hand
+    assert dataclasses.asdict(Training(**{**large, "shape": LARGE})) == large
+    assert command.main(["--again", str(RECORDED)]) == 0
+    assert capsys.readouterr().out.count("NVIDIA H200: the same bits on cpu") == len(runs)
+
+
+@pytest.mark.slow
+def test_a_run_of_other_bits_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, file = replace(SHORT, steps=1), tmp_path / "runs.jsonl"
+    good = record(TEXT, run, train(TEXT, run))
+    bad = {**good, "losses": ["0x1.8p+2"]}, {**good, "weights": "0" * 64}
+    file.write_text("\n".join(map(json.dumps, (good, *bad))))
+    assert command.main(["--again", str(file)]) == 1
+    assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == [
+        "the same bits on cpu", "OTHER BITS on cpu", "OTHER BITS on cpu",
+    ]  # fmt: skip
+    for text, message in (("", "no runs"), ("{}", "'run'"), ("[1]", "list indices"), ("x", "Expecting value")):
+        file.write_text(text)
+        assert command.main(["--again", str(file)]) == 2
+        assert f"{message}" in capsys.readouterr().err
+    file.write_text(json.dumps({**good, "text": "0" * 64}))
+    assert command.main(["--again", str(file)]) == 2 and "a run of the text 000" in capsys.readouterr().err
 
 
 @pytest.mark.slow
