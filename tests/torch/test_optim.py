@@ -83,12 +83,13 @@ def test_beside_torch_in_float64() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing(value: float) -> None:
+def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing(value: float, alone: bool) -> None:
     """Also not in another group, whose gradients are finite; and the next step is the one that it would have been."""
     found = []
     for broken in (True, False):
-        params, others = weights(torch.float16), weights(torch.float32, 2)
+        params, others = weights(torch.float16), [] if alone else weights(torch.float32, 2)
         optimizer = AdamW([{"params": params}, {"params": others, "lr": 1e-2}])
         for step in (1, 2, 3) if broken else (1, 3):
             slopes(params, step)

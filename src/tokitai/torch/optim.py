@@ -52,9 +52,9 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         lists = list(self._lists())
-        if not _finite([g for _, _, grads in lists for g in grads]):
-            self.skipped += 1
-            return loss
+        finite = _finite([g for _, _, grads in lists for g in grads])
+        if len(lists) > 1 and not finite:  # one list alone sees to that itself, and need not wait
+            lists = []
         for number, (group, params, grads) in enumerate(lists):
             state = [self.state[p] for p in params]
             masters = [s["master"] for s in state] if "master" in state[0] else None
@@ -65,8 +65,12 @@ class AdamW(torch.optim.Optimizer):
                 weight_decay=group["weight_decay"], loss_scale=loss_scale, seed=(self.seed + number) % SEEDS,
                 rounding=self.rounding,
             )  # fmt: skip
-            for s in state:
-                s["step"] += 1
+        if not finite:
+            self.skipped += 1
+            return loss
+        for _, params, _ in lists:
+            for p in params:
+                self.state[p]["step"] += 1
         return loss
 
     def _lists(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
@@ -101,10 +105,10 @@ class AdamW(torch.optim.Optimizer):
                     self.state[p][name] = value.detach().to(p.device, torch.float32, copy=True)
 
 
-def _finite(grads: list[Tensor]) -> bool:
-    """Whether no element of any gradient is infinite or NaN."""
+def _finite(grads: list[Tensor]) -> Tensor:
+    """Whether no element of any gradient is infinite or NaN; not waited for."""
     some = [g for g in grads if g.numel()]
-    return bool(torch.nn.utils.get_total_norm(some, math.inf).isfinite())
+    return torch.nn.utils.get_total_norm(some, math.inf).isfinite()
 
 
 @torch.no_grad()
