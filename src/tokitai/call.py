@@ -55,6 +55,8 @@ def call(
             if threads is not None:
                 raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")
             return _call_gpu()(operator, args, kwargs, out, copy, cuda_stream, check)
+        if hasattr(first, "__dlpack__") and cuda_stream is None and check:
+            return _through_views(operator, args, kwargs, out, threads, copy)
     seen = seen_as(operator, args, kwargs, out) if cuda_stream is None and check else None
     if seen is not None and (recipe := recipe_for(seen)) is not None:
         check_threads(threads)
@@ -67,6 +69,32 @@ def call(
         found = f"cuda_stream={cuda_stream!r}" if cuda_stream is not None else f"check={check!r}"
         raise ArgumentError(f"{operator.name}: {found} beside arrays in host memory; accepted: leave it out")
     return call_with(_kernel, operator, args, kwargs, out, threads, copy, seen)
+
+
+def _through_views(
+    operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, threads: int | None, copy: bool
+) -> Any:
+    """`call` for what is not NumPy's but speaks DLPack, such as torch's: on views of NumPy's, whose calls are known
+    again. Results come back in the first argument's library; those that are the caller's, as the caller gave them."""
+    given: dict[int, Any] = {}
+
+    def view(name: str, x: Any) -> Any:
+        if not hasattr(x, "__dlpack__"):
+            return x
+        seen = as_numpy(name, x)
+        given[id(seen)] = x
+        return seen
+
+    def back(made: Any) -> Any:
+        return given[id(made)] if id(made) in given else like(made, args[0])
+
+    names = [t.name for t in operator.tensors]
+    arrays = [*map(view, names, args), *args[len(names) :]]
+    named = {n: view(n, x) if n in names else x for n, x in kwargs.items()}
+    several = isinstance(out, (tuple, list))
+    theirs = tuple(view("out", x) for x in out) if several else view("out", out)
+    made = call(operator, *arrays, out=theirs, threads=threads, copy=copy, **named)
+    return tuple(map(back, made)) if isinstance(made, tuple) else back(made)
 
 
 @functools.cache

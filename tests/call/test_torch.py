@@ -140,3 +140,22 @@ def test_numpy_and_torch_may_be_mixed() -> None:
     x = tensor(torch.float32, 3, 4)
     y, _ = ops.rms_norm(x, np.ones(4, np.float32))
     assert isinstance(y, torch.Tensor)
+
+
+def test_what_the_caller_gave_comes_back_as_it_is() -> None:
+    """Cold and warm, of torch and NumPy side by side; new results are of the first argument's library."""
+    x, weight = tensor(torch.bfloat16, 4, 16), as_numpy("w", tensor(torch.bfloat16, 16)).copy()
+    for _ in range(3):
+        y, rstd = torch.empty_like(x), np.empty(4, np.float32)
+        made = ops.rms_norm(x, weight, out=(y, None))
+        assert made[0] is y and isinstance(made[1], torch.Tensor)
+        assert ops.rms_norm(x, weight, out=[None, rstd])[1] is rstd
+        assert (bits_of(made[1]) == rstd.view(np.int32)).all()
+        assert isinstance(ops.rms_norm(as_numpy("x", x), torch.ones(16, dtype=torch.bfloat16))[0], np.ndarray)
+
+
+def test_a_call_on_tensors_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = tensor(torch.float16, 4, 16)
+    want = ops.softmax(x)
+    monkeypatch.setattr("tokitai.call.call_with", None)  # what a call that is not known goes through
+    assert torch.equal(ops.softmax(x.clone()), want)
