@@ -159,3 +159,33 @@ def test_a_call_on_tensors_is_known_again(monkeypatch: pytest.MonkeyPatch) -> No
     want = ops.softmax(x)
     monkeypatch.setattr("tokitai.call.call_with", None)  # what a call that is not known goes through
     assert torch.equal(ops.softmax(x.clone()), want)
+
+
+class Shaped:
+    """An array of some other library that has an attribute of torch's tensors."""
+
+    is_cuda = False
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self) -> Any:
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_what_is_not_plain_goes_through_dlpack_or_is_named() -> None:
+    x = torch.tensor([1.0, -2.0])
+    assert (as_numpy("x", Shaped(x.numpy())) == x.numpy()).all()
+    assert (as_numpy("x", torch.tensor([3, 4], dtype=torch.uint8)) == [3, 4]).all()
+    turned = torch.complex(x, x).conj().imag  # a view with a bit that says: minus
+    assert turned.is_neg()
+    with pytest.raises(ArgumentError, match=r"signs are turned; accepted: x.resolve_neg\(\)"):
+        ops.softmax(turned)
+    assert (as_numpy("x", turned.resolve_neg()) == [-1.0, 2.0]).all()
+    with pytest.raises(ArgumentError, match="not a format of this package"):
+        as_numpy("x", x > 0)
+    with pytest.raises((ArgumentError, BufferError, RuntimeError)):
+        as_numpy("x", x.to_sparse())
