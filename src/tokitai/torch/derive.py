@@ -10,6 +10,7 @@ Gradients of gradients are refused.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -67,9 +68,9 @@ def differentiable(
         every = made if isinstance(made, tuple) else (made,)
         return every[rule.returned[0]] if len(rule.returned) == 1 else tuple(every[i] for i in rule.returned)
 
-    arrow = f"{', '.join(rule.inputs)} -> {', '.join(rule.results[i] for i in rule.returned)}"
     function.__name__ = function.__qualname__ = operator.name
-    function.__doc__ = f"{operator.__doc__}\n\n    {arrow}"
+    function.__doc__ = f"{operator.__doc__}\n\n    Returns {', '.join(rule.results[i] for i in rule.returned)}."
+    function.__signature__ = _signature(operator)  # type: ignore[attr-defined]
     return function
 
 
@@ -193,7 +194,7 @@ def _custom_op(operator: Operator, several: bool) -> Any:
         made = tuple(_empty(operator, traced, o, given) for o in traced.outputs)
         return list(made) if several else made if len(made) > 1 else made[0]
 
-    looks = not several and bool(operator.contract.indices or operator.contract.no_nan)
+    looks = not several and _looks(operator)
     each = "Tensor[]" if several else ", ".join(["Tensor"] * len(graph.outputs))
     schema = f"({_arguments(operator, looks)}) -> {each if several or len(graph.outputs) == 1 else f'({each})'}"
     _count[operator.name] += 1  # another operator of the same name may be defined: a cell of a notebook run again
@@ -204,6 +205,24 @@ def _custom_op(operator: Operator, several: bool) -> Any:
 
 
 _count: Counter[str] = Counter()
+
+
+def _looks(operator: Operator) -> bool:
+    """Whether an operator looks at values before it runs."""
+    return bool(operator.contract.indices or operator.contract.no_nan)
+
+
+def _signature(operator: Operator) -> inspect.Signature:
+    """The arguments of an operator with a gradient, as Python shows them."""
+    empty, found = inspect.Parameter.empty, []
+    for t in operator.tensors:
+        default = None if t.optional else empty
+        found.append(inspect.Parameter(t.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default))
+    words: dict[str, object] = {p.name: empty if p.default is None else p.default for p in operator.params}
+    words |= {o.name: o.default for o in operator.options if o.name not in operator.contract.switches}
+    words |= {"check": True} if _looks(operator) else {}
+    found += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d) for n, d in words.items()]
+    return inspect.Signature(found)
 
 
 def _arguments(operator: Operator, looks: bool) -> str:
