@@ -124,6 +124,30 @@ def test_a_run_that_is_taken_up_again_has_the_same_bits(rounding: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_state_without_copies_goes_on_beside_new_weights_that_have_them() -> None:
+    params = weights(torch.bfloat16)
+    first = AdamW(params[:2], rounding="stochastic")
+    slopes(params, 1)
+    first.step()
+    second = AdamW(params[:2])
+    second.load_state_dict(first.state_dict())
+    second.add_param_group({"params": params[2:]})
+    second.param_groups[0]["params"] += second.param_groups.pop()["params"]  # one group of both kinds
+    before = bits(params)
+    for p in params[2:]:
+        second.state[p] |= {"step": 1, **{m: torch.zeros(p.shape) for m in ("exp_avg", "exp_avg_sq")}}
+        second.state[p]["master"] = p.detach().float()
+    slopes(params, 2)
+    second.step()
+    after = bits(params)
+    assert after[0] != before[0] and after[2] != before[2]
+    copies = [second.state[p]["master"].to(torch.bfloat16) for p in params[2:]]
+    assert bits(copies) == after[2:]  # which went along
+    assert [second.state[p]["step"] for p in params] == [2] * 5
+    assert [("master" in second.state[p]) for p in params] == [False, False, True, True, True]
+
+
+@pytest.mark.slow
 def test_weights_without_gradients_stay_and_count_steps_of_their_own() -> None:
     params = weights(torch.float32)
     optimizer = AdamW(params)

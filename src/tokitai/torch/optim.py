@@ -74,7 +74,8 @@ class AdamW(torch.optim.Optimizer):
         return loss
 
     def _lists(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
-        """The weights that have gradients, in lists of one group, device, format and number of steps so far."""
+        """The weights that have gradients, in lists of one group, device, format, number of steps so far, and with f32
+        copies or without: a state that was loaded may have other ones."""
         for group in self.param_groups:
             lists: dict[object, list[Tensor]] = {}
             for p in group["params"]:
@@ -82,7 +83,8 @@ class AdamW(torch.optim.Optimizer):
                     if p.grad.is_sparse:
                         raise ArgumentError(f"a sparse gradient of shape {tuple(p.shape)}; accepted: dense ones")
                     self._begin(p)
-                    lists.setdefault((p.dtype, p.device, self.state[p]["step"]), []).append(p)
+                    kind = p.dtype, p.device, self.state[p]["step"], "master" in self.state[p]
+                    lists.setdefault(kind, []).append(p)
             for params in lists.values():
                 yield group, params, [p.grad.detach() for p in params if p.grad is not None]
 
