@@ -84,19 +84,31 @@ class Block(Module):
         self.attention = Attention(shape, **more)
         self.experts = Experts(shape.features, shape.hidden, shape.experts, shape.chosen, **more)
 
+    def forward(
+        self, stream: Tensor, update: Tensor | None, place: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """The stream, what is still to be added to it, and the two losses of the router."""
+        if update is None:
+            y = self.norm(stream)
+        else:
+            stream, y = self.norm(update, stream)
+        stream, y = self.norm_experts(self.attention(y, place), stream)
+        update, routed, chosen = self.experts(y)
+        return stream, update, self.experts.losses(routed, chosen)
+
 
 class Mixture(Module):
     """Logits of the next token, or the losses."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: object, seed: int = 0) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> None:
         super().__init__()
-        more = dict(dtype=dtype, device=device)
-        drawn = dict(**more, generator=torch.Generator().manual_seed(seed))
+        more: dict[str, Any] = dict(dtype=dtype, device=device)
+        drawn: dict[str, Any] = dict(**more, generator=torch.Generator().manual_seed(seed))
         self.shape = shape
-        self.embedding = Embedding(shape.vocabulary, shape.features, **drawn)  # type: ignore[arg-type]
+        self.embedding = Embedding(shape.vocabulary, shape.features, **drawn)
         self.blocks = ModuleList(Block(shape, **drawn) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.features, **more)  # type: ignore[arg-type]
-        self.logits = Linear(shape.features, shape.vocabulary, bias=False, **drawn)  # type: ignore[arg-type]
+        self.norm = RMSNorm(shape.features, **more)
+        self.logits = Linear(shape.features, shape.vocabulary, bias=False, **drawn)
 
     def places(self, length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Of each token its position, (1, length, 1), and how many it sees, (length,); the frequencies of rotation."""
@@ -110,13 +122,8 @@ class Mixture(Module):
         place = self.places(tokens.shape[1], tokens.device)
         stream, update, losses = self.embedding(tokens), None, []
         for block in self.blocks:
-            if update is None:
-                y = block.norm(stream)  # type: ignore[operator]
-            else:
-                stream, y = block.norm(update, stream)  # type: ignore[operator]
-            stream, y = block.norm_experts(block.attention(y, place), stream)  # type: ignore[operator]
-            update, routed, chosen = block.experts(y)  # type: ignore[operator]
-            losses.append(block.experts.losses(routed, chosen))  # type: ignore[operator, union-attr]
+            stream, update, of_router = block(stream, update, place)
+            losses.append(of_router)
         _, y = self.norm(update, stream)
         return self.logits(y), losses
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from examples.mixture import __main__ as command
 from examples.mixture.model import Mixture, Shape
 from examples.mixture.training import DTYPES, SMALL, Batches, Training, digest_of, record, train
 from tests.examples.plain_mixture import loss_of
+from tokitai import call_again
 from tokitai.device import cpu
 from tokitai.errors import ArgumentError, DeviceMissingError, UnknownNameError
 
@@ -63,12 +66,23 @@ def test_a_compiled_model_has_the_same_bits() -> None:
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_any_number_of_threads_trains_to_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = replace(SHORT, dtype=dtype), []
+    launched, before = Counter[int](), torch.get_num_threads()
+    launch = cpu.LoadedKernel.prepared
+
+    def seen(self: cpu.LoadedKernel, tensors: Any, sizes: Any, scalars: Any, workspace: Any, threads: int) -> int:
+        launched[threads] += 1
+        return launch(self, tensors, sizes, scalars, workspace, threads)
+
+    monkeypatch.setattr(cpu.LoadedKernel, "prepared", seen)
+    monkeypatch.setattr(call_again, "ALONE", -1)  # small calls too, which one thread works through else
+    monkeypatch.setattr(call_again, "_recipes", {})
     for threads in (1, 2, 7):
         monkeypatch.setattr(cpu, "default_threads", lambda n=threads: n)
         torch.set_num_threads(threads)
         found.append(train(TEXT, run))
-    torch.set_num_threads(2)
+    torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]
+    assert launched.keys() == {1, 2, 7} and len(set(launched.values())) == 1 and launched[7] > 100
     assert len({found[0].digest, train(TEXT, replace(run, seed=1)).digest}) == 2
     assert digest_of(Mixture(SMALL, DTYPES[dtype], "cpu")) != found[0].digest
 

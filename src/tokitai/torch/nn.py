@@ -8,6 +8,7 @@ its checkpoints load.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,13 @@ from torch.nn import Module, Parameter
 from . import functional
 from .experts import experts
 
+Device = torch.device | str
 
-def drawn(*shape: int, std: float, generator: torch.Generator | None, dtype: torch.dtype, device: object) -> Parameter:
+
+def drawn(*shape: int, std: float, generator: torch.Generator | None, dtype: torch.dtype, device: Device) -> Parameter:
     """Weights from a normal distribution of mean 0."""
     values = torch.randn(shape, generator=generator, dtype=torch.float32) * std
-    return Parameter(values.to(dtype).to(device))  # type: ignore[call-overload]
+    return Parameter(values.to(dtype).to(device))
 
 
 class Linear(Module):
@@ -28,12 +31,12 @@ class Linear(Module):
 
     def __init__(
         self, inputs: int, outputs: int, bias: bool = True, activation: str = "none", *,
-        dtype: torch.dtype = torch.float32, device: object = "cpu", generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float32, device: Device = "cpu", generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         std = 1 / math.sqrt(max(inputs, 1))
         self.weight = drawn(outputs, inputs, std=std, generator=generator, dtype=dtype, device=device)
-        self.bias = Parameter(torch.zeros(outputs, dtype=dtype, device=device)) if bias else None  # type: ignore[call-overload]
+        self.bias = Parameter(torch.zeros(outputs, dtype=dtype, device=device)) if bias else None
         self.activation = activation
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -47,7 +50,7 @@ class Embedding(Module):
 
     def __init__(
         self, entries: int, features: int, padding_idx: int | None = None, *, dtype: torch.dtype = torch.float32,
-        device: object = "cpu", generator: torch.Generator | None = None,
+        device: Device = "cpu", generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.weight = drawn(entries, features, std=1.0, generator=generator, dtype=dtype, device=device)
@@ -62,41 +65,41 @@ class Embedding(Module):
 class _Norm(Module):
     weight: Parameter
 
-    def __init__(self, features: int, eps: float, dtype: torch.dtype, device: object) -> None:
+    def __init__(self, features: int, eps: float, dtype: torch.dtype, device: Device) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = Parameter(torch.ones(features, dtype=dtype, device=device))  # type: ignore[call-overload]
+        self.weight = Parameter(torch.ones(features, dtype=dtype, device=device))
 
 
 class LayerNorm(_Norm):
     """Rows of mean 0 and variance 1, times weight, plus bias."""
 
     def __init__(
-        self, features: int, eps: float = 1e-5, *, dtype: torch.dtype = torch.float32, device: object = "cpu"
+        self, features: int, eps: float = 1e-5, *, dtype: torch.dtype = torch.float32, device: Device = "cpu"
     ) -> None:
         super().__init__(features, eps, dtype, device)
         self.bias = Parameter(torch.zeros_like(self.weight))
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """y; or with a residual h = x + residual and y, which is made of h, in one pass."""
         if residual is None:
-            return functional.layer_norm(x, self.weight, self.bias, eps=self.eps)  # type: ignore[no-any-return]
-        return functional.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps)  # type: ignore[no-any-return]
+            return functional.layer_norm(x, self.weight, self.bias, eps=self.eps)
+        return functional.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps)
 
 
 class RMSNorm(_Norm):
     """Rows of mean square 1, times weight."""
 
     def __init__(
-        self, features: int, eps: float = 1e-6, *, dtype: torch.dtype = torch.float32, device: object = "cpu"
+        self, features: int, eps: float = 1e-6, *, dtype: torch.dtype = torch.float32, device: Device = "cpu"
     ) -> None:
         super().__init__(features, eps, dtype, device)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """y; or with a residual h = x + residual and y, which is made of h, in one pass."""
         if residual is None:
-            return functional.rms_norm(x, self.weight, eps=self.eps)  # type: ignore[no-any-return]
-        return functional.add_rms_norm(x, residual, self.weight, eps=self.eps)  # type: ignore[no-any-return]
+            return functional.rms_norm(x, self.weight, eps=self.eps)
+        return functional.add_rms_norm(x, residual, self.weight, eps=self.eps)
 
 
 class Experts(Module):
@@ -104,15 +107,15 @@ class Experts(Module):
 
     def __init__(
         self, features: int, hidden: int, count: int, k: int = 2, *, renormalise: bool = True,
-        dtype: torch.dtype = torch.float32, device: object = "cpu", generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float32, device: Device = "cpu", generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.k, self.renormalise = k, renormalise
-        words = dict(generator=generator, dtype=dtype, device=device)
+        words: dict[str, Any] = dict(generator=generator, dtype=dtype, device=device)
         std, inner = 1 / math.sqrt(max(features, 1)), 1 / math.sqrt(max(hidden, 1))
-        self.router = drawn(count, features, std=std, **words)  # type: ignore[arg-type]
-        self.gate_up = drawn(count, 2 * hidden, features, std=std, **words)  # type: ignore[arg-type]
-        self.down = drawn(count, features, hidden, std=inner, **words)  # type: ignore[arg-type]
+        self.router = drawn(count, features, std=std, **words)
+        self.gate_up = drawn(count, 2 * hidden, features, std=std, **words)
+        self.down = drawn(count, features, hidden, std=inner, **words)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """y, logits and chosen experts, as `experts.experts`."""
