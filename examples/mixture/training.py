@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokitai.errors import ArgumentError, DeviceMissingError, UnknownNameError
+from tokitai.errors import ArgumentError, DeviceMissingError, UnavailableError, UnknownNameError
 from tokitai.torch.optim import AdamW, clip_grad_norm_
 
 from .checkpoint import load, save
@@ -21,6 +21,7 @@ from .model import Mixture, Shape
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 BYTES = 256
 SMALL = Shape(vocabulary=BYTES, features=64, layers=2, heads=4, key_heads=2, experts=4, hidden=64)
+DRAWN_BY = ("AVX2", "AVX512")  # processors on which torch draws the same normal numbers
 MOST_NORM = 1.0
 SAVED = 100  # steps from one checkpoint to the next
 
@@ -101,7 +102,11 @@ def record(text: bytes, run: Training, report: Report) -> dict[str, Any]:
 def trained_again(text: bytes, recorded: dict[str, Any], device: str, say: Callable[[str], None]) -> bool:
     """Whether a run that `record` describes comes to the same losses and weights here, to the bit.
 
-    Raises ArgumentError where it was of another text."""
+    Raises ArgumentError where it was of another text, and UnavailableError where torch draws other weights to begin
+    with: its normal numbers are those of the vectors of AVX2, or other ones. All that follows has the same bits."""
+    drawn_by = torch.backends.cpu.get_cpu_capability()
+    if drawn_by not in DRAWN_BY:
+        raise UnavailableError(f"torch draws weights by {drawn_by}; accepted for such a run: {', '.join(DRAWN_BY)}")
     if recorded["text"] != (here := hashlib.sha256(text).hexdigest()):
         raise ArgumentError(f"a run of the text {recorded['text'][:12]}...; accepted beside this one: {here[:12]}...")
     run = Training(**{**recorded["run"], "shape": Shape(**recorded["run"]["shape"]), "device": device})

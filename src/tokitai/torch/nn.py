@@ -1,8 +1,8 @@
 """Modules of torch made of the operators: a layer's weights beside the function that uses them.
 
-Weights begin with what a generator of the host gives in f32, rounded once to the format that they are stored in: with
-the same generator a model begins with the same bits on every device. Names and shapes of weights are torch's, so that
-its checkpoints load.
+Weights begin with what a generator of the host gives in f32, rounded once to the format that they are stored in: on a
+card a model begins with the bits that it has on its host. (Where there is no AVX2, torch draws other normal numbers.)
+Names and shapes of weights are torch's, so that its checkpoints load.
 """
 
 from __future__ import annotations
