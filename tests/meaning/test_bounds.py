@@ -233,3 +233,19 @@ def test_a_wrong_textbook_is_refuted() -> None:
     assert verdict.verdict == "refuted" and verdict.failure is not None
     line = r"y\[\d+,\d+\]: the definition gives \S+, the textbook \S+; rounding explains a distance of \S+$"
     assert re.search(line, verdict.failure), verdict.failure
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize(("name", "how"), [
+    ("grouped_linear_backward_weight", "normal"), ("dropout", "normal"), ("masked_softmax", "normal"),
+    ("gelu_erf", "zeros"), ("silu", "zeros"),
+])  # fmt: skip
+def test_an_exact_zero_may_be_off_by_little_more_than_a_subnormal(name: str, how: str, dtype: str) -> None:
+    """Empty groups, masked columns, what is dropped, functions at 0: half an ulp of 1 is no rounding of zero."""
+    op, fmt = ops.get(name), FORMATS[dtype]
+    graph = op.trace(dtype)
+    case = cases.seeded(op, graph, how, (4, 9), 0)
+    found = bounds.evaluate(graph, case.tensors, case.shape, case.params)
+    value, error = next(iter(found.values()))
+    assert (value == 0).any()
+    assert (error[value == 0] <= 8 * 2.0 ** (fmt.emin - fmt.precision + 1)).all()

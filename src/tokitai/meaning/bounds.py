@@ -172,8 +172,7 @@ class Bounds:
         name = str(node.data[0])
         if name not in LIPSCHITZ or name not in proved():
             raise TokitaiError(f"{name}: no error bound is known; accepted: {', '.join(sorted(LIPSCHITZ))}")
-        _, power = np.frexp(np.where(np.isfinite(v) & (v != 0), v, 1))
-        ulp = np.ldexp(1.0, np.maximum(power - 1, -126) - 23)
+        ulp = _spacing(np.abs(v), 24, -126)
         passed = np.where(e[0] == 0, 0, np.asarray(LIPSCHITZ[name](x[0], e[0])) * e[0])
         return passed + self.function_ulps(name) * ulp
 
@@ -238,11 +237,17 @@ class Bounds:
 
 
 def _rounded(a: Bounded, precision: int, emin: int) -> Bounded:
-    """The bound after rounding to nearest: half the spacing at a magnitude that the value cannot exceed."""
+    """The bound after rounding to nearest: half the spacing at a magnitude that the value cannot exceed; zero stays
+    zero."""
     top = np.abs(np.asarray(a.value, np.float64)) + a.error
-    _, power = np.frexp(np.where(np.isfinite(top) & (top != 0), top, 1))
-    spacing = np.ldexp(1.0, np.maximum(power - 1, emin) - (precision - 1))
-    return Bounded(a.value, a.error + (spacing / 2 if precision < 24 else 0))
+    half = np.where(top == 0, 0, _spacing(top, precision, emin) / 2)
+    return Bounded(a.value, a.error + (half if precision < 24 else 0))
+
+
+def _spacing(size: Array, precision: int, emin: int) -> Array:
+    """The unit in the last place at values of this size; at 0 the smallest subnormal."""
+    _, power = np.frexp(np.where(np.isfinite(size), size, 1))
+    return np.asarray(np.ldexp(1.0, np.maximum(np.where(size == 0, emin, power - 1), emin) - (precision - 1)))
 
 
 def evaluate(
