@@ -99,3 +99,15 @@ ATTEMPTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "survive the host": _survive,
     "shared": lambda _: mmap.mmap(-1, 1 << 20).close(),  # MAP_SHARED | MAP_ANONYMOUS
 }
+
+
+def environment(arguments: dict[str, Any], tensors: list[memoryview]) -> dict[str, str | None]:
+    """A variable of the host's, and where this process lives."""
+    return {"SECRET": os.environ.get("SECRET"), "HOME": os.environ["HOME"], "here": os.getcwd()}
+
+
+def ends_with_its_host(arguments: dict[str, Any], tensors: list[memoryview]) -> int:
+    """The signal that the kernel sends when the host ends (PR_GET_PDEATHSIG)."""
+    found = ctypes.c_int()
+    assert ctypes.CDLL(None).prctl(2, ctypes.byref(found), 0, 0, 0) == 0
+    return found.value

@@ -93,6 +93,30 @@ def test_without_a_sandbox_the_same_attempts_succeed(tmp_path: Path) -> None:
     assert left.until(lambda: len(left.processes(os.getpid())) <= 1)
 
 
+@pytest.mark.slow
+def test_with_a_scratch_folder_nothing_else_is_written_and_little_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "word")
+    scratch, shown, other = (tmp_path / n for n in ("scratch", "shown", "other"))
+    for folder in (scratch, shown, other):
+        folder.mkdir()
+        (folder / "there").write_text("text")
+    with Pool(1, deadline=60, limits=Limits(sandbox=True, scratch=str(scratch), reads=(str(shown),))) as pool:
+        if not any(word.startswith("landlock: version") for word in pool.applied):
+            pytest.skip(f"this kernel offers no Landlock: {pool.applied}")
+        assert pool.run(f"{THIS}:environment") == {"SECRET": None, "HOME": str(scratch), "here": str(scratch)}
+        pool.run(f"{THIS}:write", {"path": str(scratch / "new")})
+        assert pool.run(f"{THIS}:read", {"path": str(shown / "there")}) == "text"
+        attempts = [("write", str(shown / "new")), ("write", str(other / "new")), ("read", str(other / "there"))]
+        attempts += [("read", f"/proc/{os.getpid()}/{name}") for name in ("mem", "environ", "maps")]
+        for what, path in attempts:
+            with pytest.raises(WorkerTaskError, match="PermissionError"):
+                pool.run(f"{THIS}:{what}", {"path": path})
+        assert pool.run(f"{THIS}:ends_with_its_host") == 9
+    assert (scratch / "new").read_text() == "written"
+
+
 @pytest.mark.parametrize("machine", sandbox.ARCH)
 def test_jumps_of_the_filter_stay_inside(machine: str) -> None:
     code = sandbox.filter_for(machine)

@@ -88,7 +88,7 @@ def serve(descriptor: int, host: int) -> None:
         if not isinstance(start, Start):
             raise Rubbish(f"{start} where the first message should be")
         sys.path[:] = start.path
-        applied = limits.apply(start.memory, start.open_files, start.sandbox)
+        applied = limits.apply(start.memory, start.open_files, start.sandbox, start.scratch, start.reads)
         channel.send(Reply(0, Status.READY, applied))
         child = Child(channel)
         while True:

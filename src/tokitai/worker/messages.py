@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -45,6 +45,8 @@ class Start:
     memory: int | None
     open_files: int
     sandbox: bool
+    scratch: str | None = None
+    reads: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Worker:
         try:
             self.process = _the_starter().popen(
                 [*command, str(its.fileno()), str(os.getpid())], stdin=subprocess.DEVNULL, stdout=write_end,
-                stderr=write_end, pass_fds=[its.fileno()], start_new_session=True,
+                stderr=write_end, pass_fds=[its.fileno()], start_new_session=True, env=limits.environment(),
             )  # fmt: skip
         except OSError as error:
             self.channel.close()
@@ -131,7 +131,8 @@ class Worker:
             its.close()
             os.close(write_end)
         until = min(until, time.monotonic() + START_SECONDS)
-        start = Start(sys.path, limits.memory, limits.open_files, limits.sandbox)
+        boxed = limits.sandbox, limits.scratch, list(limits.reads)
+        start = Start(sys.path, limits.memory, limits.open_files, *boxed)
         try:
             self.channel.send(start, until=until)
             reply = self.channel.receive(MAX_REPLY, until)

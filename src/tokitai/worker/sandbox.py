@@ -13,13 +13,16 @@ import errno
 import os
 import platform
 import struct
+import sys
+from collections.abc import Sequence
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on every machine
 RULE_PATH_BENEATH = 1
 
 # Access rights of Landlock's first version, and those that later versions added.
-EXECUTE, READ_FILE, READ_DIR = 1 << 0, 1 << 2, 1 << 3
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt", "/nix", "/proc", "/sys", "/dev")
 HANDLED = ((1, (1 << 13) - 1), (2, 1 << 13), (3, 1 << 14), (5, 1 << 15))  # from version, rights to files
 TCP = 0b11  # bind and connect, from version 4
 SCOPES = 0b11  # abstract sockets and signals to processes outside, from version 6
@@ -51,16 +54,29 @@ PRLIMIT = (302, 261)
 MMAP, SHARED_ANONYMOUS = (9, 222), 0x21
 
 
-def enter() -> list[str]:
-    """Give up what a kernel does not need. Returns what was done, and what this kernel does not offer, in words."""
+def enter(scratch: str | None = None, reads: Sequence[str] = ()) -> list[str]:
+    """Give up what a kernel does not need. Returns what was done, and what this kernel does not offer, in words.
+
+    With a folder ``scratch``, that alone may be written, and no files are read but those of programs (`PROGRAMS`), of
+    ``sys.path``, below ``reads`` and in that folder.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return ["seccomp: not offered by this kernel", "landlock: not offered by this kernel"]
-    return [_landlock(libc), _seccomp(libc)]  # the filter last: it would refuse nothing of it, but need not show that
+    return [_landlock(libc, scratch, reads), _seccomp(libc)]  # the filter last: it would refuse nothing of it, but need not show that
 
 
-def _landlock(libc: ctypes.CDLL) -> str:
+def _folders(scratch: str | None, reads: Sequence[str], files: int) -> dict[str, int]:
+    """What may be done below which folder."""
+    used = EXECUTE | READ_FILE | READ_DIR
+    if scratch is None:
+        return {"/": used}
+    known = [*PROGRAMS, sys.prefix, sys.base_prefix, *sys.path, *reads]
+    return {**{p: used for p in known if p and os.path.isdir(p)}, "/dev/null": READ_FILE | WRITE_FILE, scratch: files}
+
+
+def _landlock(libc: ctypes.CDLL, scratch: str | None, reads: Sequence[str]) -> str:
     version = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return f"landlock: not offered by this kernel ({os.strerror(ctypes.get_errno())})"
@@ -68,18 +84,24 @@ def _landlock(libc: ctypes.CDLL) -> str:
     rules = struct.pack("<QQQ", files, TCP if version >= 4 else 0, SCOPES if version >= 6 else 0)
     rules = rules[: 24 if version >= 6 else 16 if version >= 4 else 8]
     domain = libc.syscall(LANDLOCK_CREATE, rules, ctypes.c_size_t(len(rules)), 0)
-    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    refused = "landlock: refused by this kernel"
     try:
-        rule = struct.pack("<Qi", EXECUTE | READ_FILE | READ_DIR, root)
-        if domain < 0 or libc.syscall(LANDLOCK_ADD, domain, RULE_PATH_BENEATH, rule, 0) < 0:
-            return f"landlock: refused by this kernel ({os.strerror(ctypes.get_errno())})"
+        for path, rights in _folders(scratch, reads, files).items():
+            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                rule = struct.pack("<Qi", rights, folder)
+                if domain < 0 or libc.syscall(LANDLOCK_ADD, domain, RULE_PATH_BENEATH, rule, 0) < 0:
+                    return f"{refused} ({os.strerror(ctypes.get_errno())})"
+            finally:
+                os.close(folder)
         if libc.syscall(LANDLOCK_RESTRICT, domain, 0) < 0:
-            return f"landlock: refused by this kernel ({os.strerror(ctypes.get_errno())})"
+            return f"{refused} ({os.strerror(ctypes.get_errno())})"
     finally:
-        os.close(root)
         if domain >= 0:
             os.close(domain)
-    return f"landlock: version {version}, files are read and run but not written, no TCP"
+    if scratch is None:
+        return f"landlock: version {version}, files are read and run but not written, no TCP"
+    return f"landlock: version {version}, files of programs are read and run, a scratch folder is written, no TCP"
 
 
 class _Program(ctypes.Structure):
