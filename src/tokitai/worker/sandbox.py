@@ -64,7 +64,8 @@ def enter(scratch: str | None = None, reads: Sequence[str] = ()) -> list[str]:
     libc.syscall.restype = ctypes.c_long
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return ["seccomp: not offered by this kernel", "landlock: not offered by this kernel"]
-    return [_landlock(libc, scratch, reads), _seccomp(libc)]  # the filter last: it would refuse nothing of it, but need not show that
+    # The filter last: it would refuse nothing of the other, but need not show that.
+    return [_landlock(libc, scratch, reads), _seccomp(libc)]
 
 
 def _folders(scratch: str | None, reads: Sequence[str], files: int) -> dict[str, int]:
