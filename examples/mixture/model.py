@@ -130,7 +130,7 @@ class Mixture(Module):
     def loss(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What is minimised, and the mean cross-entropy of each token but the first, in nats."""
         logits, losses = self(tokens[:, :-1])
-        loss, _ = functional.cross_entropy(logits, tokens[:, 1:].to(torch.int64), reduction="mean")
+        loss: Tensor = functional.cross_entropy(logits, tokens[:, 1:], dim=-1)
         total = loss
         for uneven, large in losses:
             total = total + BALANCE / len(losses) * uneven + Z_LOSS / len(losses) * large

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.torch.test_derived import CALLS
-from tokitai.torch import functional, nn, optim
+from tokitai.torch import functional, nn, operators, optim
+from tokitai.torch.arguments import plain_signature
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "torch.md").read_text()
+OWN = [n for n in CALLS if getattr(functional, n, None) is not getattr(operators, n)]  # shaped otherwise than torch's
 
 
-def test_functions() -> None:
-    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
-    for name in CALLS:
-        function = getattr(functional, name)
-        results = function.__doc__.splitlines()[-1].strip().removeprefix("Returns ").rstrip(".")
-        assert f"| `{name}{inspect.signature(function)}` | {results} |" in rows
-    for name in ("linear", "embedding"):
-        opened = f"| `{name}("
-        (row,) = (r for r in rows if r.startswith(opened))
-        arguments = row.removeprefix(opened).split(")")[0]
-        schema = str(getattr(functional, name)._opoverload._schema)
-        assert [a.split("=")[0] for a in arguments.split(", ")] == [
-            a.split("=")[0].split()[-1] for a in schema.split("(")[1].split(")")[0].split(", ")
-        ]
+def section(name: str) -> str:
+    return PAGE.split(f"\n## `tokitai.torch.{name}`\n")[1].split("\n## ")[0]
+
+
+@pytest.mark.parametrize(("module", "names"), [(functional, functional.__all__), (operators, OWN)])
+def test_functions(module: Any, names: list[str]) -> None:
+    """Results of what follows from a definition by their names."""
+    rows = [line for line in section(module.__name__.rpartition(".")[2]).splitlines() if line.startswith("| `")]
+    for name in names:
+        function = getattr(module, name)
+        last = function.__doc__.splitlines()[-1].strip()
+        results = last.removeprefix("Returns ").rstrip(".") if last.startswith("Returns ") else ""
+        begin = f"| `{name}{plain_signature(inspect.signature(function))}` | {results}"
+        assert any(r.startswith(begin) for r in rows), begin
 
 
 def test_modules_and_the_optimizer() -> None:

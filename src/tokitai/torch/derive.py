@@ -4,14 +4,15 @@ Nothing is said twice: the schema of the custom op is the operator's signature, 
 live, and the gradient is the operator that is `backward_of` it. That one is found, and fed, by names: for a result y it
 takes ``dy``, beside it any inputs and results of the forward operator by their own names; for an input x it returns
 ``dx``. Several backward operators may share the work. An input of floats without a gradient must be said to be one.
-Gradients of gradients are refused.
+
+What is not defined is refused with an ArgumentError, never ignored: gradients of gradients, forward mode, `torch.vmap`,
+and the gradient of a result that no backward operator takes.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections import Counter
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -21,69 +22,98 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ArgumentError, DefinitionError
-from ..lang import Graph, Operator, Output
+from ..lang import Operator
+from .arguments import checked
+from .autocast import Rule, cast
+from .custom_ops import TorchOp, full_graph, looks_at_values, torch_op
+from .transforms import refuse_transforms
 
-FORMATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-DTYPES = {**{name: dtype for dtype, name in FORMATS.items()}, "i32": torch.int32, "i64": torch.int64}
-NAMESPACE = "tokitai"
 Spread = Callable[[Tensor, Mapping[str, Any]], Tensor]
 """From the gradient of a reduced result and all arguments by name, the gradient of each row."""
 
 
-def plain(x: Tensor | None) -> Any:
-    """What an operator takes: autograd looks at the custom op as a whole."""
-    return None if x is None else x.detach()
-
-
 def differentiable(
     operator: Operator, *backward: Operator, same: Mapping[str, str] = MappingProxyType({}),
-    constant: Collection[str] = (), spread: Spread | None = None,
+    constant: Collection[str] = (), spread: Spread | None = None, autocast: Rule = "widest",
 ) -> Callable[..., Any]:  # fmt: skip
     """The operator as a function: tensors by position, scalars and options by name, of one storage format.
 
-    It returns what the operator returns, to the bit, less what only its backward pass needs (the mean of a row, say);
-    what remains without a gradient is marked so. Where an operator looks at whole numbers or for NaN before it runs,
-    ``check=False`` leaves that out for tensors on a card, as it waits for the card.
+    It returns what the operator returns, to the bit, less what only its backward pass needs (the mean of a row, say).
+    A scalar may be a tensor that holds one number; inputs of int32 may be given as int64. Where an operator looks at
+    whole numbers or for NaN before it runs, ``check=False`` leaves that out for tensors on a card, as it waits for the
+    card.
 
     ``backward`` names the operators that give gradients, where they are not among `tokitai.ops`. ``same`` says whose
-    gradient is also another input's: of x + residual, x's is residual's; ``constant`` which inputs have none.
-    ``spread`` is for results that an option reduces to one number.
+    gradient is also another input's: of x + residual, x's is residual's; ``constant`` which inputs have none, and which
+    results of floats do not change with any input. ``spread`` is for results that an option reduces to one number,
+    ``autocast`` says which format `torch.autocast` chooses.
 
     Raises DefinitionError for an operator that writes into its inputs, whose backward operators take what it does not
     have, or that has an input of floats whose gradient nobody gives. A call raises ArgumentError, also where a constant
-    input requires a gradient.
+    input requires a gradient, and in forward mode or under `torch.vmap`; so does a backward pass through a result
+    without a gradient, or through a gradient.
     """
-    forward = _custom_op(operator, several=False)
-    rule = _Rule(operator, [_Gradient(b) for b in backward or _backward_of(operator)], same, constant, spread)
-    forward.register_autograd(rule.differentiate, setup_context=rule.keep)
+    forward = torch_op(operator, several=False)
+    rule = _Rule(forward, [_Gradient(b) for b in backward or _backward_of(operator)], same, constant, spread)
+    forward.op.register_autograd(rule.differentiate, setup_context=rule.keep)
+    names = forward.tensors
+    storage = tuple(t.format == "storage" for t in operator.tensors)
+    whole = tuple(t.name for t in operator.tensors if t.format == "i32")
 
-    def function(*tensors: Tensor | None, **words: Any) -> Any:
-        for name in constant:
-            given = words.get(name, dict(zip(rule.inputs, tensors, strict=False)).get(name))
-            if given is not None and given.requires_grad:
-                raise ArgumentError(
-                    f"{operator.name}: {name} requires a gradient and has none; accepted: {name}.detach()"
-                )
-        made = forward(*tensors, **words)
+    def function(*args: Tensor | None, **words: Any) -> Any:
+        given = dict(zip(names, args, strict=False))
+        for n in names:
+            if n in words:
+                given[n] = words.pop(n)
+        for n in constant:
+            x = given.get(n)
+            if x is not None and x.requires_grad:
+                raise ArgumentError(f"{operator.name}: {n} requires a gradient and has none; accepted: {n}.detach()")
+        tensors = [given.get(n) for n in names]
+        cast_to = iter(cast(autocast, [x for x, s in zip(tensors, storage, strict=True) if s]))
+        tensors = [next(cast_to) if s else x for x, s in zip(tensors, storage, strict=True)]
+        tensors = [narrow(operator, n, x) if n in whole else x for n, x in zip(names, tensors, strict=True)]
+        made = forward(tensors, words)
         every = made if isinstance(made, tuple) else (made,)
         return every[rule.returned[0]] if len(rule.returned) == 1 else tuple(every[i] for i in rule.returned)
 
     function.__name__ = function.__qualname__ = operator.name
+    function.__module__ = sys._getframe(1).f_globals.get("__name__", __name__)  # where it is assigned: so it pickles
     function.__doc__ = f"{operator.__doc__}\n\n    Returns {', '.join(rule.results[i] for i in rule.returned)}."
-    function.__signature__ = _signature(operator)  # type: ignore[attr-defined]
-    return function
+    return checked(function, _signature(operator))
+
+
+def narrow(operator: Operator, name: str, x: Tensor | None) -> Tensor | None:
+    """Whole numbers as int32. Those of int64 that are out of its range become its ends, which as indices are out of
+    range too; what is no index is looked at, where that waits for no device and no graph is traced. Raises
+    ArgumentError for such a number, and for a mask."""
+    if x is not None and x.dtype == torch.bool:
+        raise ArgumentError(
+            f"{operator.name}: {name} of torch.bool, a mask; accepted: whole numbers of int32 or int64, as how many "
+            "columns each row sees; masks are taken by functional.scaled_dot_product_attention"
+        )
+    if x is None or x.dtype != torch.int64:
+        return x
+    near = x.clamp(-(2**31), 2**31 - 1)
+    index = name in operator.contract.indices
+    if not index and x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.equal(near, x):
+        worst = int(x[near != x][0])
+        raise ArgumentError(f"{operator.name}: {name} holds {worst}; accepted: {-(2**31)} to {2**31 - 1}")
+    return near.to(torch.int32)
 
 
 class _Rule:
     """What a forward pass keeps, and how gradients are made of it."""
 
     def __init__(
-        self, operator: Operator, gradients: list[_Gradient], same: Mapping[str, str], constant: Collection[str],
+        self, forward: TorchOp, gradients: list[_Gradient], same: Mapping[str, str], constant: Collection[str],
         spread: Spread | None,
     ) -> None:  # fmt: skip
-        self.gradients, self.spread = gradients, spread
-        self.inputs = [t.name for t in operator.tensors]
-        self.results = [o.name for o in _full_graph(operator).outputs]
+        operator = forward.operator
+        self.forward, self.gradients, self.spread = forward, gradients, spread
+        self.inputs = list(forward.tensors)
+        self.outputs = full_graph(operator).outputs
+        self.results = [o.name for o in self.outputs]
         self.slope_of = {n: f"d{same.get(n, n)}" for n in self.inputs}
         self.taken = {n for g in gradients for n in g.taken}
         self.slopes = {f"d{n}" for n in self.results}
@@ -93,6 +123,9 @@ class _Rule:
         self.returned = [
             i for i, n in enumerate(self.results) if n in self.sloped or n in places or n not in self.taken
         ]
+        named = {self.results[i] for i in self.returned}
+        floats = {o.name for o in self.outputs if o.format in ("f16", "bf16", "f32") and o.name not in places}
+        self.refused = (named & floats) - {*self.sloped, *constant}  # results whose gradient nobody defines
 
     def _look_for_gaps(self, operator: Operator, constant: Collection[str]) -> None:
         known = {*self.results, *self.slopes, *self.inputs}
@@ -115,24 +148,34 @@ class _Rule:
         made = output if isinstance(output, tuple) else (output,)
         of_results = dict(zip(self.results, made, strict=True))
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for n, t in of_results.items() if n not in self.sloped))
-        found = dict(zip(self.inputs, inputs, strict=False)) | of_results
-        ctx.kept = [n for n, t in found.items() if t is not None and (n in self.taken or self.spread is not None)]
-        ctx.save_for_backward(*(found[n] for n in ctx.kept))
-        ctx.words = dict(keyword_only_inputs or {})
+        # A graph that is traced gives every result a gradient, wanted or not: only a plain call can refuse one.
+        refused = self.refused if all(type(t) is Tensor for t in made) else ()
+        ctx.mark_non_differentiable(*(t for n, t in of_results.items() if n not in self.sloped and n not in refused))
+        tensors, held = self.forward.split(inputs)
+        found = tensors | of_results
+        kept = {n: t for n, t in found.items() if n in self.taken or self.spread is not None}
+        ctx.kept, ctx.held = list(kept), list(held)
+        ctx.save_for_backward(*kept.values(), *held.values())
+        ctx.words = {n: v for n, v in (keyword_only_inputs or {}).items() if n not in held}
         ctx.like = {n: (t.shape, t.dtype, t.device) for n, t in of_results.items()}
 
     def differentiate(self, ctx: Any, *slope: Tensor | None) -> tuple[Tensor | None, ...]:
         """What torch calls in a backward pass."""
-        found: dict[str, Tensor] = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
+        found: dict[str, Tensor] = dict(zip([*ctx.kept, *ctx.held], ctx.saved_tensors, strict=True))
+        words = {**ctx.words, **{n: found.pop(n) for n in ctx.held}}
         arrived = {f"d{n}": s for n, s in zip(self.results, slope, strict=True) if s is not None}
+        for n in self.refused:
+            if f"d{n}" in arrived:
+                name = self.forward.operator.name
+                raise ArgumentError(f"{name}: its result {n} has no gradient; accepted: {n}.detach()")
         needed = dict(zip(self.inputs, ctx.needs_input_grad, strict=False))
         wanted = {self.slope_of[n] for n, wants in needed.items() if wants}
         made: dict[str, Tensor] = {}
         for g in self.gradients if arrived else ():
             if wanted & g.returned:
-                made |= g(found | self._slopes_for(g, arrived, {**found, **ctx.words}, ctx.like), ctx.words)
-        return tuple(made.get(self.slope_of[n]) if wants else None for n, wants in needed.items())
+                made |= g(found | self._slopes_for(g, arrived, {**found, **words}, ctx.like), words)
+        own = (made.get(self.slope_of[n]) if wants else None for n, wants in needed.items())
+        return (*own, *([None] * (len(ctx.needs_input_grad) - len(needed))))
 
     def _slopes_for(
         self, g: _Gradient, arrived: Mapping[str, Tensor], named: Mapping[str, Any], like: Mapping[str, Any]
@@ -156,16 +199,19 @@ class _Gradient:
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
-        self.called = _custom_op(operator, several=True)
+        self.op = torch_op(operator, several=True)
         self.taken = {t.name for t in operator.tensors}
         self.words = {p.name for p in operator.params} | {o.name for o in operator.options}
-        self.returned = {o.name for o in _full_graph(operator).outputs}
+        self.returned = {o.name for o in full_graph(operator).outputs}
 
     def __call__(self, found: Mapping[str, Tensor], words: Mapping[str, Any]) -> dict[str, Tensor]:
-        given = [found.get(t.name) for t in self.operator.tensors]
+        given = {t.name: found[t.name] for t in self.operator.tensors if t.name in found}
+        for x in given.values():
+            refuse_transforms((self.operator.backward_of or self.operator).name, x)
         words = {n: v for n, v in words.items() if n in self.words}
-        graph = _graph_of(self.operator, given, words)
-        return dict(zip((o.name for o in graph.outputs), self.called(*given, **words), strict=True))
+        graph = self.op.graph_of(given, words)
+        made = self.op([given.get(n) for n in self.op.tensors], words)
+        return dict(zip((o.name for o in graph.outputs), made, strict=True))
 
 
 def _backward_of(operator: Operator) -> list[Operator]:
@@ -173,115 +219,20 @@ def _backward_of(operator: Operator) -> list[Operator]:
     return [b for b in every if b.backward_of is operator]
 
 
-# ------------------------------------------------------------------ custom ops
-@functools.cache
-def _custom_op(operator: Operator, several: bool) -> Any:
-    """The operator as it is, known to torch by its schema and shapes. ``several``: its results are one list, whose
-    length follows from the inputs that are given."""
-    graph = _full_graph(operator)
-    if any(o.inplace for o in graph.outputs):
-        raise DefinitionError(f"{operator.name}: it writes into its inputs; accepted: results of their own")
-
-    def run(*tensors: Tensor | None, check: bool = not several, **words: Any) -> Any:
-        if not check and tensors[0] is not None and tensors[0].is_cuda:
-            words["check"] = False  # what a backward pass takes was looked at before; in host memory that costs little
-        made = operator(*map(plain, tensors), **words)
-        return list(made if isinstance(made, tuple) else (made,)) if several else made
-
-    def shapes(*tensors: Tensor | None, check: bool = False, **words: Any) -> Any:
-        traced = _graph_of(operator, tensors, words)
-        given = {t.name: x for t, x in zip(operator.tensors, tensors, strict=False) if x is not None}
-        made = tuple(_empty(operator, traced, o, given) for o in traced.outputs)
-        return list(made) if several else made if len(made) > 1 else made[0]
-
-    looks = not several and _looks(operator)
-    each = "Tensor[]" if several else ", ".join(["Tensor"] * len(graph.outputs))
-    schema = f"({_arguments(operator, looks)}) -> {each if several or len(graph.outputs) == 1 else f'({each})'}"
-    _count[operator.name] += 1  # another operator of the same name may be defined: a cell of a notebook run again
-    name = operator.name if _count[operator.name] == 1 else f"{operator.name}_{_count[operator.name]}"
-    made = torch.library.custom_op(f"{NAMESPACE}::{name}", run, mutates_args=(), schema=schema)
-    made.register_fake(shapes)
-    return made
-
-
-_count: Counter[str] = Counter()
-
-
-def _looks(operator: Operator) -> bool:
-    """Whether an operator looks at values before it runs."""
-    return bool(operator.contract.indices or operator.contract.no_nan)
-
-
 def _signature(operator: Operator) -> inspect.Signature:
     """The arguments of an operator with a gradient, as Python shows them."""
-    empty, found = inspect.Parameter.empty, []
-    for t in operator.tensors:
-        default = None if t.optional else empty
-        found.append(inspect.Parameter(t.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default))
-    words: dict[str, object] = {p.name: empty if p.default is None else p.default for p in operator.params}
-    words |= {o.name: o.default for o in operator.options if o.name not in operator.contract.switches}
-    words |= {"check": True} if _looks(operator) else {}
-    found += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d) for n, d in words.items()]
-    return inspect.Signature(found)
-
-
-def _arguments(operator: Operator, looks: bool) -> str:
-    """The arguments of an operator, as a schema of torch spells them; with ``check`` where it looks at values."""
-    required = [i for i, t in enumerate(operator.tensors) if not t.optional]
-    last = max(required, default=-1)
-    tensors = [
-        f"Tensor? {t.name}" + "=None" * (i > last) if t.optional else f"Tensor {t.name}"
-        for i, t in enumerate(operator.tensors)
+    empty, either, found = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD, []
+    last = max((i for i, t in enumerate(operator.tensors) if not t.optional), default=-1)
+    for i, t in enumerate(operator.tensors):
+        default: Any = None if t.optional and i > last else empty
+        kind: Any = Tensor | None if t.optional else Tensor
+        found.append(inspect.Parameter(t.name, either, default=default, annotation=kind))
+    words: Sequence[tuple[str, object, Any]] = [
+        *((p.name, p.default, int | Tensor if p.whole else float | Tensor) for p in operator.params),
+        *((o.name, o.default, type(o.default)) for o in operator.options if o.name not in operator.contract.switches),
+        *([("check", True, bool)] if looks_at_values(operator) else []),
     ]
-    words = []
-    for p in operator.params:
-        words.append(f"{'int' if p.whole else 'float'} {p.name}" + (f"={p.default!r}" if p.default is not None else ""))
-    for o in operator.options:
-        if o.name not in operator.contract.switches:
-            kind = type(o.default).__name__
-            words.append(f"{kind} {o.name}=" + (f'"{o.default}"' if kind == "str" else f"{o.default!r}"))
-    words += ["bool check=True"] * looks
-    return ", ".join([*tensors, *(["*", *words] if words else [])])
-
-
-def _storage(operator: Operator, tensors: Sequence[Tensor | None]) -> str:
-    """The storage format of a call. Raises ArgumentError for a dtype that is none."""
-    for t, x in zip(operator.tensors, tensors, strict=False):
-        if t.format == "storage" and x is not None:
-            if x.dtype not in FORMATS:
-                accepted = ", ".join(str(d) for d in FORMATS)
-                raise ArgumentError(f"{operator.name}: {t.name} of {x.dtype}; accepted: {accepted}")
-            return FORMATS[x.dtype]
-    return operator.contract.formats[0]
-
-
-def _graph_of(operator: Operator, tensors: Sequence[Tensor | None], words: Mapping[str, Any]) -> Graph:
-    """The graph of a call."""
-    given = [t for t, x in zip(operator.tensors, tensors, strict=False) if x is not None]
-    chosen = {o.name: words[o.name] for o in operator.options if o.name in words}
-    for option, scalar in operator.contract.switches.items():
-        chosen[option] = bool(words.get(scalar, 0))
-    present = [t.name for t in given if t.optional]
-    return operator.trace(_storage(operator, tensors), present, options=chosen)
-
-
-def _full_graph(operator: Operator) -> Graph:
-    """The graph where all tensors are given."""
-    return operator.trace(operator.contract.formats[0])
-
-
-def _empty(operator: Operator, graph: Graph, o: Output, given: Mapping[str, Tensor]) -> Tensor:
-    """A tensor of the shape and format of a result; nothing is written to it."""
-    of: dict[str, Tensor] = {}
-    for t in graph.inputs:
-        of.setdefault(t.space, given[t.name])
-    wide = of.get("rc", of.get("rk"))
-    first = wide if wide is not None else next(iter(given.values()))
-    lead, cols = (first.shape[:-1], first.shape[-1:]) if wide is not None else (first.shape, ())
-    shape = {"rc": (*lead, *cols), "rk": (*lead, *cols), "r": lead, "c": cols, "s": ()}.get(o.space)
-    if o.space == "ck":
-        shape = of["ck"].shape
-    if shape is None:
-        raise DefinitionError(f"{operator.name}: {o.name} of space {o.space}; accepted: rc, rk, ck, r, c, s")
-    dtype = "i32" if o.name in operator.contract.places else o.format
-    return first.new_empty((*shape, o.slots) if o.slots else shape, dtype=DTYPES[dtype])
+    for name, value, kind in words:
+        default = empty if value is None else value
+        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    return inspect.Signature(found)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..experts import Experts, Saved, expert_layer, expert_layer_backward
-from .derive import plain
+from .custom_ops import plain
 
 
 class _Layer(torch.autograd.Function):

@@ -1,178 +1,263 @@
-"""Operators as functions of torch, with gradients.
+"""Functions of torch, named and shaped as in `torch.nn.functional`, made of the operators; with gradients.
 
-Each is a custom op of `torch.library`, so that autograd takes its gradient and `torch.compile` may carry it through a
-graph. All tensors of a call share one storage format; results and gradients are what the operators of `tokitai.ops` of
-the same names give, to the last bit. Gradients of gradients are refused.
-
-Most are derived from their definitions; a linear layer and an embedding, whose gradients are put together from several
-operators, are written out.
+Results and gradients are what the operators of `tokitai.ops` give, to the last bit. What torch does not have is here
+under the operator's own name; `operators` has them all so. A call that is wrong raises ArgumentError, which shows what
+is accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import ops
-from ..errors import UnknownNameError
-from ..ops.embeddings import NO_PADDING
-from .derive import differentiable, plain
+from ..errors import ArgumentError
+from . import operators
+from .arguments import checked
+from .masks import limits_of, limits_of_mask
+from .operators import (
+    add_layer_norm,
+    add_rms_norm,
+    clip,
+    expert_load,
+    geglu,
+    gelu_erf,
+    gelu_tanh,
+    load_balance_loss,
+    masked_softmax,
+    router,
+    router_z_loss,
+    scale,
+    silu,
+    swiglu,
+)
+from .products import embedding, linear, matmul
 
-ACTIVATIONS = {"none": None, "gelu": ops.gelu_erf_backward, "gelu_tanh": ops.gelu_tanh_backward,
-               "silu": ops.silu_backward}  # fmt: skip
-
-
-@torch.library.custom_op("tokitai::linear", mutates_args=())
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
-    accumulator: str = "f32",
-) -> Tensor:  # fmt: skip
-    """activation(x weight^T + bias) + residual: (..., inputs) -> (..., outputs), as `ops.linear`.
-
-    The gradient through an activation is taken at x weight^T + bias rounded to the storage format, which is computed
-    again instead of being kept. Raises ArgumentError.
-    """
-    given = plain(x), plain(weight), plain(bias), plain(residual)
-    made: Tensor = ops.linear(*given, activation=activation, accumulator=accumulator)
-    return made
-
-
-@torch.library.custom_op("tokitai::linear_backward_input", mutates_args=())
-def linear_backward_input(dy: Tensor, weight: Tensor, accumulator: str) -> Tensor:
-    """As `ops.linear_backward_input`."""
-    made: Tensor = ops.linear_backward_input(plain(dy), plain(weight), accumulator=accumulator)
-    return made
-
-
-@torch.library.custom_op("tokitai::linear_backward_weight", mutates_args=())
-def linear_backward_weight(dy: Tensor, x: Tensor, accumulator: str) -> Tensor:
-    """As `ops.linear_backward_weight`: a sum over all rows of dy and x."""
-    made: Tensor = ops.linear_backward_weight(plain(dy), plain(x), accumulator=accumulator)
-    return made
+__all__ = [
+    "add_layer_norm", "add_rms_norm", "attention", "clip", "cross_entropy", "dropout", "embedding", "expert_load",
+    "geglu", "gelu", "gelu_erf", "gelu_tanh", "layer_norm", "linear", "load_balance_loss", "log_softmax",
+    "masked_softmax", "matmul", "rms_norm", "rotary", "router", "router_z_loss", "scale",
+    "scaled_dot_product_attention", "silu", "softmax", "swiglu",
+]  # fmt: skip
 
 
-@torch.library.custom_op("tokitai::linear_backward_bias", mutates_args=())
-def linear_backward_bias(dy: Tensor) -> Tensor:
-    """As `ops.linear_backward_bias`: a sum over all rows of dy."""
-    made: Tensor = ops.linear_backward_bias(plain(dy))
-    return made
+# ------------------------------------------------------------------ softmax
+@checked
+def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """exp(x - max) / sum(exp(x - max)) along ``dim``, as `ops.softmax`; ``dtype`` converts x first.
 
-
-@torch.library.custom_op("tokitai::activation_backward", mutates_args=())
-def activation_backward(dy: Tensor, x: Tensor, activation: str) -> Tensor:
-    """dy times the derivative at x. Raises UnknownNameError."""
-    called = ACTIVATIONS.get(activation)
-    if called is None:
-        raise UnknownNameError("activation", activation, [name for name in ACTIVATIONS if name != "none"])
-    made: Tensor = called(plain(dy), plain(x))
-    return made
-
-
-@torch.library.custom_op("tokitai::embedding", mutates_args=())
-def embedding(table: Tensor, ids: Tensor, padding_idx: int | None = None) -> Tensor:
-    """table[ids]: (entries, columns), (...) -> (..., columns), as `ops.embedding`.
-
-    ``padding_idx`` names an entry that receives no gradient; a negative one counts from the end of the table.
     Raises ArgumentError.
     """
-    made: Tensor = ops.embedding(plain(table), ids)
+    return _along("softmax", operators.softmax, x, dim, dtype)
+
+
+@checked
+def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """x - max - log(sum(exp(x - max))) along ``dim``, as `ops.log_softmax`; ``dtype`` converts x first.
+
+    Raises ArgumentError.
+    """
+    return _along("log_softmax", operators.log_softmax, x, dim, dtype)
+
+
+def _along(name: str, called: Any, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    """An operator on rows, along any dimension."""
+    last = _dimension(name, x, dim) == x.ndim - 1
+    x = x if dtype is None else x.to(dtype)
+    made: Tensor = called(x) if last else called(x.movedim(dim, -1)).movedim(-1, dim)
     return made
 
 
-@torch.library.custom_op("tokitai::embedding_backward", mutates_args=())
-def embedding_backward(dy: Tensor, ids: Tensor, entries: int, padding_idx: int | None) -> Tensor:
-    """As `ops.embedding_backward`: for each entry the sum of dy over the rows that chose it."""
-    padding = NO_PADDING if padding_idx is None else padding_idx
-    unchecked = {"check": False} if dy.is_cuda else {}  # the forward pass looked at the ids; that waits for a card
-    made: Tensor = ops.embedding_backward(plain(dy), ids, entries=entries, padding_idx=padding, **unchecked)
+def _dimension(name: str, x: Tensor, dim: int) -> int:
+    """The number of a dimension, from 0. Raises ArgumentError."""
+    if not -x.ndim <= dim < x.ndim:
+        raise ArgumentError(f"{name}: dim={dim} of {x.ndim} dimensions; accepted: {-x.ndim} to {x.ndim - 1}")
+    return dim % x.ndim
+
+
+# ------------------------------------------------------------------ norms
+@checked
+def layer_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions, those of ``normalized_shape``, as
+    `ops.layer_norm`.
+
+    Raises ArgumentError.
+    """
+    rows, (gamma, beta) = _rows("layer_norm", x, normalized_shape, weight=weight, bias=bias)
+    made: Tensor = operators.layer_norm(rows, gamma, beta, eps=eps)
+    return made.reshape(x.shape)
+
+
+@checked
+def rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """x / sqrt(mean of squares + eps) * weight over the last dimensions, those of ``normalized_shape``, as
+    `ops.rms_norm`. Without ``eps`` it is the machine epsilon of x's format.
+
+    Raises ArgumentError.
+    """
+    rows, (gamma,) = _rows("rms_norm", x, normalized_shape, weight=weight)
+    made: Tensor = operators.rms_norm(rows, gamma, eps=torch.finfo(x.dtype).eps if eps is None else eps)
+    return made.reshape(x.shape)
+
+
+def _rows(
+    name: str, x: Tensor, normalized_shape: Sequence[int], **weights: Tensor | None
+) -> tuple[Tensor, list[Tensor | None]]:
+    """x with the normed dimensions as one, and the weights. Raises ArgumentError where shapes do not agree."""
+    if isinstance(normalized_shape, Tensor):
+        raise ArgumentError(f"{name}: normalized_shape is a tensor; accepted: sizes, as (8,); then weight")
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or tuple(x.shape[-len(shape) :]) != shape:
+        raise ArgumentError(f"{name}: normalized_shape={shape} of x of {tuple(x.shape)}; accepted: its last dimensions")
+    for n, w in weights.items():
+        if w is not None and tuple(w.shape) != shape:
+            raise ArgumentError(f"{name}: {n} of shape {tuple(w.shape)}; accepted: {shape}")
+    if len(shape) == 1:
+        return x, list(weights.values())
+    columns = math.prod(shape)
+    return x.reshape(*x.shape[: -len(shape)], columns), [w if w is None else w.reshape(-1) for w in weights.values()]
+
+
+# ------------------------------------------------------------------ activations, dropout
+@checked
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """x Phi(x), as `ops.gelu_erf`; with ``approximate="tanh"`` as `ops.gelu_tanh`. Raises ArgumentError."""
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError(f"gelu: approximate={approximate!r}; accepted: 'none', 'tanh'")
+    made: Tensor = gelu_erf(x) if approximate == "none" else gelu_tanh(x)
     return made
 
 
-# ------------------------------------------------------------------ shapes, for tensors without values
-linear.register_fake(lambda x, weight, *_, **__: x.new_empty((*x.shape[:-1], weight.shape[0])))
-linear_backward_input.register_fake(lambda dy, weight, _: dy.new_empty((*dy.shape[:-1], weight.shape[1])))
-linear_backward_weight.register_fake(lambda dy, x, _: dy.new_empty((dy.shape[-1], x.shape[-1])))
-linear_backward_bias.register_fake(lambda dy: dy.new_empty(dy.shape[-1:]))
-activation_backward.register_fake(lambda dy, x, _: dy.new_empty(dy.shape))
-embedding.register_fake(lambda table, ids, *_, **__: table.new_empty((*ids.shape, table.shape[1])))
-embedding_backward.register_fake(lambda dy, ids, entries, _: dy.new_empty((entries, dy.shape[-1])))
+@checked
+def dropout(
+    x: Tensor, p: float | Tensor = 0.5, training: bool = True, *, seed: int | Tensor | None = None,
+    stream: int | Tensor = 0,
+) -> Tensor:  # fmt: skip
+    """x / (1 - p) with probability 1 - p, else 0, as `ops.dropout`; x itself where not ``training``.
+
+    The mask follows from ``seed``, ``stream`` (both below 2**32) and an element's place alone: a pair that is used
+    twice gives the same mask twice. Under `torch.compile` neither makes a new graph; a ``p`` that changes does, unless
+    it is given as a tensor. Raises ArgumentError, also for a missing seed.
+    """
+    if not training:
+        return x
+    if seed is None:
+        raise ArgumentError(
+            "dropout: no seed (torch's generator is not drawn from); accepted: seed, a whole number or a tensor of "
+            "one, another one for each call, or another stream"
+        )
+    made: Tensor = operators.dropout(x, p=p, seed=seed, stream=stream)
+    return made
 
 
-# ------------------------------------------------------------------ gradients
-def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, bias, _, ctx.activation, ctx.accumulator = inputs
-    ctx.biased = bias is not None
-    ctx.save_for_backward(x, weight, *([bias] if ctx.biased and ctx.activation != "none" else []))
+# ------------------------------------------------------------------ loss
+@checked
+def cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int | Tensor = -100,
+    reduction: str = "mean", label_smoothing: float | Tensor = 0.0, dim: int | None = None,
+    z_loss: float | Tensor = 0.0, return_lse: bool = False, check: bool = True,
+) -> Any:  # fmt: skip
+    """The cross-entropy of logits against classes, in f32, as `ops.cross_entropy`: (C) and (), (N, C) and (N), or
+    (N, C, d1, ...) and (N, d1, ...).
+
+    The classes are dimension 1 (0 of one row), as torch has it; ``dim=-1`` takes logits of (..., C) with targets of
+    (...). ``reduction`` is ``"mean"`` (over targets that are kept), ``"sum"`` or ``"none"``. A mean over no rows is 0
+    with a gradient of zeros, where torch gives NaN. ``z_loss`` adds z_loss log(sum(exp(logits)))**2.
+
+    ``return_lse`` returns (loss, lse), where lse = log(sum(exp(logits))) of each row has no gradient: a backward pass
+    through it raises. ``check=False`` leaves the check of targets out on a GPU, which waits for the device.
+    Raises ArgumentError.
+    """
+    if weight is not None:
+        raise ArgumentError("cross_entropy: weight, of classes, is not supported; accepted: weight=None")
+    if input.ndim == 0:
+        raise ArgumentError("cross_entropy: input is a scalar; accepted: (C), (N, C) or (N, C, d1, ...)")
+    classes = _dimension("cross_entropy", input, (min(input.ndim, 2) - 1) if dim is None else dim)
+    shape = tuple(n for i, n in enumerate(input.shape) if i != classes)
+    if target.is_floating_point():
+        raise ArgumentError(
+            f"cross_entropy: target of {target.dtype}, probabilities of classes; accepted: classes of int32 or int64"
+        )
+    if tuple(target.shape) != shape:
+        also = tuple(input.shape[:-1])
+        hint = f"; with dim=-1, for classes in the last dimension, {also}" if dim is None and also != shape else ""
+        raise ArgumentError(
+            f"cross_entropy: target of shape {tuple(target.shape)}; accepted beside input of {tuple(input.shape)}, "
+            f"whose dimension {classes} is that of classes: {shape}{hint}"
+        )
+    logits = input if classes == input.ndim - 1 else input.movedim(classes, -1)
+    loss, lse = operators.cross_entropy(
+        logits, target, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction,
+        check=check,
+    )  # fmt: skip
+    return (loss, lse) if return_lse else loss
 
 
-def _linear_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, *bias = ctx.saved_tensors
-    dh = dy
-    if ctx.activation != "none":
-        h = linear(x, weight, *bias, accumulator=ctx.accumulator)
-        dh = activation_backward(dy, h, ctx.activation)
-    wanted = (*ctx.needs_input_grad, False, False)  # arguments that a call leaves out have no place in it
-    made = (
-        linear_backward_input(dh, weight, ctx.accumulator) if wanted[0] else None,
-        linear_backward_weight(dh, x, ctx.accumulator) if wanted[1] else None,
-        linear_backward_bias(dh) if wanted[2] else None,
-        dy if wanted[3] else None,
-        None,
-        None,
-    )
-    return made[: len(ctx.needs_input_grad)]
+# ------------------------------------------------------------------ attention
+@checked
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, limit: Tensor | None = None, *, scale: float | Tensor | None = None,
+    lengths: Tensor | None = None, causal: bool = False, check: bool = True,
+) -> Tensor:  # fmt: skip
+    """softmax(scale q k^T) v for (..., heads, queries, dim) beside (..., heads of keys, keys, dim), as `ops.attention`.
+
+    What each query sees is said by name: ``lengths`` of (batch), the keys of each sequence that are there, the rest
+    being padding; ``causal``, query i sees the keys up to i; or ``limit``, how many keys each query sees, of (queries)
+    or of all leading dimensions, (..., heads, queries), where any may be 1. int32 or int64. Given together, the
+    smallest holds. ``scale`` is 1 / sqrt(dim) by default. ``check=False`` leaves the check of limits out on a GPU,
+    which waits for the device. Raises ArgumentError.
+    """
+    limit = limits_of(q, k, limit, lengths, causal)
+    chosen = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    made: Tensor = operators.attention(q, k, v, limit, scale=chosen, check=check)
+    return made
 
 
-def _keep_embedding(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    table, ids, ctx.padding_idx = inputs
-    ctx.entries = table.shape[0]
-    ctx.save_for_backward(ids)
+@checked
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | Tensor | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """As torch's, by `ops.attention`. ``attn_mask`` of bool is taken where each query sees the first keys alone (those
+    of padding and causal masks do): which is checked, and waits for a GPU; `attention` takes counts instead.
+
+    A query that sees nothing gives zeros. Raises ArgumentError for any other mask, and for dropout.
+    """
+    if dropout_p != 0:
+        raise ArgumentError(f"scaled_dot_product_attention: dropout_p={dropout_p}; accepted: 0")
+    if attn_mask is not None and is_causal:
+        raise ArgumentError("scaled_dot_product_attention: attn_mask beside is_causal=True; accepted: one of both")
+    if query.ndim > 2 and key.ndim == query.ndim and key.shape[-3] != query.shape[-3] and not enable_gqa:
+        raise ArgumentError(
+            f"scaled_dot_product_attention: {key.shape[-3]} heads of keys beside {query.shape[-3]}; accepted: as many, "
+            "or a divisor with enable_gqa=True"
+        )
+    limit = None if attn_mask is None else limits_of_mask(attn_mask, query, key)
+    made: Tensor = attention(query, key, value, limit, scale=scale, causal=is_causal, check=attn_mask is None)
+    return made
 
 
-def _embedding_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    (ids,) = ctx.saved_tensors
-    made = embedding_backward(dy, ids, ctx.entries, ctx.padding_idx), None, None
-    return made[: len(ctx.needs_input_grad)]
+# ------------------------------------------------------------------ rotary positions
+@checked
+def rotary(x1: Tensor, x2: Tensor, position: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
+    """(x1 cos - x2 sin, x1 sin + x2 cos) of the angle position * frequency, as `ops.rotary`: x1 and x2 of (..., half),
+    positions of int32 or int64 that broadcast to (...), frequencies of (half) in f32.
 
-
-linear.register_autograd(_linear_gradients, setup_context=_keep_linear)
-embedding.register_autograd(_embedding_gradients, setup_context=_keep_embedding)
-
-
-# ------------------------------------------------------------------ what follows from the definitions
-def _over_rows(slope: Tensor, named: Mapping[str, Any]) -> Tensor:
-    """The gradient of each row of a loss that was summed, or averaged over the rows that are kept."""
-    logits = named["logits"]
-    rows = logits.shape[:-1]
-    if named["reduction"] == "mean":
-        target = named.get("target")
-        kept = logits[..., 0].numel() if target is None else (target != named["ignore_index"]).sum()
-        slope = slope * (1 / torch.as_tensor(kept, device=slope.device).clamp(min=1).to(slope.dtype))
-    return slope.expand(rows)
-
-
-layer_norm = differentiable(ops.layer_norm)
-rms_norm = differentiable(ops.rms_norm)
-add_layer_norm = differentiable(ops.add_layer_norm, same={"residual": "x"})
-add_rms_norm = differentiable(ops.add_rms_norm, same={"residual": "x"})
-softmax = differentiable(ops.softmax)
-masked_softmax = differentiable(ops.masked_softmax)
-log_softmax = differentiable(ops.log_softmax)
-cross_entropy = differentiable(ops.cross_entropy, spread=_over_rows)
-attention = differentiable(ops.attention)
-gelu_erf = differentiable(ops.gelu_erf)
-gelu_tanh = differentiable(ops.gelu_tanh)
-silu = differentiable(ops.silu)
-swiglu = differentiable(ops.swiglu)
-geglu = differentiable(ops.geglu)
-dropout = differentiable(ops.dropout)
-rotary = differentiable(ops.rotary, constant=["frequency"])
-scale = differentiable(ops.scale)
-clip = differentiable(ops.clip)
-router = differentiable(ops.router)
-expert_load = differentiable(ops.expert_load)
-load_balance_loss = differentiable(ops.load_balance_loss, constant=["load"])
-router_z_loss = differentiable(ops.router_z_loss, spread=_over_rows)
+    Raises ArgumentError.
+    """
+    lead = x1.shape[:-1]
+    ones = (1,) * (len(lead) - position.ndim)
+    if position.ndim > len(lead) or any(n not in (1, m) for n, m in zip((*ones, *position.shape), lead, strict=True)):
+        raise ArgumentError(
+            f"rotary: position of shape {tuple(position.shape)}; accepted: what broadcasts to {tuple(lead)}"
+        )
+    made: tuple[Tensor, Tensor] = operators.rotary(x1, x2, position.expand(lead), frequency)
+    return made

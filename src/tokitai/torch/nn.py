@@ -58,7 +58,7 @@ class Embedding(Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """(...) of int32 or int64 -> (..., features)."""
-        y: Tensor = functional.embedding(self.weight, ids, self.padding_idx)
+        y: Tensor = functional.embedding(ids, self.weight, self.padding_idx)
         return y
 
 
@@ -83,7 +83,7 @@ class LayerNorm(_Norm):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """y; or with a residual h = x + residual and y, which is made of h, in one pass."""
         if residual is None:
-            return functional.layer_norm(x, self.weight, self.bias, eps=self.eps)
+            return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         return functional.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps)
 
 
@@ -98,7 +98,7 @@ class RMSNorm(_Norm):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """y; or with a residual h = x + residual and y, which is made of h, in one pass."""
         if residual is None:
-            return functional.rms_norm(x, self.weight, eps=self.eps)
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return functional.add_rms_norm(x, residual, self.weight, eps=self.eps)
 
 

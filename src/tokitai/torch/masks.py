@@ -1,0 +1,93 @@
+"""What each query of attention sees, as how many keys: from lengths, a causal order, counts, or a mask of bool."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from .transforms import refuse_vmap
+
+
+def limits_of(q: Tensor, k: Tensor, limit: Tensor | None, lengths: Tensor | None, causal: bool) -> Tensor | None:
+    """How many keys each query sees, or None for all: (queries), or with as many dimensions as q has before its last.
+
+    Raises ArgumentError for a shape that could be read in more than one way.
+    """
+    for name, x in (("q", q), ("k", k)):
+        if x.ndim < 2:
+            raise ArgumentError(f"attention: {name} of shape {tuple(x.shape)}; accepted: 2 dimensions or more")
+    lead, found = tuple(q.shape[:-1]), []
+    if limit is not None:
+        _check_counts("limit", limit)
+        check_limit(tuple(limit.shape), lead)
+        found.append(limit)
+    if lengths is not None:
+        _check_counts("lengths", lengths)
+        batch = lead[:-2] if len(lead) > 2 else lead[:-1]
+        if tuple(lengths.shape) != batch:
+            raise ArgumentError(
+                f"attention: lengths of shape {tuple(lengths.shape)}; accepted beside q of {tuple(q.shape)}: {batch}"
+            )
+        found.append(lengths.reshape(*batch, *[1] * (len(lead) - len(batch))))
+    if causal:
+        found.append(torch.arange(1, q.shape[-2] + 1, device=q.device).clamp(max=k.shape[-2]))
+    if not found:
+        return None
+    least = found[0]
+    for other in found[1:]:
+        least = torch.minimum(least, other)
+    return least
+
+
+def check_limit(shape: tuple[int, ...], lead: tuple[int, ...]) -> None:
+    """Raise ArgumentError for a shape that is neither (queries) nor that of q before its last dimension, with ones."""
+    whole = lead[-1:] if len(shape) == 1 else lead
+    if len(shape) != len(whole) or not all(n == 1 or n == m for n, m in zip(shape, whole, strict=True)):
+        raise ArgumentError(
+            f"attention: limit of shape {shape}; accepted: ({lead[-1]},), of queries alone, or {lead}, where any may "
+            "be 1; for the length of each sequence of a batch lengths=, of (batch)"
+        )
+
+
+def _check_counts(name: str, x: Tensor) -> None:
+    if x.dtype not in (torch.int32, torch.int64):
+        words = ", a mask" if x.dtype == torch.bool else ""
+        raise ArgumentError(
+            f"attention: {name} of {x.dtype}{words}; accepted: counts of keys in int32 or int64; a mask is taken by "
+            "scaled_dot_product_attention"
+        )
+
+
+def limits_of_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """How many keys a mask of (..., queries, keys) shows to each query, where those are the first ones.
+
+    Raises ArgumentError for any other mask."""
+    lead, keys = tuple(q.shape[:-1]), k.shape[-2]
+    name = "scaled_dot_product_attention: attn_mask"
+    if mask.dtype != torch.bool:
+        raise ArgumentError(f"{name} of {mask.dtype}, added to scores; accepted: torch.bool, True where a key is seen")
+    if mask.ndim < 2 or mask.shape[-1] != keys or mask.ndim not in (2, q.ndim):
+        raise ArgumentError(
+            f"{name} of shape {tuple(mask.shape)}; accepted: ({lead[-1]}, {keys}) or {(*lead, keys)}, where any but "
+            "the last may be 1"
+        )
+    made: Tensor = _first_keys(mask)
+    return made
+
+
+@torch.library.custom_op("tokitai::first_keys", mutates_args=())
+def _first_keys(mask: Tensor) -> Tensor:
+    counts = mask.sum(-1)
+    first = torch.arange(mask.shape[-1], device=mask.device) < counts[..., None]
+    if not torch.equal(first, mask):
+        where = (first != mask).nonzero()[0].tolist()
+        raise ArgumentError(
+            f"scaled_dot_product_attention: attn_mask{where[:-1]} does not show the first keys alone, as masks of "
+            "padding and causal masks do; accepted: True for the first keys of each query, False behind them"
+        )
+    return counts
+
+
+_first_keys.register_fake(lambda mask: mask.new_empty(mask.shape[:-1], dtype=torch.int64))
+_first_keys.register_vmap(refuse_vmap("scaled_dot_product_attention"))

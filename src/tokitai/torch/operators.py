@@ -1,0 +1,52 @@
+"""The operators of `tokitai.ops` with gradients, by their own names and arguments.
+
+Each is a custom op of `torch.library`, so that autograd takes its gradient and `torch.compile` may carry it through a
+graph. All tensors of a call share one storage format; results and gradients are what the operators of the same names
+give, to the last bit. `functional` has what torch has too, named and shaped as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from .derive import differentiable
+
+
+def _over_rows(slope: Tensor, named: Mapping[str, Any]) -> Tensor:
+    """The gradient of each row of a loss that was summed, or averaged over the rows that are kept."""
+    logits = named["logits"]
+    rows = logits.shape[:-1]
+    if named["reduction"] == "mean":
+        target = named.get("target")
+        kept = logits[..., 0].numel() if target is None else (target != named["ignore_index"]).sum()
+        slope = slope * (1 / torch.as_tensor(kept, device=slope.device).clamp(min=1).to(slope.dtype))
+    return slope.expand(rows)
+
+
+layer_norm = differentiable(ops.layer_norm, autocast="f32")
+rms_norm = differentiable(ops.rms_norm, autocast="f32")
+add_layer_norm = differentiable(ops.add_layer_norm, same={"residual": "x"}, autocast="f32")
+add_rms_norm = differentiable(ops.add_rms_norm, same={"residual": "x"}, autocast="f32")
+softmax = differentiable(ops.softmax, autocast="f32")
+masked_softmax = differentiable(ops.masked_softmax, autocast="f32")
+log_softmax = differentiable(ops.log_softmax, autocast="f32")
+cross_entropy = differentiable(ops.cross_entropy, spread=_over_rows, autocast="f32")
+attention = differentiable(ops.attention, autocast="lower")
+gelu_erf = differentiable(ops.gelu_erf)
+gelu_tanh = differentiable(ops.gelu_tanh)
+silu = differentiable(ops.silu)
+swiglu = differentiable(ops.swiglu)
+geglu = differentiable(ops.geglu)
+dropout = differentiable(ops.dropout)
+rotary = differentiable(ops.rotary, constant=["frequency"])
+scale = differentiable(ops.scale)
+clip = differentiable(ops.clip)
+router = differentiable(ops.router, autocast="f32")
+expert_load = differentiable(ops.expert_load, constant=["load"], autocast="f32")
+load_balance_loss = differentiable(ops.load_balance_loss, constant=["load"])
+router_z_loss = differentiable(ops.router_z_loss, spread=_over_rows, autocast="f32")

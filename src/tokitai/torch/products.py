@@ -1,0 +1,194 @@
+"""Linear layers, matrix products and embeddings: gradients that are put together from several operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..errors import ArgumentError, UnknownNameError
+from ..ops.embeddings import NO_PADDING
+from .arguments import checked
+from .autocast import cast
+from .custom_ops import plain, torch_op
+from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
+
+ACTIVATIONS = {"none": None, "gelu": ops.gelu_erf_backward, "gelu_tanh": ops.gelu_tanh_backward,
+               "silu": ops.silu_backward}  # fmt: skip
+_linear = torch_op(ops.linear, several=False)
+_matmul = torch_op(ops.matmul, several=False)
+
+
+def _gradient(name: str, *tensors: Tensor, **words: Any) -> Tensor:
+    """The one result of a backward operator."""
+    for x in tensors:
+        refuse_transforms(name, x)
+    made: Tensor = torch_op(ops.get(name), several=True)(tensors, words)[0]
+    return made
+
+
+# ------------------------------------------------------------------ linear layers
+@checked
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
+    accumulator: str = "f32",
+) -> Tensor:  # fmt: skip
+    """activation(x weight^T + bias) + residual: (..., inputs) -> (..., outputs), as `ops.linear`.
+
+    The gradient through an activation is taken at x weight^T + bias rounded to the storage format, which is computed
+    again instead of being kept. Raises ArgumentError.
+    """
+    if activation not in ACTIVATIONS:
+        raise UnknownNameError("activation", activation, ACTIVATIONS)
+    words = dict(activation=activation, accumulator=accumulator)
+    made: Tensor = _linear(cast("lower", [x, weight, bias, residual]), words)
+    return made
+
+
+def activation_backward(dy: Tensor, x: Tensor, activation: str) -> Tensor:
+    """dy times the derivative at x. Raises UnknownNameError."""
+    called = ACTIVATIONS.get(activation)
+    if called is None:
+        raise UnknownNameError("activation", activation, [name for name in ACTIVATIONS if name != "none"])
+    return _gradient(called.name, dy, x)
+
+
+def _keep_linear(
+    ctx: Any, inputs: tuple[Any, ...], output: Tensor, keyword_only_inputs: Mapping[str, Any] | None = None
+) -> None:
+    x, weight, bias, _ = inputs
+    ctx.words = dict(keyword_only_inputs or {})
+    ctx.biased = bias is not None
+    ctx.save_for_backward(x, weight, *([bias] if ctx.biased and ctx.words["activation"] != "none" else []))
+
+
+def _linear_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, *bias = ctx.saved_tensors
+    dh, activation, more = dy, ctx.words["activation"], {"accumulator": ctx.words["accumulator"]}
+    if activation != "none":
+        h = _linear([x, weight, *bias], more)
+        dh = activation_backward(dy, h, activation)
+    wanted = (*ctx.needs_input_grad, False, False)  # arguments that a call leaves out have no place in it
+    made = (
+        _gradient("linear_backward_input", dh, weight, **more) if wanted[0] else None,
+        _gradient("linear_backward_weight", dh, x, **more) if wanted[1] else None,
+        _gradient("linear_backward_bias", dh) if wanted[2] else None,
+        dy if wanted[3] else None,
+    )
+    return made[: len(ctx.needs_input_grad)]
+
+
+_linear.op.register_autograd(_linear_gradients, setup_context=_keep_linear)
+
+
+# ------------------------------------------------------------------ matrix products
+@checked
+def matmul(input: Tensor, other: Tensor, accumulator: str = "f32") -> Tensor:
+    """input other, shaped as `torch.matmul` shapes it: vectors, matrices, batches of matrices, as `ops.matmul`.
+
+    Batches beside a matrix share it; two batches have the same leading dimensions (``expand`` makes them so: the
+    gradient of what is expanded is torch's sum). ``accumulator`` is ``"f32"`` or ``"f64"``. Raises ArgumentError.
+    """
+    a, b = cast("lower", [input, other])
+    assert a is not None and b is not None
+    if a.ndim == 0 or b.ndim == 0:
+        raise ArgumentError(f"matmul: shapes {tuple(a.shape)}, {tuple(b.shape)}; accepted: 1 dimension or more")
+    left, right = a.unsqueeze(0) if a.ndim == 1 else a, b.unsqueeze(1) if b.ndim == 1 else b
+    if left.shape[-1] != right.shape[-2]:
+        raise ArgumentError(
+            f"matmul: other of shape {tuple(b.shape)}; accepted beside input of {tuple(a.shape)}: {a.shape[-1]} rows"
+        )
+    lead = left.shape[:-1] if right.ndim == 2 else right.shape[:-2]
+    if right.ndim == 2:
+        left = left.reshape(math.prod(lead), left.shape[-1])  # one product over all rows: so is its gradient
+    elif left.ndim == 2:
+        left = left.expand(*lead, *left.shape)
+    elif left.shape[:-2] != lead:
+        raise ArgumentError(
+            f"matmul: shapes {tuple(a.shape)}, {tuple(b.shape)}; accepted: the same leading dimensions, or none in one "
+            "of both; expand() makes them the same"
+        )
+    made: Tensor = _matmul([left, right, None], {"accumulator": accumulator})
+    if right.ndim == 2:
+        made = made.reshape(*lead, right.shape[-1])
+    if b.ndim == 1:
+        made = made.squeeze(-1)
+    return made.squeeze(-1 if b.ndim == 1 else -2) if a.ndim == 1 else made
+
+
+def _keep_matmul(
+    ctx: Any, inputs: tuple[Any, ...], output: Tensor, keyword_only_inputs: Mapping[str, Any] | None = None
+) -> None:
+    ctx.more = {"accumulator": (keyword_only_inputs or {})["accumulator"]}
+    ctx.save_for_backward(inputs[0], inputs[1])
+
+
+def _matmul_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    a, b = ctx.saved_tensors
+    wanted = ctx.needs_input_grad
+    da = _gradient("matmul_backward_left", dy, b, **ctx.more) if wanted[0] else None
+    db = _gradient("matmul_backward_right", dy, a, **ctx.more) if wanted[1] else None
+    return (da, db, *([None] * (len(wanted) - 2)))
+
+
+_matmul.op.register_autograd(_matmul_gradients, setup_context=_keep_matmul)
+
+
+# ------------------------------------------------------------------ embeddings
+@checked
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """weight[input]: ids of (...) and a table of (entries, columns) -> (..., columns), as `ops.embedding`.
+
+    ``padding_idx`` names an entry that receives no gradient; a negative one counts from the end of the table.
+    Raises ArgumentError.
+    """
+    if input.dtype not in (torch.int32, torch.int64):
+        raise ArgumentError(f"embedding: input of {input.dtype}; accepted: ids of torch.int32 or torch.int64")
+    if weight.ndim != 2:
+        raise ArgumentError(f"embedding: weight of shape {tuple(weight.shape)}; accepted: (entries, columns)")
+    entries = weight.shape[0]
+    if padding_idx is not None and not -entries <= padding_idx < entries:
+        raise ArgumentError(f"embedding: padding_idx={padding_idx}; accepted: {-entries} to {entries - 1}")
+    made: Tensor = _embed(weight, input, padding_idx)
+    return made
+
+
+@torch.library.custom_op("tokitai::embedding", mutates_args=())
+def _embed(table: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
+    made: Tensor = ops.embedding(plain(table), ids)
+    return made
+
+
+@torch.library.custom_op("tokitai::embedding_backward", mutates_args=())
+def _embedding_backward(dy: Tensor, ids: Tensor, entries: int, padding_idx: int | None) -> Tensor:
+    """As `ops.embedding_backward`: for each entry the sum of dy over the rows that chose it."""
+    padding = NO_PADDING if padding_idx is None else padding_idx
+    unchecked = {"check": False} if dy.is_cuda else {}  # the forward pass looked at the ids; that waits for a card
+    made: Tensor = ops.embedding_backward(plain(dy), ids, entries=entries, padding_idx=padding, **unchecked)
+    return made
+
+
+_embed.register_fake(lambda table, ids, _: table.new_empty((*ids.shape, table.shape[1])))
+_embedding_backward.register_fake(lambda dy, ids, entries, _: dy.new_empty((entries, dy.shape[-1])))
+
+
+def _keep_embedding(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    table, ids, ctx.padding_idx = inputs
+    ctx.entries = table.shape[0]
+    ctx.save_for_backward(ids)
+
+
+def _embedding_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    (ids,) = ctx.saved_tensors
+    refuse_transforms("embedding", dy)
+    return _embedding_backward(dy, ids, ctx.entries, ctx.padding_idx), None, None
+
+
+_embed.register_autograd(_embedding_gradients, setup_context=_keep_embedding)
+_embed.register_vmap(refuse_vmap("embedding"))
+_embedding_backward.register_autograd(refuse_second_derivatives("embedding"))
+_embedding_backward.register_vmap(refuse_vmap("embedding"))
