@@ -26,8 +26,9 @@ from ..lang import Operator
 from .arguments import checked
 from .autocast import Rule, cast
 from .custom_ops import TorchOp, full_graph, looks_at_values, torch_op
-from .transforms import refuse_transforms
+from .transforms import refuse_gradient, refuse_transforms
 
+FLOATS = ("f16", "bf16", "f32")
 Spread = Callable[[Tensor, Mapping[str, Any]], Tensor]
 """From the gradient of a reduced result and all arguments by name, the gradient of each row."""
 
@@ -74,7 +75,13 @@ def differentiable(
         tensors = [next(cast_to) if s else x for x, s in zip(tensors, storage, strict=True)]
         tensors = [narrow(operator, n, x) if n in whole else x for n, x in zip(names, tensors, strict=True)]
         made = forward(tensors, words)
-        every = made if isinstance(made, tuple) else (made,)
+        every = list(made) if isinstance(made, tuple) else [made]
+        # A graph that is traced gives every result a gradient, wanted or not: only a plain call can refuse one.
+        if rule.refused and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            needing = [x for x in tensors if x is not None and x.requires_grad]
+            for i in rule.refused if needing else ():
+                message = f"{operator.name}: its result {rule.results[i]} has no gradient; accepted: its .detach()"
+                every[i] = refuse_gradient(every[i], needing[0], message)
         return every[rule.returned[0]] if len(rule.returned) == 1 else tuple(every[i] for i in rule.returned)
 
     function.__name__ = function.__qualname__ = operator.name
@@ -112,8 +119,8 @@ class _Rule:
         operator = forward.operator
         self.forward, self.gradients, self.spread = forward, gradients, spread
         self.inputs = list(forward.tensors)
-        self.outputs = full_graph(operator).outputs
-        self.results = [o.name for o in self.outputs]
+        outputs = full_graph(operator).outputs
+        self.results = [o.name for o in outputs]
         self.slope_of = {n: f"d{same.get(n, n)}" for n in self.inputs}
         self.taken = {n for g in gradients for n in g.taken}
         self.slopes = {f"d{n}" for n in self.results}
@@ -123,9 +130,8 @@ class _Rule:
         self.returned = [
             i for i, n in enumerate(self.results) if n in self.sloped or n in places or n not in self.taken
         ]
-        named = {self.results[i] for i in self.returned}
-        floats = {o.name for o in self.outputs if o.format in ("f16", "bf16", "f32") and o.name not in places}
-        self.refused = (named & floats) - {*self.sloped, *constant}  # results whose gradient nobody defines
+        without = {*self.sloped, *constant, *places, *(o.name for o in outputs if o.format not in FLOATS)}
+        self.refused = [i for i in self.returned if self.results[i] not in without]  # whose gradient nobody defines
 
     def _look_for_gaps(self, operator: Operator, constant: Collection[str]) -> None:
         known = {*self.results, *self.slopes, *self.inputs}
@@ -148,9 +154,7 @@ class _Rule:
         made = output if isinstance(output, tuple) else (output,)
         of_results = dict(zip(self.results, made, strict=True))
         ctx.set_materialize_grads(False)
-        # A graph that is traced gives every result a gradient, wanted or not: only a plain call can refuse one.
-        refused = self.refused if all(type(t) is Tensor for t in made) else ()
-        ctx.mark_non_differentiable(*(t for n, t in of_results.items() if n not in self.sloped and n not in refused))
+        ctx.mark_non_differentiable(*(t for n, t in of_results.items() if n not in self.sloped))
         tensors, held = self.forward.split(inputs)
         found = tensors | of_results
         kept = {n: t for n, t in found.items() if n in self.taken or self.spread is not None}
@@ -164,10 +168,6 @@ class _Rule:
         found: dict[str, Tensor] = dict(zip([*ctx.kept, *ctx.held], ctx.saved_tensors, strict=True))
         words = {**ctx.words, **{n: found.pop(n) for n in ctx.held}}
         arrived = {f"d{n}": s for n, s in zip(self.results, slope, strict=True) if s is not None}
-        for n in self.refused:
-            if f"d{n}" in arrived:
-                name = self.forward.operator.name
-                raise ArgumentError(f"{name}: its result {n} has no gradient; accepted: {n}.detach()")
         needed = dict(zip(self.inputs, ctx.needs_input_grad, strict=False))
         wanted = {self.slope_of[n] for n, wants in needed.items() if wants}
         made: dict[str, Tensor] = {}

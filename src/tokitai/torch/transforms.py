@@ -52,6 +52,25 @@ def refuse_vmap(name: str) -> Any:
     return refused
 
 
+class _NoGradient(torch.autograd.Function):
+    """A result as it is, in a graph that no backward pass goes through."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, needing: Tensor, message: str) -> Tensor:
+        ctx.message = message
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> NoReturn:
+        raise ArgumentError(ctx.message)
+
+
+def refuse_gradient(result: Tensor, needing: Tensor, message: str) -> Tensor:
+    """A result that depends on ``needing`` and has no gradient: a backward pass through it raises ArgumentError."""
+    made: Tensor = _NoGradient.apply(result, needing, message)  # type: ignore[no-untyped-call]
+    return made
+
+
 def refuse_second_derivatives(name: str) -> Any:
     """What torch calls to differentiate a gradient."""
 
