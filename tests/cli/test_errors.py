@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -297,3 +298,54 @@ def test_streams_that_cannot_be_written_make_no_verdict() -> None:
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
     assert ran.stdout.split() == ["3", "2", "2"]
     assert ran.stderr == "error: what was found cannot be written: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["ops", "ops --json", "show softmax", "doctor --json", "verify softmax --dtype f32 --case seeded/normal@3x17#0"],
+)
+def test_a_reply_that_cannot_be_given_is_an_error(words: str, tmp_path: Path) -> None:
+    """Standard output is closed: exit code 0 would say that somebody has the reply."""
+    tokitai = Path(sys.executable).with_name("tokitai")
+    command = f"cd {tmp_path}; {tokitai} {words} >&-"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == 3, ran.stderr
+    assert "cannot be written: [Errno 9] Bad file descriptor" in ran.stderr
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "2>&-", "0<&- 2>&-"])
+def test_other_streams_may_be_closed(closed: str) -> None:
+    tokitai = Path(sys.executable).with_name("tokitai")
+    command = f"{tokitai} verify softmax --dtype f32 --isolate --case seeded/normal@3x17#0 --json {closed}"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == 0 and json.loads(ran.stdout)["verdict"] == "verified", ran.stderr
+
+
+NO_HOME = """
+import pwd, sys
+def unknown(uid): raise KeyError(f"getpwuid(): uid not found: {uid}")
+pwd.getpwuid = unknown
+from tokitai.cli import main
+sys.argv[0] = "tokitai"
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        pytest.param("doctor", 0, "cache folder is not known", marks=pytest.mark.slow),
+        ("verify softmax --dtype f32 --case seeded/normal@3x17#0", 0, "cache folder is not known"),
+        ("verify softmax --dtype f32", 2, "state folder is not known"),
+        ("bench softmax", 2, "state folder is not known"),
+    ],
+)
+def test_a_user_without_a_home(words: str, code: int, says: str, tmp_path: Path) -> None:
+    """No HOME, and a number that the password database does not know, as containers have it."""
+    environment = {"PATH": os.environ["PATH"]}
+    command = [sys.executable, "-c", NO_HOME, *words.split()]
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path
+    )
+    assert ran.returncode == code, ran.stderr
+    assert says in ran.stdout + ran.stderr and not list(tmp_path.iterdir())

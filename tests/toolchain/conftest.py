@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tokitai.toolchain import folders
 from tokitai.toolchain.cache import ENV_FOLDER
 from tokitai.toolchain.compilers import ENV_COMPILER, Compiler, find_compiler
 
@@ -20,6 +21,7 @@ def cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that holds this test's cache entries."""
     monkeypatch.setenv(ENV_FOLDER, str(tmp_path / "cache"))
     monkeypatch.delenv(ENV_COMPILER, raising=False)
+    monkeypatch.setattr(folders, "_made", {})  # the temporary folders of other tests
     return tmp_path / "cache" / "v1"
 
 

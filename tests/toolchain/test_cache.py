@@ -58,6 +58,11 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
+def left_of(place: Path, machine: str | None = None) -> Path:
+    """What a killed build of this machine, or of another one, leaves beside an entry."""
+    return place.with_name(f"{place.name}.build-{machine or cache._machine()}-left")
+
+
 DAMAGES: dict[str, Callable[[Path, Path], object]] = {
     "binary cut to nothing": lambda binary, record: truncate(binary, 0),
     "binary cut in half": lambda binary, record: truncate(binary, 0.5),
@@ -72,7 +77,7 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
     "record is no text": lambda binary, record: record.write_bytes(b"\xff\xfe\0"),
     "note changed in the record": lambda binary, record: edit(record, '"note": 1', '"note": 2'),
     "digest changed in the record": lambda binary, record: edit(record, '"sha256": "', '"sha256": "0'),
-    "entry is a file": lambda binary, record: record.parent.rename(f"{record.parent}.build-x").with_name("key").touch(),
+    "entry is a file": lambda binary, record: record.parent.rename(left_of(record.parent)).with_name("key").touch(),
 }
 
 
@@ -121,7 +126,7 @@ def test_clean_up_errors_after_publication_do_no_harm(
 
 
 def test_left_overs_of_a_killed_builder_are_removed(make: Maker, cache_root: Path) -> None:
-    mine, other = cache_root / "key.build-left", cache_root / "other.build-left"
+    mine, other = left_of(cache_root / "key"), left_of(cache_root / "other")
     for folder in (mine, other):
         folder.mkdir(parents=True)
         (folder / "kernel.cpp").write_text("half")

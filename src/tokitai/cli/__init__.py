@@ -21,20 +21,33 @@ from ..errors import TokitaiError
 
 FAULT = 70  # EX_SOFTWARE: must not be taken for "refuted"
 INTERRUPTED = 130  # as shells count: 128 and the number of SIGINT
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 
 
 def main() -> None:
     """The command ``tokitai``."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tokitai show ... | head` ends quietly
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started this process
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    _take_closed_streams()
     code = run(sys.argv[1:])
     with contextlib.suppress(OSError):  # told already; at exit it would be once more, and change the code
         sys.stdout.close()
     sys.exit(code)
+
+
+def _take_closed_streams() -> None:
+    """Standard streams that whoever started this process has closed: no file that is opened later may take their
+    numbers. What is printed as a result fails, as it is lost; notes do not."""
+    wrong_way = {0: os.O_WRONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}
+    for descriptor, flags in wrong_way.items():
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, flags)  # takes the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def run(arguments: Sequence[str]) -> int:

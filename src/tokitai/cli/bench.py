@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 import typer
 
 from ..errors import ArgumentError
@@ -35,6 +34,7 @@ def bench(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from ..bench import measure, report, workload
     from ..device import cpu
+    from ..toolchain import folders
 
     chosen = [parse.operator_named(name) for name in operators or workload.OPERATORS]
     formats = {o: [f for name in dtype or workload.FORMATS for f in parse.formats_of(o, name)] for o in chosen}
@@ -43,7 +43,10 @@ def bench(
     if plot is not None:
         report.check_plot(plot)
     measure.check_peer(against, chosen)
-    kept = out or Path(platformdirs.user_state_dir("tokitai")) / "bench.jsonl"
+    try:
+        kept = out or folders.user_state_folder() / "bench.jsonl"
+    except ArgumentError as error:
+        raise ArgumentError(f"{error}, or --out") from error
     check_kept(kept)
     jobs = [(o, fmt, s) for o in chosen for fmt in formats[o] for s in shapes[o]]
     records = []

@@ -28,7 +28,7 @@ def kernel(
     """
     from ..wire import Refused, Runner, family_named, refuse, serve
 
-    if not all(map(_is_open, (0, 1, 2))):
+    if not (_is_open(0, os.O_RDONLY) and _is_open(1, os.O_WRONLY) and _is_open(2, os.O_WRONLY)):
         raise UsageError("kernel: standard input, output and error must be open")
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a host that has gone is told by an exit code
     replies = os.dup(1)
@@ -57,9 +57,8 @@ def _widen(*descriptors: int) -> None:
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
-def _is_open(descriptor: int) -> bool:
+def _is_open(descriptor: int, how: int) -> bool:
     try:
-        os.fstat(descriptor)
+        return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE in (how, os.O_RDWR)
     except OSError:
         return False
-    return True

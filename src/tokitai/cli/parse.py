@@ -14,13 +14,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 
-import platformdirs
-
 from ..errors import ArgumentError, TokitaiError, UnknownNameError, UsageError
 from ..formats import format_of
 from ..lang import Operator
 from ..ops import get, registry
 from ..toolchain.build import ISAS, Isa
+from ..toolchain.folders import user_state_folder
 from ..verification.verdict import Variant
 
 
@@ -156,7 +155,10 @@ def variant_of(operator: Operator, without: Sequence[str], options: Sequence[str
 
 def folder_for_certificates(out: Path | None) -> Path:
     """`out`, or where the user's state is kept; made and tried out. Raises ArgumentError."""
-    folder = out or Path(platformdirs.user_state_dir("tokitai")) / "certificates"
+    try:
+        folder = out or user_state_folder() / "certificates"
+    except ArgumentError as error:
+        raise ArgumentError(f"{error}, or --out") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -30,6 +30,7 @@ from numpy.typing import DTypeLike, NDArray
 from ..errors import ArgumentError, CacheError, CompileError, DeviceMissingError
 from ..toolchain.build import ISAS, Artifact, cpu_features, isas_here, machine_here
 from ..toolchain.fingerprint import file_digest
+from ..toolchain.folders import no_execution
 from .kept import room
 
 SYMBOL = "tokitai_kernel"
@@ -126,7 +127,8 @@ def _open(artifact: Artifact) -> Any:
     try:
         library = ctypes.CDLL(str(artifact.path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
-        raise DeviceMissingError(f"{artifact.path}: cannot be loaded: {error}") from error
+        cause = no_execution(artifact.path.parent) or error
+        raise DeviceMissingError(f"{artifact.path}: cannot be loaded: {cause}") from error
     try:
         function = library[SYMBOL]  # by item: a function object of its own, not shared with others
     except AttributeError as error:

@@ -10,9 +10,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import select
-import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,10 +18,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from ..errors import ArgumentError, CompileError, CompilerMissingError, DeviceMissingError, UnknownNameError
+from ..errors import ArgumentError, CacheError, CompileError, CompilerMissingError, DeviceMissingError, UnknownNameError
 from . import cache
 from .compilers import Compiler
-from .fingerprint import FileStamp, cache_key, parse_depfile
+from .fingerprint import FileStamp, cache_key, parse_depfile, parse_linker_depfile
+from .folders import no_space
+from .process import Ran, run, shown
 
 Isa = Literal["avx512", "avx2", "neon", "scalar"]
 
@@ -210,23 +209,23 @@ def _compile(folder: Path, key: str, source: Source, compiler: Compiler, flags: 
         (folder / name).write_bytes(text.encode())
     command = [str(compiler.path), main, *flags, *_REPORT, "-o", binary]  # libraries after what needs them
     started, clock = time.time_ns(), time.perf_counter()
-    status = run_compiler(command, folder)
+    ran = run_compiler(command, folder)
     seconds = time.perf_counter() - clock
-    if status is None:
-        _fail(folder, key, compiler, command, f"did not end within {COMPILE_SECONDS:g} s")
-    if status != 0:
-        _fail(folder, key, compiler, command, f"failed with exit status {status}")
+    if ran.status is None:
+        _fail(folder, key, compiler, command, f"did not end within {COMPILE_SECONDS:g} s", ran.messages)
+    if ran.status != 0:
+        _fail(folder, key, compiler, command, f"failed with exit status {ran.status}", ran.messages)
     for name in (binary, *_REPORTS):
         if not (folder / name).is_file() or (folder / name).stat().st_size == 0:
-            _fail(folder, key, compiler, command, f"ended well but left {name} missing or empty")
+            _fail(folder, key, compiler, command, f"ended well but left {name} missing or empty", ran.messages)
     return cache.Made(binary, _files_read(folder, started), {"seconds": seconds})
 
 
 def _files_read(folder: Path, started: int) -> tuple[FileStamp, ...]:
     """Stamps of the files outside `folder` that the compiler and the linker reported; those inside are in the key."""
     names: set[str] = set()
-    for report in _REPORTS:
-        names.update(parse_depfile((folder / report).read_text(errors="surrogateescape")))
+    names.update(parse_depfile((folder / _REPORTS[0]).read_text(errors="surrogateescape")))
+    names.update(parse_linker_depfile((folder / _REPORTS[1]).read_text(errors="surrogateescape")))
     paths = [Path(name) for name in sorted(names) if os.path.isabs(name) and not name.startswith(f"{folder}{os.sep}")]
     return tuple(
         # Changed while the compiler ran: which bytes it read is unknown, so no later state of it may count as this one.
@@ -235,55 +234,30 @@ def _files_read(folder: Path, started: int) -> tuple[FileStamp, ...]:
     )
 
 
-def run_compiler(command: list[str], folder: Path) -> int | None:
-    """Run the compiler in `folder`; its exit status, or None where it was ended at the time limit.
-
-    It gets a process group of its own, because ending the driver alone would leave the compiler proper running, and
-    puts its temporary files into `folder`, so that nothing of a killed build is left elsewhere.
-    """
-    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
-    with (folder / "messages.txt").open("wb") as messages:
-        try:
-            process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages,
-                start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            if not folder.is_dir():
-                raise  # the cache was deleted meanwhile: no fault of the compiler
-            raise CompilerMissingError(f"{command[0]}: cannot be run: {error}") from error
-        try:
-            return process.wait() if _ends(process, COMPILE_SECONDS) else None
-        finally:
-            if process.poll() is None:  # the time limit, or an interrupt from the keyboard
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether it ends within that time. `Popen.wait` with a time limit looks every 50 ms: here the system says so."""
+def run_compiler(command: list[str], folder: Path) -> Ran:
+    """Run the compiler in `folder`, and keep its messages there in messages.txt. Temporary files lie there too, by
+    names relative to it: whatever characters its path has, no compiler sees them, and nothing of a killed build is left
+    elsewhere. Raises CompilerMissingError."""
     try:
-        handle = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):  # not Linux, or an old one
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-        return process.poll() is not None
-    try:
-        poller = select.poll()  # not select.select, which takes no handle above 1023
-        poller.register(handle, select.POLLIN)
-        return bool(poller.poll(seconds * 1000))
-    finally:
-        os.close(handle)
+        ran = run(command, folder, COMPILE_SECONDS, {**os.environ, "LC_ALL": "C", "TMPDIR": "."})
+    except OSError as error:
+        if not folder.is_dir():
+            raise  # the cache was deleted meanwhile: no fault of the compiler
+        raise CompilerMissingError(f"{command[0]}: cannot be run: {error}") from error
+    with suppress(OSError):  # the disk may be full: they are in the error as well
+        (folder / "messages.txt").write_text(ran.messages, errors="replace")
+    return ran
 
 
-def _fail(folder: Path, key: str, compiler: Compiler, command: list[str], what: str) -> NoReturn:
-    messages = (folder / "messages.txt").read_text(errors="replace").strip()
+def _fail(folder: Path, key: str, compiler: Compiler, command: list[str], what: str, messages: str) -> NoReturn:
+    full = no_space(folder)
+    if full is not None:
+        raise CacheError(f"{full}; {compiler.path} {what}\n{shown(messages)}")
     if compiler.kind == "clang" and re.search(r"-lomp\b|library '?omp\b|omp\.h' file not found", messages):
         package = f"libomp-{compiler.major}-dev" if compiler.major else "libomp-dev"
         raise CompilerMissingError(f"{compiler.path} has no OpenMP runtime; install it with `apt install {package}`")
     kept = cache.keep_failed(folder, key)
-    last = "\n".join(messages.splitlines()[-20:]) or "(it printed nothing)"
     raise CompileError(
         f"{compiler.path} ({compiler.title}) {what}\n"
-        f"  source:  {kept / command[1]}\n  command: {' '.join(command)}\n{last}"
+        f"  source:  {kept / command[1]}\n  command: {' '.join(command)}\n{shown(messages)}"
     )

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Literal
 
 from ..errors import CompilerMissingError
 from .fingerprint import FileStamp, digest_of
+from .process import run, shown
 
 logger = logging.getLogger("tokitai")
 
@@ -148,19 +148,14 @@ def program_of(path: Path, program: str) -> Path | None:
 
 def _ask(path: Path, *options: str) -> str:
     command = [str(path), *options]
-    environment = {**os.environ, "LC_ALL": "C"}
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS, env=environment
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        answer = run(command, None, _PROBE_SECONDS, {**os.environ, "LC_ALL": "C"}, output=True)
+    except OSError as error:
         raise CompilerMissingError(f"{' '.join(command)}: cannot be run: {error}") from error
-    if answer.returncode != 0:
-        last = answer.stderr.strip()[-400:]
-        raise CompilerMissingError(
-            f"{' '.join(command)}: exit status {answer.returncode}: {last or 'no message'} (accepted: GCC or Clang)"
-        )
-    return answer.stdout
+    if answer.status != 0:
+        how = f"did not end within {_PROBE_SECONDS:g} s" if answer.status is None else f"exit status {answer.status}"
+        raise CompilerMissingError(f"{' '.join(command)}: {how}: {shown(answer.messages)} (accepted: GCC or Clang)")
+    return answer.output
 
 
 def _package(name: str) -> str:

@@ -119,3 +119,10 @@ def parse_depfile(text: str) -> list[str]:
     rule = text.replace("\\\n", " ").lstrip().partition("\n")[0]
     words = re.findall(r"(?:\\[ #]|\$\$|\S)+", re.split(r":(?:\s|$)", rule, maxsplit=1)[-1])
     return [re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in words]
+
+
+def parse_linker_depfile(text: str) -> list[str]:
+    r"""The same of a linker, which writes each name on a line of its own. GNU ld escapes nothing in it, LLD does."""
+    rule = text.partition("\n\n")[0].split(" \\\n")[1:]
+    names = [line.strip("\n").removeprefix("  ") for line in rule]
+    return [name if os.path.exists(name) else re.sub(r"\\([ #])", r"\1", name).replace("$$", "$") for name in names]

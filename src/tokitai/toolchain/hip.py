@@ -17,12 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import ArgumentError, CompileError, CompilerMissingError, UnknownNameError
+from ..errors import ArgumentError, CacheError, CompileError, CompilerMissingError, UnknownNameError
 from . import cache
 from .amd_asm import scan
 from .build import Source, check_names, run_compiler
 from .compilers import Compiler, identify, program_of
 from .fingerprint import FileStamp, cache_key, file_digest, parse_depfile
+from .folders import no_space
+from .process import shown
 
 # architecture -> lanes of a wavefront
 ARCHITECTURES: Mapping[str, int] = {
@@ -42,11 +44,12 @@ HINT = "install one with `apt install clang-19 lld-19`, or name one in " + ENV_C
 # -fno-gpu-flush-...    subnormal numbers are numbers
 # -fno-slp-vectorize    no operation on pairs: then those of both texts can be counted, one by one, and are the same
 # -fno-strict-aliasing  chunks are read by words and used by elements
+# -fuse-cuid=none       no symbol that is named after the build: the same text gives the same bytes
 # -nogpuinc, -nogpulib, -nostdinc    an #include finds the headers given with the text, never a file that lies about
 FRONT: tuple[str, ...] = (
     "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-nostdinc", "-std=c++17", "-O3",
     "-ffp-contract=off", "-fhip-fp32-correctly-rounded-divide-sqrt", "-fno-gpu-flush-denormals-to-zero",
-    "-fno-slp-vectorize", "-fno-strict-aliasing", "-mcode-object-version=5",
+    "-fno-slp-vectorize", "-fno-strict-aliasing", "-fuse-cuid=none", "-mcode-object-version=5",
 )  # fmt: skip
 BACK: tuple[str, ...] = (
     "--target=amdgcn-amd-amdhsa", "-nogpulib", "-O3", "-ffp-contract=off", "-Xclang", "-disable-llvm-passes",
@@ -127,7 +130,11 @@ def build(
     compiler = compiler or find_hip()
     allowed = (fma_allowed, f64_allowed)
     key = key_of(source, compiler, flags, *allowed)
-    entry = cache.obtain(key, lambda folder: _compile(folder, key, source, arch, compiler, flags, allowed))
+
+    def make(folder: Path) -> cache.Made:
+        return _compile(folder, key, source, arch, compiler, flags, allowed)
+
+    entry = cache.obtain(key, make, executable=False)
     notes = entry.notes
     return HipArtifact(
         entry.path, entry.fingerprint, entry.digest, arch, structure, float(notes["seconds"]), entry.cached, flags,
@@ -209,10 +216,10 @@ def _compile(
         [clang, *BACK, f"-mcpu={arch}", "-x", "ir", "-S", ir, "-o", asm],
         [clang, *JOIN, f"-mcpu={arch}", "-x", "assembler", asm, "-o", binary],
     ):
-        status = run_compiler(command, folder)
-        if status != 0 or not (folder / command[-1]).is_file():
-            how = "did not end in time" if status is None else f"failed with exit status {status}"
-            _fail(folder, key, compiler, main, f"{how}: {' '.join(command)}", (folder / "messages.txt").read_text())
+        ran = run_compiler(command, folder)
+        if ran.status != 0 or not (folder / command[-1]).is_file():
+            how = "did not end in time" if ran.status is None else f"failed with exit status {ran.status}"
+            _fail(folder, key, compiler, main, f"{how}: {' '.join(command)}", ran.messages)
     seconds = time.perf_counter() - started
     text = (folder / asm).read_text()
     found = [str(f) for f in scan((folder / ir).read_text(), text, *allowed)]
@@ -270,6 +277,9 @@ def parse_metadata(asm: str) -> dict[str, Resources]:
 
 
 def _fail(folder: Path, key: str, compiler: HipCompiler, main: str, what: str, said: str) -> NoReturn:
+    full = no_space(folder)
+    if full is not None:
+        raise CacheError(f"{full}; {compiler.clang.path} {what}\n{shown(said, first=True)}")
     kept = cache.keep_failed(folder, key)
-    last = "\n".join(said.strip().splitlines()[:20]) or "(it printed nothing)"
-    raise CompileError(f"{compiler.clang.path} ({compiler.clang.title}) {what}\n  source:  {kept / main}\n{last}")
+    words = f"{compiler.clang.path} ({compiler.clang.title}) {what}\n  source:  {kept / main}"
+    raise CompileError(f"{words}\n{shown(said, first=True)}")

@@ -24,6 +24,7 @@ from ..errors import ArgumentError, CompileError, CompilerMissingError, UnknownN
 from . import cache
 from .build import Source, check_names
 from .fingerprint import FileStamp, cache_key, file_digest
+from .process import shown
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 HINT = "install it with `pip install 'tokitai[cuda]'`"
@@ -109,7 +110,7 @@ def build(source: Source, arch: str, structure: bool = False, defines: Sequence[
         if os.environ.get(name):
             raise CompileError(f"{name}={os.environ[name]!r}: would change the options of every kernel; unset it")
     key = key_of(source, compiler, options)
-    entry = cache.obtain(key, lambda folder: _compile(folder, key, source, compiler, options))
+    entry = cache.obtain(key, lambda folder: _compile(folder, key, source, compiler, options), executable=False)
     notes = entry.notes
     return CudaArtifact(
         entry.path, entry.path.with_name(notes["ptx"]), notes["ptx_digest"], entry.fingerprint, entry.digest, arch,
@@ -280,8 +281,7 @@ def _fail(
     folder: Path, key: str, compiler: Nvrtc, options: Sequence[str], main: str, what: str, log: str
 ) -> NoReturn:  # fmt: skip
     kept = cache.keep_failed(folder, key)
-    last = "\n".join(log.strip().splitlines()[:40]) or "(it printed nothing)"
     raise CompileError(
         f"NVRTC {compiler.version} ({compiler.path}) {what}\n"
-        f"  source:  {kept / main}\n  options: {' '.join(options)}\n{last}"
+        f"  source:  {kept / main}\n  options: {' '.join(options)}\n{shown(log, first=True)}"
     )

@@ -17,6 +17,7 @@ from ..evidence.sign import SigningKey, signing_key
 from ..kernel import compile, target_of
 from ..lang import Operator
 from ..toolchain.build import Isa
+from ..toolchain.process import Stop
 from ..worker import Limits, Pool
 from .files import case_from_file
 from .verdict import Variant, Verdict, asked_shape, variants, verify
@@ -115,17 +116,20 @@ def _variants(job: Job) -> list[Variant]:
 @contextmanager
 def _compiled_ahead(jobs: Sequence[Job], compiler: str | None, isa: Isa | None) -> Iterator[None]:
     """Fill the build cache from other threads. `verify` takes what is there, and waits for what is under way."""
-    pool = ThreadPoolExecutor(BUILDS, thread_name_prefix="tokitai-build")
+    pool, stop = ThreadPoolExecutor(BUILDS, thread_name_prefix="tokitai-build"), Stop()
     try:
         for job in jobs:
             for v in _variants(job):
                 for structure in (False, True):
-                    pool.submit(_fill, job, v, compiler, isa, structure)
+                    pool.submit(_fill, job, v, compiler, isa, structure, stop)
         yield
+    except BaseException:
+        stop.now()  # an interrupt does not wait for compilers
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _fill(job: Job, v: Variant, compiler: str | None, isa: Isa | None, structure: bool) -> None:
-    with suppress(TokitaiError):  # `verify` meets the same error, where it can be told
+def _fill(job: Job, v: Variant, compiler: str | None, isa: Isa | None, structure: bool, stop: Stop) -> None:
+    with stop, suppress(TokitaiError):  # `verify` meets the same error, where it can be told
         compile(job.operator, "cpu", job.dtype, v.present, dict(v.options), compiler, isa, structure)

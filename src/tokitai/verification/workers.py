@@ -38,7 +38,10 @@ def run_tasks(tasks: Sequence[Task], processes: int) -> Iterator[Verdict]:
             yield task() if found is None else found
     finally:
         # Left to itself, a pool that ends while the interpreter does may print a traceback: its last thread and the
-        # interpreter close one pipe. What is interrupted does not wait for tasks under way.
+        # interpreter close one pipe. What is interrupted does not wait for tasks under way: it ends them.
+        if not over:
+            for process in list((pool._processes or {}).values()):
+                process.kill()  # its compilers are ended by their guards
         pool.shutdown(wait=over, cancel_futures=True)
         _tasks = ()
 
