@@ -63,17 +63,13 @@ def check_params(operator: Operator, params: Mapping[str, float]) -> None:
         value = params[p.name]
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a number")
+        if isinstance(value, int) and abs(value) >= 2**1024:
+            raise ArgumentError(f"{operator.name}: {p.name} of {value.bit_length()} bits; accepted: a number of f64")
         if p.whole and not (abs(value) <= 2**53 and int(value) == value):
             raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: a whole number of at most 2**53")
         low, high = operator.contract.ranges.get(p.name, (-math.inf, math.inf))
         if p.name in operator.contract.ranges and not low <= value <= high:  # NaN lies in no range
             raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: {low!r} to {high!r}")
-
-
-def check_threads(threads: object) -> None:
-    """A whole number of at least 1, or None. Raises ArgumentError."""
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise ArgumentError(f"threads={threads!r}; accepted: a whole number of at least 1")
 
 
 # ------------------------------------------------------------------ calls that are repeated

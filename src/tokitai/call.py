@@ -7,22 +7,24 @@ read as it is; any other view is copied once, or refused with ``copy=False``. Re
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from .binding import bind, check_params, check_threads
+from .binding import bind, check_params
 from .call_again import Seen, recipe_for, remember, seen_as
 from .call_checks import check_indices, check_slots, table_entries
+from .call_layout import flatten, place_results
 from .call_list import Prepared, prepare
 from .device import cpu
 from .device.dlpack import as_numpy, like, on_gpu
+from .device.libraries import written
+from .device.results import maker
 from .errors import ArgumentError
 from .formats import FORMATS, format_of
-from .kernel import Kernel, KernelBase, compile
-from .lang import Operator, Output, TensorSpec, extent
+from .kernel import Kernel, compile
+from .lang import Operator, Output
 from .lower import AttentionPlan, ProductPlan
 
 Array = np.ndarray[Any, Any]
@@ -47,54 +49,28 @@ def call(
     first = args[0] if args else None
     if type(first) is not np.ndarray:
         there = getattr(first, "is_cuda", None)  # torch's, and spares a call
-        if there is not True:
-            there = on_gpu(first) if args else None
-        if there is None:
+        if there is not True and there is not False:
             there = next((t for t in map(on_gpu, (*args, *kwargs.values())) if t is not None), False)
         if there:
             if threads is not None:
                 raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")
             return _call_gpu()(operator, args, kwargs, out, copy, cuda_stream, check)
-        if hasattr(first, "__dlpack__") and cuda_stream is None and check:
-            return _through_views(operator, args, kwargs, out, threads, copy)
     seen = seen_as(operator, args, kwargs, out) if cuda_stream is None and check else None
     if seen is not None and (recipe := recipe_for(seen)) is not None:
-        check_threads(threads)
+        cpu.check_threads(threads)
         known = recipe.prepared(seen, args, kwargs)
         if operator.contract.indices:
-            named = {str(n): x for n, x in zip(seen.form.named, seen.tensors, strict=True) if x is not None}
+            named = {
+                str(n): as_numpy(str(n), x)
+                for n, x in zip(seen.form.named, seen.tensors, strict=True)
+                if n in operator.contract.indices and x is not None
+            }
             check_indices(operator, named, known.params, recipe.shape, recipe.entries)
         return recipe.run(seen, known, threads)
     if cuda_stream is not None or not check:
         found = f"cuda_stream={cuda_stream!r}" if cuda_stream is not None else f"check={check!r}"
         raise ArgumentError(f"{operator.name}: {found} beside arrays in host memory; accepted: leave it out")
     return call_with(_kernel, operator, args, kwargs, out, threads, copy, seen)
-
-
-def _through_views(
-    operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, threads: int | None, copy: bool
-) -> Any:
-    """`call` for what is not NumPy's but speaks DLPack, such as torch's: on views of NumPy's, whose calls are known
-    again. Results come back in the first argument's library; those that are the caller's, as the caller gave them."""
-    given: dict[int, Any] = {}
-
-    def view(name: str, x: Any) -> Any:
-        if not hasattr(x, "__dlpack__"):
-            return x
-        seen = as_numpy(name, x)
-        given[id(seen)] = x
-        return seen
-
-    def back(made: Any) -> Any:
-        return given[id(made)] if id(made) in given else like(made, args[0])
-
-    names = [t.name for t in operator.tensors]
-    arrays = [*map(view, names, args), *args[len(names) :]]
-    named = {n: view(n, x) if n in names else x for n, x in kwargs.items()}
-    several = isinstance(out, (tuple, list))
-    theirs = tuple(view("out", x) for x in out) if several else view("out", out)
-    made = call(operator, *arrays, out=theirs, threads=threads, copy=copy, **named)
-    return tuple(map(back, made)) if isinstance(made, tuple) else back(made)
 
 
 @functools.cache
@@ -115,7 +91,7 @@ def call_with(
     """`call` with kernels that run elsewhere; what it finds out is kept where the call was ``seen``."""
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
-    check_threads(threads)
+    cpu.check_threads(threads)
     if operator.contract.max_rows == 1 and not isinstance(next(iter(given.values())), (list, tuple)):
         if out is not None:
             raise ArgumentError(f"{operator.name}: out; accepted: results in place or new ones")
@@ -161,19 +137,38 @@ def launch(
     """Run a kernel on ``tensors``, as it reads them, whose results have the shapes ``full`` as the caller sees them.
     Returns what the caller gets; and for `remember` the results as the kernel has them, and those that the caller
     supplied."""
-    operator = kernel.operator
-    results, supplied = place_results(kernel, arrays, shape, entries, full, out)
+    operator, example = kernel.operator, next(iter(given.values()))
+    made: dict[str, Any] = {}  # new results of the caller's library
+
+    def make(o: Output, want: tuple[int, ...]) -> Array:
+        new = None if o.name in operator.contract.places else maker(example, full[o.name], FORMATS[o.format].dtype)
+        if new is None:
+            return cpu.aligned_empty(want, FORMATS[o.format].dtype)
+        made[o.name], _ = new()
+        return as_numpy(o.name, made[o.name]).reshape(want)
+
+    results, supplied = place_results(kernel, given, arrays, shape, entries, full, out, make=make)
     kernel.launch(tensors, results, shape, kernel.scalar_table(*shape, params), threads or cpu.default_threads())
-    for name in set(supplied).intersection(operator.contract.places):
-        target = as_numpy(name, supplied[name])
-        target[...] = results[name].astype(target.dtype).reshape(target.shape)
-    example = next(iter(given.values()))
     returned = []
     for o in kernel.graph.outputs:
-        theirs = given[o.name] if o.inplace else supplied.get(o.name)
-        new = finished(operator, o, results[o.name]).reshape(full[o.name]) if theirs is None else None
-        returned.append(like(new, example) if new is not None else theirs)
+        theirs = given[o.name] if o.inplace else supplied.get(o.name, made.get(o.name))
+        if o.name in operator.contract.places:  # kernels give columns as f32 whole numbers
+            theirs = _as_columns(results[o.name].reshape(full[o.name]), example, theirs)
+        returned.append(like(results[o.name].reshape(full[o.name]), example) if theirs is None else theirs)
+    written([*supplied.values(), *(given[o.name] for o in kernel.graph.outputs if o.inplace)])
     return returned[0] if len(returned) == 1 else tuple(returned), results, supplied
+
+
+def _as_columns(values: Array, example: Any, into: Any) -> Any:
+    """Columns as i32: new, or where the caller wants them."""
+    columns = FORMATS["i32"].dtype
+    new = maker(example, values.shape, columns) if into is None else None
+    if new is not None:
+        into, _ = new()
+    if into is None:
+        return like(values.astype(columns), example)
+    as_numpy("out", into)[...] = values
+    return into
 
 
 def prepare_lists(
@@ -252,95 +247,8 @@ def common_shape(
     return lead, (rows, cols)
 
 
-def flatten(
-    tensor: TensorSpec, array: Array, shape: tuple[int, int], copy: bool,
-    copied: Callable[[Array], Array] = np.ascontiguousarray,
-) -> Array:  # fmt: skip
-    """The array as the kernel reads it: (rows, cols) with unit column stride, or contiguous; copied only if need be."""
-    want = extent(tensor.space, shape, len(array) if tensor.space == "t" else 0, tensor.slots)
-    view = view_as(array, want)
-    if view is not None:
-        return view
-    if not copy:
-        raise ArgumentError(
-            f"{tensor.name}: strides {array.strides} of shape {array.shape} need a copy; "
-            "accepted with copy=False: contiguous arrays and views with a row stride"
-        )
-    return copied(array).reshape(want)
-
-
-def view_as(array: Array, want: tuple[int, ...]) -> Array | None:
-    """`array` in the wanted shape with unit column stride and aligned elements, or None. Reads no element: the memory
-    may be a card's, and assigning to ``shape`` copies before it finds that a view is impossible."""
-    try:
-        view = array.reshape(want, copy=False)
-    except ValueError:
-        return None
-    rows_fit = view.ndim < 2 or view.shape[0] <= 1 or view.strides[0] % view.itemsize == 0
-    unit = view.size == 0 or view.shape[-1] <= 1 or view.strides[-1] == view.itemsize
-    return view if unit and rows_fit and view.flags.aligned else None
-
-
-def place_results(
-    kernel: KernelBase, arrays: Mapping[str, Array], shape: tuple[int, int], entries: int,
-    full: Mapping[str, tuple[int, ...]], out: Any, seen: Callable[[str, Any], Array] = as_numpy,
-    make: Callable[[Output, tuple[int, ...]], Array] = lambda o, want: cpu.aligned_empty(want, FORMATS[o.format].dtype),
-) -> tuple[dict[str, Array], dict[str, Any]]:  # fmt: skip
-    """For each result the array that the kernel writes; and what the caller supplied, by name. ``full`` are the shapes
-    that the caller sees, ``seen`` views what the caller gives as an array of NumPy, ``make`` gives a new one."""
-    fresh = [o for o in kernel.graph.outputs if not o.inplace]
-    supplied = list(out) if isinstance(out, (tuple, list)) else [out] * (out is not None)
-    if out is not None and len(supplied) != len(fresh):
-        names = ", ".join(o.name for o in fresh)
-        raise ArgumentError(f"out: {len(supplied)} arrays; accepted: {len(fresh)}, for {names}")
-    theirs = {o.name: x for o, x in zip(fresh, supplied, strict=False) if x is not None}
-    flat: dict[str, Array] = {}
-    apart = dict(arrays)  # what a result must not overlap
-    for o in kernel.graph.outputs:
-        want = extent(o.space, shape, entries, o.slots)
-        if o.inplace:
-            flat[o.name] = _writable(o.name, arrays[o.name], want, {n: a for n, a in apart.items() if n != o.name})
-        elif o.name in theirs:
-            name, wanted = f"out ({o.name})", full[o.name]
-            target = seen(name, theirs[o.name])
-            place = o.name in kernel.operator.contract.places
-            stored_as = "i32" if place else o.format
-            if target.shape != wanted or target.dtype != FORMATS[stored_as].dtype:
-                found = f"shape {target.shape} of {target.dtype}"
-                raise ArgumentError(f"{name}: {found}; accepted: {wanted} of {stored_as}")
-            flat[o.name] = _writable(name, target, want, apart)
-            apart[name] = target
-            if place:  # kernels give f32, which is copied
-                flat[o.name] = make(o, want)
-        else:
-            flat[o.name] = make(o, want)
-    return flat, theirs
-
-
-def finished(operator: Operator, o: Output, values: Array) -> Array:
-    """A result as the caller gets it: columns, which kernels give as f32 whole numbers, as i32."""
-    return values.astype(np.int32) if o.name in operator.contract.places else values
-
-
 def full_shape(o: Output, lead: tuple[int, ...], shape: tuple[int, int], entries: int = 0) -> tuple[int, ...]:
     """The shape of a result as the caller sees it."""
     if o.slots:
         return (*lead, o.slots)
     return {"rc": (*lead, shape[1]), "r": lead, "c": shape[1:], "s": (), "t": (entries, shape[1])}[o.space]
-
-
-def _writable(name: str, target: Array, want: tuple[int, ...], apart: Mapping[str, Array]) -> Array:
-    """The caller's array as the kernel writes it. Raises ArgumentError where a result cannot lie there."""
-    if not target.flags.writeable:
-        raise ArgumentError(f"{name}: read-only; accepted: an array that may be written")
-    view = view_as(target, want)
-    if view is None:
-        raise ArgumentError(f"{name}: strides {target.strides}; accepted for a result: contiguous, or a row stride")
-    if view.ndim == 2 and view.shape[0] > 1 and abs(view.strides[0]) < view.shape[1] * view.itemsize:
-        raise ArgumentError(f"{name}: strides {target.strides}, so that rows overlap; accepted: rows of their own")
-    if view.ndim == 3 and any(np.shares_memory(a, b) for a, b in itertools.pairwise(view)):
-        raise ArgumentError(f"{name}: strides {target.strides}, so that products overlap; accepted: memory of each")
-    for other, array in apart.items():
-        if np.may_share_memory(target, array) and np.shares_memory(target, array):
-            raise ArgumentError(f"{name}: overlaps {other}; accepted: memory of its own")
-    return view

@@ -1,4 +1,4 @@
-"""A call on arrays of NumPy of a kind that was seen before.
+"""A call on arrays of NumPy, or tensors of torch in host memory, of a kind that was seen before.
 
 The first call of a kind is checked in full by `call`, and what it found is kept as a *recipe*: the kernel, the sizes,
 and what new results look like. A later call with arrays of the same formats, sizes, strides and flags only puts
@@ -9,6 +9,7 @@ integers in them that choose a column or an entry.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ import numpy as np
 
 from .binding import MOST_RECIPES, MOST_SCALARS, Form, bind, check_params, form_of
 from .device import cpu
+from .device.dlpack import as_numpy
+from .device.libraries import holds_its_elements, written
+from .device.results import New, maker
 from .formats import FORMATS
 from .kernel import Array, Kernel, Scalars
 from .lang import Operator
@@ -27,12 +31,12 @@ ALONE = 1 << 16  # bytes that one thread works through before another has woken 
 
 
 class Seen(NamedTuple):
-    """A call whose arrays are all NumPy's. Optional tensors that are None count as arrays at address 0."""
+    """A call whose arrays are all NumPy's or torch's. Optional tensors that are None count as arrays at address 0."""
 
     form: Form
     key: tuple[object, ...]
     scalars: tuple[object, ...]
-    tensors: list[Array | None]
+    tensors: list[Any]
     addresses: list[int]
 
 
@@ -48,15 +52,29 @@ def seen_as(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     tensors = [*args, *(kwargs[n] for n in form.tensors), *results]
     key: list[Any] = [form]
     addresses = []
-    for x in tensors:
-        if type(x) is np.ndarray:
-            addresses.append(cpu.address_of(x))
-            key += x.dtype, x.shape, x.strides, x.flags.num
-        elif x is None:
-            addresses.append(0)
-            key.append(None)
-        else:
-            return None
+    low = 0
+    try:
+        for x in tensors:
+            kind = type(x)
+            if kind is np.ndarray:
+                addresses.append(cpu.address_of(x))
+                key += x.dtype, x.shape, x.strides, x.flags.num
+            elif x is None:
+                addresses.append(0)
+                key.append(None)
+            elif kind in _of_torch or _is_of_torch(x):
+                address = x.data_ptr()
+                if not address or not x.is_cpu or x.requires_grad or x.is_neg():
+                    return None
+                addresses.append(address)
+                low |= address
+                key += kind, x.dtype, x.shape, x.is_contiguous() or x.stride()
+            else:
+                return None
+    except RuntimeError:  # a tensor without memory or strides
+        return None
+    if low & 7:  # of elements that may not be aligned
+        key += [address & 7 for address in addresses]
     for n in form.others:
         key += type(kwargs[n]), kwargs[n]
     try:
@@ -70,13 +88,14 @@ def seen_as(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     return made
 
 
-@dataclass(slots=True)
-class Result:
-    """What a new result looks like, or which of the caller's arrays it is."""
+_of_torch: set[type] = set()
 
-    place: int  # among the caller's arrays, -1 for a new one
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+
+def _is_of_torch(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor) and holds_its_elements(x):
+        _of_torch.add(type(x))
+    return type(x) in _of_torch
 
 
 @dataclass(slots=True)
@@ -97,7 +116,9 @@ class Recipe:
     shape: tuple[int, int]
     entries: int
     inputs: tuple[int, ...]  # for each tensor of the kernel, its place among the caller's
-    results: tuple[Result, ...]
+    new: tuple[New | None, ...]  # for each result what makes it, or None for one of the caller's,
+    written: tuple[int, ...]  # and its place among these, or -1
+    tells: tuple[int, ...]  # results of the caller's that are tensors of torch
     extents: tuple[int, ...]  # bytes from the first to behind the last element of each of the caller's arrays
     tensors: Any  # the ctypes array of their addresses
     strides: tuple[int, ...]  # the sizes of a launch, but for whole scalars
@@ -106,8 +127,8 @@ class Recipe:
 
     def apart(self, addresses: list[int]) -> bool:
         """Whether what is written lies apart from all else, as ranges of addresses; if not, the full checks decide."""
-        for result in self.results:
-            if (w := result.place) >= 0:
+        for w in self.written:
+            if w >= 0:
                 begin, end = addresses[w], addresses[w] + self.extents[w]
                 for i, address in enumerate(addresses):
                     if i != w and begin < address + self.extents[i] and address < end:
@@ -134,16 +155,18 @@ class Recipe:
         threads = wanted or (1 if self.alone else cpu.default_threads())
         addresses = seen.addresses
         ordered, made = [addresses[i] for i in self.inputs], []
-        for result in self.results:
-            if result.place >= 0:
-                made.append(seen.tensors[result.place])
-                ordered.append(addresses[result.place])
+        for new, place in zip(self.new, self.written, strict=True):
+            if new is None:
+                made.append(seen.tensors[place])
+                ordered.append(addresses[place])
             else:
-                array, address = cpu.placed_empty(result.shape, result.dtype)
+                array, address = new()
                 made.append(array)
                 ordered.append(address)
         room = _room(self.kernel.workspace_bytes([self.shape], threads, 0))
         self.kernel.launch_prepared(self.tensors(*ordered), known.sizes, known.address, room[1], threads)
+        if self.tells:
+            written(made[i] for i in self.tells)
         return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -191,19 +214,27 @@ def remember(
     place = {n: at[n] for n in flat} | {n: at[fresh.index(n)] for n in supplied if n in fresh}
     where = {**flat, **{n: results[n] for n in supplied if n in fresh}}
     copied = any(cpu.address_of(array) != seen.addresses[place[n]] for n, array in where.items())
-    odd = any(x is not None and (not x.flags.aligned or min(x.strides, default=0) < 0) for x in seen.tensors)
+    views = [None if x is None else as_numpy("", x) for x in seen.tensors]
+    odd = any(x is not None and (not x.flags.aligned or min(x.strides, default=0) < 0) for x in views)
     if copied or odd or all(r.size == 0 for r in results.values()):
         return
     sizes = kernel.sizes_of([flat], [results], [shape], Scalars(np.empty(0, np.float32)))
-    outputs = kernel.graph.outputs
-    extents = tuple(0 if x is None else _extent(x) for x in seen.tensors)
-    made = tuple(Result(place.get(o.name, -1), full[o.name], FORMATS[o.format].dtype) for o in outputs)
+    inputs = tuple(at[t.name] for t in kernel.graph.inputs)
+    example = seen.tensors[inputs[0]]
+    places = tuple(place.get(o.name, -1) for o in kernel.graph.outputs)
+    new = tuple(
+        maker(example, full[o.name], FORMATS[o.format].dtype) if w < 0 else None
+        for o, w in zip(kernel.graph.outputs, places, strict=True)
+    )
+    tells = tuple(i for i, w in enumerate(places) if w >= 0 and type(seen.tensors[w]) is not np.ndarray)
+    extents = tuple(0 if x is None else _extent(x) for x in views)
     if len(_recipes) >= MOST_RECIPES:
         _recipes.clear()
-    inputs = tuple(at[t.name] for t in kernel.graph.inputs)
-    array = ctypes.c_void_p * (len(inputs) + len(outputs))
+    array = ctypes.c_void_p * (len(inputs) + len(places))
     alone = sum(x.nbytes for x in (*flat.values(), *results.values())) <= ALONE
-    _recipes[seen.key] = Recipe(kernel, shape, entries, inputs, made, extents, array, tuple(sizes), alone)
+    _recipes[seen.key] = Recipe(
+        kernel, shape, entries, inputs, new, places, tells, extents, array, tuple(sizes), alone
+    )  # fmt: skip
 
 
 def _extent(x: Array) -> int:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .call import launch, view_as
+from .call import launch
 from .call_checks import check_indices
+from .call_layout import copied_once, view_as
 from .errors import ArgumentError
 from .kernel import Kernel
 from .lang import Graph, Operator, Sizes, TensorSpec, extent
@@ -89,15 +90,12 @@ def as_read(
     """The array as the kernel reads it, copied only if need be; what broadcasts is small, and is always spread.
     ``spread`` makes a copy that is contiguous, of a shape to which the array broadcasts. Raises ArgumentError."""
     want = extent(t.space, found.sizes)
-    view = view_as(array, want) if array.shape == found.shapes[t.space] else None
-    if view is not None and (t.space != "r" or view.flags.c_contiguous):
+    full = found.shapes[t.space]
+    view = view_as(array, want, t.space) if array.shape == full else None
+    if view is not None:
         return view
-    if not copy and t.name not in operator.contract.indices:
-        raise ArgumentError(
-            f"{t.name}: strides {array.strides} of shape {array.shape} need a copy; "
-            "accepted with copy=False: contiguous arrays, and views with a row stride and one from head to head"
-        )
-    return spread(array, found.shapes[t.space]).reshape(want)
+    copy = copy or t.name in operator.contract.indices
+    return copied_once(t, array, copy, lambda a: spread(a, full)).reshape(want)
 
 
 def _spread(array: Array, shape: tuple[int, ...]) -> Array:

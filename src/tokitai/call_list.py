@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from .call_layout import refuse_read_only
 from .device import cpu
 from .device.dlpack import as_numpy, like
+from .device.libraries import written
+from .device.results import maker
 from .errors import ArgumentError
 from .formats import FORMATS
 from .kernel import KernelBase
@@ -49,9 +52,10 @@ class Prepared:
         for o in kernel.graph.outputs:
             if o.inplace:
                 for i, a in enumerate(arrays[o.name]):
-                    if not a.flags.writeable or (a.size and not np.may_share_memory(a, given[o.name][i])):
-                        found = f"{o.name}[{i}]: read-only, not contiguous or not aligned"
-                        raise ArgumentError(f"{found}; accepted: a contiguous array to write")
+                    refuse_read_only(f"{o.name}[{i}]", lists[o.name][i], given[o.name][i])
+                    if a.size and not np.may_share_memory(a, given[o.name][i]):
+                        found = f"{o.name}[{i}]: strides {given[o.name][i].strides} of shape {given[o.name][i].shape}"
+                        raise ArgumentError(f"{found}; accepted for a result: contiguous, aligned arrays")
                 out.append(addresses[o.name])
             elif o.space == "s":
                 self.results[o.name] = [self.new(o, (), lists)]
@@ -105,11 +109,22 @@ class Prepared:
                 continue
             examples = next(iter(self.lists.values()))
             if o.space == "s":
-                returned.append(like(self.results[o.name][0].reshape(()).copy(), examples[0]))
+                returned.append(_copied_out(self.results[o.name][0].reshape(()), examples[0]))
             else:
                 made = zip(self.results[o.name], examples, strict=True)
                 returned.append([like(a.reshape(np.shape(x)), x) for a, x in made])
+        written(x for o in self.kernel.graph.outputs if o.inplace for x in self.lists[o.name])
         return returned[0] if len(returned) == 1 else tuple(returned)
+
+
+def _copied_out(value: Array, example: Any) -> Any:
+    """A value in memory of its own, in the library of `example`."""
+    new = maker(example, value.shape, value.dtype)
+    if new is None:
+        return like(value.copy(), example)
+    made, _ = new()
+    as_numpy("a result", made)[...] = value
+    return made
 
 
 def prepare(

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .call import launch, view_as
+from .call import launch
 from .call_grouped import check_offsets, groups_of, shared_by
+from .call_layout import copied_once, view_as
 from .errors import ArgumentError
 from .kernel import Kernel
 from .lang import MATRICES, Graph, Operator, Sizes, TensorSpec, extent
@@ -101,12 +102,5 @@ def flat(
     """The array as the kernel reads it, copied only if need be. Raises ArgumentError."""
     one = math.prod(extent(t.space, sizes.one))
     want = extent(t.space, sizes, batched=array.size != one or array.ndim > 2)
-    view = view_as(array, want)
-    if view is not None:
-        return view
-    if not copy:
-        raise ArgumentError(
-            f"{t.name}: strides {array.strides} of shape {array.shape} need a copy; "
-            "accepted with copy=False: contiguous arrays and views with a row stride"
-        )
-    return copied(array).reshape(want)
+    view = view_as(array, want, t.space)
+    return view if view is not None else copied_once(t, array, copy, copied).reshape(want)

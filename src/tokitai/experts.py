@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import ops
-from .device.device_array import library_of
 from .device.dlpack import on_gpu
+from .device.libraries import library_of
 from .errors import ArgumentError
 from .routing import Permutation, permutation
 

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from .binding import bind, check_params
-from .call import common_shape, flatten, full_shape, place_results, storage_format
+from .call import common_shape, full_shape, storage_format
 from .call_attention import as_read, heads_of
 from .call_checks import check_chosen, table_entries
+from .call_layout import flatten, place_results
 from .call_product import flat, sizes_of
-from .device.device_array import as_device, empty_like, handed_out, library_of, name_of
+from .device.device_array import as_device, empty_like, handed_out, name_of
+from .device.libraries import library_of, written
 from .errors import ArgumentError
 from .gpu_card import (
     Card,
@@ -156,7 +158,7 @@ def _checked(
             made[o.name] = empty_like(example, full[o.name], o.format, chosen)
             return phantom(as_device(o.name, made[o.name], chosen)).reshape(want)
 
-        results, theirs = place_results(kernel, arrays, shape, entries, full, out, located, make)
+        results, theirs = place_results(kernel, given, arrays, shape, entries, full, out, located, make)
         ordered = [tensors[t.name] for t in kernel.graph.inputs] + [results[o.name] for o in kernel.graph.outputs]
         addresses = [a.ctypes.data if a.size else 0 for a in ordered]
         nothing = all(results[o.name].size == 0 for o in kernel.graph.outputs)
@@ -177,6 +179,7 @@ def _checked(
                 returned.append(as_columns(made[o.name], example, caller))
             else:
                 returned.append(handed_out(made[o.name], example) if caller is None else caller)
+        written([*theirs.values(), *(given[o.name] for o in kernel.graph.outputs if o.inplace)])
     return returned[0] if len(returned) == 1 else tuple(returned)
 
 

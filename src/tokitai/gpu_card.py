@@ -16,10 +16,10 @@ import numpy as np
 
 from .device.cuda import current_stream
 from .device.cuda_driver import call
-from .device.device_array import DeviceArray, DeviceView, handed_out, library_of
+from .device.device_array import DeviceArray, DeviceView, handed_out
+from .device.libraries import array_at, library_of
 from .device.sim import SIM, open_sim
 from .errors import ArgumentError
-from .formats import FORMATS
 from .gpu_kernel import GpuKernel, Ready, Target, gpu_plan
 from .gpu_targets import CudaProgram, CudaTarget, SimTarget
 from .kernel import Array
@@ -145,25 +145,9 @@ def launchers(ready: Ready, call: Any) -> tuple[Launcher, ...]:
 
 
 # ------------------------------------------------------------------ arrays
-class _Interface:
-    def __init__(self, view: DeviceView, kind: np.dtype[Any]) -> None:
-        strides = tuple(s * kind.itemsize for s in view.strides)
-        self.__array_interface__ = {
-            "shape": view.shape, "typestr": kind.str, "data": (view.address, view.read_only), "strides": strides,
-            "version": 3,
-        }  # fmt: skip
-
-
 def phantom(view: DeviceView) -> Array:
     """A NumPy array that says where device memory lies. Its elements must not be touched."""
-    kind = FORMATS[view.format].dtype
-    if 0 in view.shape:
-        empty = np.empty(view.shape, kind)
-        empty.flags.writeable = not view.read_only
-        return empty
-    plain = np.dtype(f"u{kind.itemsize}") if kind.kind == "V" else kind  # NumPy's interface has no name for bfloat16
-    seen: Array = np.asarray(_Interface(view, plain))
-    return seen if plain is kind else seen.view(kind)
+    return array_at(view.address, view.shape, view.strides, view.format, view.read_only, view.owner)
 
 
 def copied(name: str, x: Any, shape: tuple[int, ...] | None = None) -> Any:

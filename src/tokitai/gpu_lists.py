@@ -15,7 +15,8 @@ import numpy as np
 
 from .call import storage_format
 from .call_list import Array, Prepared, prepare
-from .device.device_array import as_device, empty_like, handed_out, library_of, name_of
+from .device.device_array import as_device, empty_like, handed_out, name_of
+from .device.libraries import library_of, written
 from .errors import ArgumentError
 from .gpu_card import Card, card, copied, handle_of, kernel_on, phantom, stream_of, within
 from .gpu_kernel import GpuKernel, Ready, Table
@@ -103,6 +104,7 @@ class PreparedOnGpu(Prepared):
                     returned.append(handed_out(self._kept(o), self.example))
                 else:
                     returned.append([handed_out(x, self.example) for x in self.made[o.name]])
+            written(x for o in self.kernel.graph.outputs if o.inplace for x in self.lists[o.name])
         return returned[0] if len(returned) == 1 else tuple(returned)
 
     def _kept(self, o: Output) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .binding import MOST_RECIPES, MOST_SCALARS, Form, bind, check_params, form_of
-from .device.device_array import library_of
+from .device.libraries import library_of, written
 from .formats import FORMATS
 from .gpu_card import Launcher, as_columns, launchers, torch_streams
 from .gpu_checks import Checks
@@ -117,6 +117,7 @@ class Recipe:
     results: tuple[tuple[int, Any], ...]  # the same, or the pattern of a new one
     turned: tuple[Callable[[Any, list[Any]], Any] | None, ...]  # what makes of each result the caller's; mostly none
     meetings: tuple[tuple[int, int, int, int], ...]  # two of the caller's tensors that must lie apart, and their bytes
+    written: tuple[int, ...]  # places of those of the caller's tensors into which results go
     room: Any  # the pattern of workspace, or None
     words: struct.Struct  # the addresses of the kernel's tensors,
     first: int  # where in the parameter they begin, and
@@ -162,6 +163,8 @@ class Recipe:
         for launch in frame.launches:
             launch(stream)
         free.append(frame)
+        if self.written:
+            written(tensors[i] for i in self.written)
         if self.turned:
             made = [x if turn is None else turn(x, tensors) for x, turn in zip(made, self.turned, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
@@ -196,10 +199,10 @@ def recipe_of(
     graph, at = kernel.graph, {name: i for i, name in enumerate(look.form.named)}
     fresh = [o.name for o in graph.outputs if not o.inplace]
     results: list[tuple[int, Any]] = []
-    turned, written = [], []
+    turned, places = [], []
     for o in graph.outputs:
         place = at[o.name] if o.inplace else at[fresh.index(o.name)] if o.name in theirs else -1
-        written += [place] * (place >= 0)
+        places += [place] * (place >= 0)
         column = o.name in kernel.operator.contract.places
         turned.append(functools.partial(_columns, place) if column else None)
         new = place < 0 or column  # the kernel's columns go elsewhere first
@@ -208,8 +211,8 @@ def recipe_of(
         results.append((place, pattern))
     bytes_of = [0 if x is None else _extent(x) for x in look.tensors]
     meetings = [
-        (w, bytes_of[w], i, bytes_of[i]) for w in written for i in range(len(bytes_of))
-        if bytes_of[i] and i != w and not (i in written and i < w)
+        (w, bytes_of[w], i, bytes_of[i]) for w in places for i in range(len(bytes_of))
+        if bytes_of[i] and i != w and not (i in places and i < w)
     ]  # fmt: skip
     room = _pattern(example, (ready.workspace,), torch.uint8) if ready.workspace else None
     inputs = tuple(at[t.name] for t in graph.inputs)
@@ -218,7 +221,7 @@ def recipe_of(
     last = first + words.size + len(ready.middle) + len(kernel.scalar_bytes(scalars))
     return Recipe(
         kernel, shape, ready, device, checks, inputs, tuple(results), tuple(turned) if any(turned) else (),
-        tuple(meetings), room, words, first, last, torch.empty_like, torch_streams(),
+        tuple(meetings), tuple(places), room, words, first, last, torch.empty_like, torch_streams(),
     )  # fmt: skip
 
 

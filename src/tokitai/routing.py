@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .device.device_array import library_of
 from .device.dlpack import on_gpu
+from .device.libraries import library_of
 from .errors import ArgumentError
 
 Array = np.ndarray[Any, Any]

@@ -75,8 +75,10 @@ def test_empty_arrays(shape: tuple[int, ...]) -> None:
         (dict(x=X, weight=GAMMA), r"rms_norm: unknown argument weight; accepted: x, gamma, eps, out, threads, copy"),
         (dict(x=X, eps="small"), r"rms_norm: eps='small'; accepted: a number"),
         (dict(x=X, eps=True), r"rms_norm: eps=True; accepted: a number"),
-        (dict(x=X, threads=0), r"threads=0; accepted: a whole number of at least 1"),
-        (dict(x=X, threads=1.5), r"threads=1\.5; accepted"),
+        (dict(x=X, threads=0), r"threads=0; accepted: a whole number, 1 to 4096"),
+        (dict(x=X, threads=1.5), r"threads=1\.5; accepted: a whole number, 1 to 4096"),
+        (dict(x=X, threads=True), r"threads=True; accepted: a whole number, 1 to 4096"),
+        (dict(x=X, threads=10**6), r"threads=1000000; accepted: a whole number, 1 to 4096"),
         (dict(x=np.zeros((1, 2**20 + 1), np.float16)), r"rms_norm: rows=1, cols=1048577; accepted: at most"),
     ],
 )
@@ -110,6 +112,8 @@ def test_scalars_and_options_go_by_name() -> None:
         (dict(by=1.0, times=float("nan")), r"shifted: times=nan; accepted"),
         (dict(by=1.0, times=float("inf")), r"shifted: times=inf; accepted"),
         (dict(by=1.0, times=2**60), r"shifted: times=1152921504606846976; accepted"),
+        (dict(by=10**400), r"shifted: by of 1329 bits; accepted: a number of f64"),
+        (dict(by=-(2**1024)), r"shifted: by of 1025 bits; accepted"),
         (dict(by=1.0, kind="left"), r"shifted: kind='left'; accepted: 'up', 'down'"),
         (dict(by=1.0, kind=["up"]), r"shifted: kind=\['up'\]; accepted: 'up', 'down'"),
         (dict(by=1.0, ids=IDS.astype(np.int64)), r"ids: format i64; accepted: i32"),
@@ -247,18 +251,18 @@ SQUARE = X[:10].copy()
         (X, np.empty((24, 10), np.float16), r"out \(y\): shape \(24, 10\) of float16; accepted: \(24, 10\) of f32"),
         (X, np.empty((2, 12, 10), np.float32), r"out \(y\): shape \(2, 12, 10\)"),
         (X, read_only((24, 10)), r"out \(y\): read-only; accepted: an array that may be written"),
-        (X, np.empty((24, 20), np.float32)[:, ::2], r"out \(y\): strides \(80, 8\); accepted for a result"),
+        (X, np.empty((24, 20), np.float32)[:, ::2], r"out \(y\): strides \(80, 8\) of shape .*; accepted for"),
         (X, np.empty((10, 24), np.float32).T, r"out \(y\): strides"),
         (X, misaligned(X), r"out \(y\): strides"),
         (
             X,
             np.lib.stride_tricks.as_strided(np.empty(100, np.float32), (24, 10), (8, 4)),
-            r"out \(y\): .* so that rows overlap",
+            r"out \(y\): .* so that elements share memory",
         ),
         (
             X,
             np.lib.stride_tricks.as_strided(np.empty(10, np.float32), (24, 10), (0, 4)),
-            r"out \(y\): .* so that rows overlap",
+            r"out \(y\): .* so that elements share memory",
         ),
         (X, [np.empty((24, 10), np.float32)] * 2, r"out: 2 arrays; accepted: 1, for y"),
         (X, X.tolist(), r"out: 24 arrays; accepted: 1, for y"),
@@ -312,7 +316,7 @@ def test_results_in_place() -> None:
     [
         (read_only((24, 10)), "x: read-only"),
         (spread(1), "x: strides"),
-        (np.lib.stride_tricks.as_strided(np.zeros(10, np.float32), (24, 10), (0, 4)), "x: .*so that rows overlap"),
+        (np.lib.stride_tricks.as_strided(np.zeros(10, np.float32), (24, 10), (0, 4)), "x: .*share memory"),
     ],
 )
 def test_results_that_cannot_lie_in_place(x: Any, message: str) -> None:

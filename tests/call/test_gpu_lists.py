@@ -124,7 +124,7 @@ MEMORY = on_gpu(torch.ones(5000))
         (changed("grad", 3, on_gpu(torch.ones(7), OnAnother)), r"grad: lies on cuda:1; accepted beside it: cuda:0"),
         (changed("grad", 3, on_gpu(torch.ones(8))), r"grad\[3\]: shape \(8,\); accepted beside param\[3\]: \(7,\)"),
         (changed("grad", 3, on_gpu(torch.ones(7).half())), r"grad\[3\]: format float16; accepted beside grad\[0\]"),
-        (changed("param", 0, on_gpu(torch.ones(5, 3)).T), r"param\[0\]: read-only, not contiguous or not aligned"),
+        (changed("param", 0, on_gpu(torch.ones(5, 3)).T), r"param\[0\]: strides \(4, 12\) of"),
         (dict(changed("grad", 0, MEMORY), grad=[]), r"adamw: param has 6, grad has 0"),
         (dict(changed("grad", 0, MEMORY), param=[]), r"adamw: param has 0, grad has 6"),
         (changed("param", 3, on_gpu(torch.ones(7)).requires_grad_()), r"param: requires a gradient"),

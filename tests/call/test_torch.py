@@ -109,9 +109,9 @@ def test_empty_tensors(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 def test_formats_that_are_none() -> None:
     for x, message in [
-        (torch.zeros(2, 2, dtype=torch.complex64), "x: DLPack type code 5 with 64 bits"),
+        (torch.zeros(2, 2, dtype=torch.complex64), "x: torch.complex64 is not a format of this package"),
         (torch.zeros(2, 2, dtype=torch.float64), "x: format f64; accepted: f16, bf16, f32"),
-        (torch.zeros(2, 2, dtype=torch.bool), "x: DLPack type code 6 with 8 bits"),
+        (torch.zeros(2, 2, dtype=torch.bool), "x: format bool; accepted: f16, bf16, f32"),
     ]:
         with pytest.raises(ArgumentError, match=f"^{message}"):
             ops.softmax(x)
@@ -179,13 +179,13 @@ class Shaped:
 def test_what_is_not_plain_goes_through_dlpack_or_is_named() -> None:
     x = torch.tensor([1.0, -2.0])
     assert (as_numpy("x", Shaped(x.numpy())) == x.numpy()).all()
-    assert (as_numpy("x", torch.tensor([3, 4], dtype=torch.uint8)) == [3, 4]).all()
+    with pytest.raises(ArgumentError, match=r"^x: torch\.uint8 is not a format of this package"):
+        as_numpy("x", torch.tensor([3, 4], dtype=torch.uint8))
     turned = torch.complex(x, x).conj().imag  # a view with a bit that says: minus
     assert turned.is_neg()
     with pytest.raises(ArgumentError, match=r"signs are turned; accepted: x.resolve_neg\(\)"):
         ops.softmax(turned)
     assert (as_numpy("x", turned.resolve_neg()) == [-1.0, 2.0]).all()
-    with pytest.raises(ArgumentError, match="not a format of this package"):
-        as_numpy("x", x > 0)
-    with pytest.raises((ArgumentError, BufferError, RuntimeError)):
+    assert as_numpy("x", x > 0).tolist() == [True, False]
+    with pytest.raises(ArgumentError, match=r"^x: layout torch.sparse_coo; accepted: a dense tensor \(x.to_dense"):
         as_numpy("x", x.to_sparse())

@@ -14,6 +14,7 @@ from tokitai.device import capsule, device_array
 from tokitai.device.capsule import export, opened
 from tokitai.device.cuda import current_stream, open_device
 from tokitai.device.device_array import DeviceArray, as_device, dense, empty_like, handed_out
+from tokitai.device.dlpack import CPU
 from tokitai.errors import ArgumentError
 from tokitai.formats import FORMATS, format_of
 
@@ -69,12 +70,11 @@ def test_a_view_keeps_the_memory() -> None:
     assert alive() is None and not capsule._handed_out
 
 
-def test_a_consumer_lets_go_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_lets_go_of_the_memory() -> None:
     """torch takes a capsule over and calls its deleter; its device says host memory, so that torch takes it here."""
     torch = pytest.importorskip("torch")
     values = np.arange(15, dtype=np.float32)
-    monkeypatch.setattr(capsule, "CUDA", 1)
-    made = export(values.ctypes.data, (3, 5), format_of("f32"), 0, values)
+    made = export(values.ctypes.data, (3, 5), format_of("f32"), 0, values, kind=CPU[0])
     tensor = torch.utils.dlpack.from_dlpack(made)
     del made
     gc.collect()

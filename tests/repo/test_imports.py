@@ -29,7 +29,8 @@ ORDER = (
     {"device"},
     {
         "kernel", "gpu_attention", "gpu_kernel", "gpu_matrix", "gpu_targets", "gpu_card", "gpu_call", "gpu_checks",
-        "gpu_recipe", "gpu_lists", "gpu_source", "binding", "call_again", "call_checks", "call_list", "call",
+        "gpu_recipe", "gpu_lists", "gpu_source", "binding", "call_again", "call_checks", "call_layout",
+        "call_list", "call",
         "call_attention", "call_grouped", "call_product", "routing", "experts",
     },
     {"worker", "wire"},

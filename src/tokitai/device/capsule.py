@@ -1,4 +1,7 @@
-"""DLPack capsules of device memory, read and made by the layouts of dlpack.h (0.8, and 1.0 with its flags)."""
+"""DLPack capsules, read and made by the layouts of dlpack.h (0.8, and 1.0 with its flags).
+
+They are read here and not by NumPy's ``from_dlpack``, which knows neither bfloat16 nor the memory of a device.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..formats import FORMATS, Format
-from .dlpack import DLTensor
 
 CUDA = 2  # kDLCUDA
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
@@ -21,6 +23,28 @@ CODES = {
 _NAMES = {code: name for name, code in CODES.items()}
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class DLTensor(ctypes.Structure):
+    """The struct of the same name in dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
 
 
 class _Managed(ctypes.Structure):
@@ -106,15 +130,15 @@ _delete = _Deleter(_forget)
 _destroy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_forget_unused)
 
 
-def export(address: int, shape: Sequence[int], fmt: Format, device: int, owner: Any) -> Any:
-    """A capsule over contiguous memory of a card, which `owner` keeps until the consumer lets go of it."""
+def export(address: int, shape: Sequence[int], fmt: Format, device: int, owner: Any, kind: int = CUDA) -> Any:
+    """A capsule over contiguous memory of a device of this kind, which `owner` keeps until the consumer lets go."""
     rank = len(shape)
     sizes = (ctypes.c_int64 * max(rank, 1))(*shape)
     steps = (ctypes.c_int64 * max(rank, 1))(*(_product(shape[i + 1 :]) for i in range(rank)))
     managed = _Managed()
     t = managed.tensor
     t.data, t.byte_offset, t.ndim = address, 0, rank
-    t.device.type, t.device.id = CUDA, device
+    t.device.type, t.device.id = kind, device
     t.dtype.code, t.dtype.bits, t.dtype.lanes = (*CODES[fmt.name], 1)
     t.shape, t.strides = sizes, steps
     managed.context, managed.deleter = None, _delete

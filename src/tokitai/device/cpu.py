@@ -35,6 +35,7 @@ from .kept import room
 
 SYMBOL = "tokitai_kernel"
 ENV_THREADS = "TOKITAI_NUM_THREADS"
+MOST_THREADS = 4096  # more than a machine has processors: the OpenMP runtime ends a process that asks for far too many
 
 
 class LoadedKernel:
@@ -57,9 +58,8 @@ class LoadedKernel:
 
         Nothing is checked here but the thread count: the addresses must hold what the kernel's plan says.
         """
+        check_threads(threads)
         count = default_threads() if threads is None else threads
-        if count < 1:
-            raise ArgumentError(f"threads={count}: at least 1 is accepted")
         if scalars is not None and not scalars.flags.c_contiguous:
             raise ArgumentError(f"scalars: strides {scalars.strides} (accepted: a contiguous array)")
         return self.prepared(
@@ -179,18 +179,26 @@ def placed_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) 
     return np.ndarray(shape, dtype, raw.data, start), address + start
 
 
+def check_threads(threads: object, name: str = "threads") -> None:
+    """A whole number of threads that a kernel can be run in, or None. Raises ArgumentError."""
+    if threads is None:
+        return
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise ArgumentError(f"{name}={threads!r}; accepted: a whole number, 1 to {MOST_THREADS}")
+
+
 def default_threads() -> int:
     """``$TOKITAI_NUM_THREADS``, else the number of processors that this process may use. Raises ArgumentError."""
     wanted = os.environ.get(ENV_THREADS)
     if wanted:
-        if not re.fullmatch(r"[1-9]\d{0,5}", wanted, flags=re.ASCII):
-            raise ArgumentError(f"{ENV_THREADS}={wanted!r}: a whole number of at least 1 is accepted")
+        check_threads(int(wanted) if re.fullmatch(r"\d{1,9}", wanted, flags=re.ASCII) else wanted, ENV_THREADS)
         return int(wanted)
     return _processors()
 
 
 def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(here, MOST_THREADS)
 
 
 def describe() -> dict[str, Any]:

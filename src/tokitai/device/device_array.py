@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from copy import copy as copy_of
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,10 @@ from .capsule import CUDA, export, opened
 from .cuda import Device, open_device
 from .cuda_driver import attribute_of_pointer, call
 from .dlpack import SIMULATED
+from .libraries import IMMUTABLE, dense, holds_its_elements, library_of, place_of_torch
 from .sim import SIM, SimDevice, open_sim
 
 _MANAGED = 13  # DLPack's kDLCUDAManaged: memory that a card can read, wherever it lies now
-_LIBRARIES = {"torch", "cupy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,6 @@ class DeviceView:
     def contiguous(self) -> bool:
         """Whether the elements lie one after another, the last dimension fastest."""
         return lies_densely(self.shape, self.strides)
-
-
-def dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of a C-contiguous array."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def lies_densely(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -226,40 +220,11 @@ def as_device(name: str, x: Any, stream: int = 0) -> DeviceView:
     return _of_dlpack(name, x, stream)
 
 
-_known: dict[type, str] = {}
-
-
-def library_of(x: Any) -> str:
-    """The library that a type comes from, also where a class of the user's (torch.nn.Parameter) derives from it."""
-    kind = type(x)
-    if kind not in _known:
-        names = [base.__module__.partition(".")[0] for base in kind.__mro__]
-        _known[kind] = next((name for name in names if name in _LIBRARIES), names[0])
-    return _known[kind]
-
-
-@lru_cache(maxsize=64)
-def _torch_format(dtype: Any) -> str | None:
-    name = str(dtype).removeprefix("torch.")
-    known = {f.dtype.name: f.name for f in FORMATS.values()}
-    return known.get(name)
-
-
 def _of_torch(name: str, x: Any) -> DeviceView:
-    if x.device.type != "cuda":
+    if holds_its_elements(x) and x.device.type != "cuda":
         raise _elsewhere(name, str(x.device))
-    if x.requires_grad:
-        raise ArgumentError(f"{name}: requires a gradient, which this call would lose; accepted: x.detach()")
-    fmt = _torch_format(x.dtype)
-    if fmt is None:
-        raise ArgumentError(f"{name}: {x.dtype} is not a format of this package (accepted: {', '.join(FORMATS)})")
-    if str(x.layout) != "torch.strided" or x.is_neg():
-        raise ArgumentError(f"{name}: layout {x.layout}, negated {x.is_neg()}; accepted: a plain tensor (x.clone())")
-    shape = tuple(x.shape)
-    address = x.data_ptr()
-    if not address and 0 not in shape:
-        raise ArgumentError(f"{name}: a {type(x).__name__} without memory; accepted: a tensor that holds values")
-    return DeviceView(address, shape, x.stride(), fmt, x.device.index, False, x)
+    address, fmt = place_of_torch(name, x)
+    return DeviceView(address, tuple(x.shape), x.stride(), fmt, x.device.index, False, x)
 
 
 def _of_interface(name: str, x: Any, interface: dict[str, Any]) -> DeviceView:
@@ -301,7 +266,7 @@ def _of_dlpack(name: str, x: Any, stream: int) -> DeviceView:
     if wait is not None:
         wait()
     found = opened(name, x, None if wait is not None else stream or 1)  # 1: DLPack's word for the default stream
-    immutable = library_of(x) in ("jax", "jaxlib")
+    immutable = library_of(x) in IMMUTABLE
     return DeviceView(
         found.address, found.shape, found.strides or dense(found.shape), found.format, index,
         found.read_only or immutable, (x, found.capsule),
@@ -328,7 +293,7 @@ def empty_like(example: Any, shape: Sequence[int], fmt: Format | str, stream: in
 
 def handed_out(array: Any, example: Any) -> Any:
     """A filled result of `empty_like` as an array of `example`'s library: JAX takes a DeviceArray over, uncopied."""
-    if isinstance(array, DeviceArray) and library_of(example) in ("jax", "jaxlib"):
+    if isinstance(array, DeviceArray) and library_of(example) in IMMUTABLE:
         jax = sys.modules.get("jax.dlpack")
         if jax is not None:
             return jax.from_dlpack(array)
