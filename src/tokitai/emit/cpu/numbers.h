@@ -25,7 +25,8 @@ INLINE S mul(S a, S b) { return a * b; }
 INLINE S div(S a, S b) { return a / b; }
 INLINE S fma(S a, S b, S c) { return __builtin_fmaf(a, b, c); }
 INLINE S sqrt(S a) { return __builtin_sqrtf(a); }
-INLINE S neg(S a) { return -a; }
+// On bits: GCC takes -fma(a, b, c) for fma(-a, b, -c), which has the other zero where both terms cancel.
+INLINE S neg(S a) { return from_bits(bits(a) ^ 0x80000000u); }
 INLINE S abs(S a) { return from_bits(bits(a) & 0x7FFFFFFFu); }
 INLINE S round_even(S a) { return __builtin_rintf(a); }
 INLINE SB lt(S a, S b) { return a < b; }
@@ -113,7 +114,7 @@ INLINE V add(V a, V b) { return a + b; }
 INLINE V sub(V a, V b) { return a - b; }
 INLINE V mul(V a, V b) { return a * b; }
 INLINE V div(V a, V b) { return a / b; }
-INLINE V neg(V a) { return -a; }
+INLINE V neg(V a) { return from_bits(bits(a) ^ 0x80000000u); }
 INLINE V abs(V a) { return from_bits(bits(a) & 0x7FFFFFFFu); }
 INLINE B lt(V a, V b) { return a < b; }
 INLINE B le(V a, V b) { return a <= b; }
