@@ -58,6 +58,8 @@ class Contract:
     no_nan: tuple[str, ...] = ()  # inputs in which a NaN is an error
     places: tuple[str, ...] = ()  # results that are columns: whole numbers, which calls return as i32
     draw: Mapping[str, str] = field(default_factory=dict)  # inputs whose seeded values are not plain noise
+    # Whose results are "saved", and what its inputs are called here; where it is left out, that is `backward_of`.
+    forward: tuple[Operator, Mapping[str, str]] | None = None
     batched: bool = False  # leading dimensions of a product's operands are a batch; else they flatten into one side
 
 
@@ -82,12 +84,14 @@ class OptionSpec:
 @dataclass(frozen=True)
 class HardInput:
     """One named set of inputs that has broken kernels before. Tensors are given as float64 or integer arrays, rounded
-    once to the format under test; those that are left out are drawn at random."""
+    once to the format under test; those that are left out are drawn at random, those that are ``saved`` are what the
+    forward pass stores for the others."""
 
     name: str
     tensors: Mapping[str, Any]
     scalars: Mapping[str, float] = field(default_factory=dict)
     in_domain: bool = True  # False: outside the contract's domain, so that only the bits are compared
+    saved: tuple[str, ...] = ()  # beside those of which the contract says so
 
 
 class Outputs(dict[str, Any]):

@@ -22,7 +22,7 @@ from ..errors import TokitaiError
 from ..formats import FORMATS
 from ..lang import COL_SUM_BLOCK, MATMUL_BLOCK, TOTALS, Graph, Node, Sizes, TensorSpec
 from . import bits
-from .interpret import Array, full_size, items_of, joined, load
+from .interpret import Array, as_rows_cols, full_size, items_of, joined, load
 from .product import operands, turned
 
 U = 2.0**-24  # unit roundoff of f32
@@ -252,17 +252,22 @@ def _spacing(size: Array, precision: int, emin: int) -> Array:
 
 def evaluate(
     graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float],
-    domain_of: Callable[[Mapping[str, float]], Bounds] = Bounds,
+    domain_of: Callable[[Mapping[str, float]], Bounds] = Bounds, off: Mapping[str, Array] | None = None,
 ) -> dict[str, tuple[Array, Array]]:  # fmt: skip
     """For every result its stored bits, and per element a bound on their distance from the real result.
 
-    ``domain_of`` makes the domain, where it is another one.
+    ``domain_of`` makes the domain, where it is another one. ``off`` says how far inputs are from what they stand for.
     Raises TokitaiError for a graph with a function whose error is not proved, or with totals over lists.
     """
     if any(n.op in TOTALS and _matters(graph, n) for n in graph.nodes):
         raise TokitaiError(f"{graph.name}: bounds of totals over a list are not computed")
     if isinstance(shape, Sizes) and shape.several:
-        items = [evaluate(graph, some, one, params, domain_of) for some, one in items_of(graph, tensors, shape)]
+        there = items_of(graph, {**tensors, **(off or {})}, shape)
+        both_of = zip(items_of(graph, tensors, shape), there, strict=True)
+        items = [
+            evaluate(graph, some, one, params, domain_of, {n: away[n] for n in off or ()})
+            for (some, one), (away, _) in both_of
+        ]
         spaces = {o.name: o.space for o in graph.outputs}
         both = {n: [joined(s, [i[n][j] for i in items], shape) for j in (0, 1)] for n, s in spaces.items()}
         return {n: (value, error) for n, (value, error) in both.items()}
@@ -271,7 +276,10 @@ def evaluate(
     values: dict[Node, Any] = {}
     for node in graph.nodes:
         if node.op == "input":
-            values[node] = load(domain, node, specs[str(node.data[0])], tensors, shape)
+            name = str(node.data[0])
+            values[node] = load(domain, node, specs[name], tensors, shape)
+            if name in (off or {}):
+                values[node].error = as_rows_cols(specs[name], (off or {})[name], shape)
         elif node.op in TOTALS:
             values[node] = Bounded(np.zeros((1, 1), np.float32), np.zeros((1, 1)))  # a gate that is open
         else:

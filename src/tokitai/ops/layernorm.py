@@ -3,6 +3,10 @@
 A row whose mean lies far above its spread loses nothing: the mean is corrected once. With rough = sum(x)/n, which errs
 by its rounding, slip = sum(x - rough)/n is what rough is off by, and the variance about rough is too large by slip**2.
 A constant row gives exactly beta.
+
+The backward pass is the derivative of all of that in x, not at the mean that was stored: an f32 mean of 2**24 is off by
+up to 1, which may be all of the spread. What it is off by is measured again, by a row sum beside the others: any number
+near the mean serves as `mean`, and none of its error reaches the gradient.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ CONTRACT = Contract(
     domain="rows whose squared deviations from the computed mean do not overflow f32: |mean| below 1e20, and "
     "|x - mean| below 1.8e19/sqrt(columns)",
     defaults={"eps": 1e-5},
-    draw={"rstd": "positive"},
+    draw={"mean": "anchor", "rstd": "saved"},
 )
 
 
@@ -64,10 +68,12 @@ def layer_norm_backward(
 ) -> Outputs:
     """dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma; dgamma and dbeta are sums down the columns."""
     n = columns(x)
-    xhat = (x - mean) * rstd
+    rough = (x - mean) * rstd
+    slip = row_sum(rough) / n  # what the stored mean is off by, in units of the spread
+    xhat = rough - slip
     g = dy if gamma is None else dy * gamma
     shift = row_sum(g) / n
-    slope = row_sum(g * xhat) / n
+    slope = fma(-slip, shift, row_sum(g * rough) / n)  # the mean of g xhat, from sums that need not wait for slip
     results = dict(dx=fma(-slope, xhat, g - shift) * rstd, dbeta=col_sum(dy))
     if gamma is not None:
         results["dgamma"] = col_sum(dy * xhat)
@@ -84,8 +90,8 @@ def textbook(x: Any, gamma: Any = 1.0, beta: Any = 0.0, *, eps: float) -> dict[s
 
 @layer_norm_backward.set_textbook
 def textbook_backward(dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = 1.0) -> dict[str, Any]:
-    """The chain rule through equation 4, with mean and rstd as given."""
-    xhat, g = (x - mean) * rstd, dy * gamma
+    """The chain rule through equation 4, at the row's own mean, whatever is given as one, with rstd as given."""
+    xhat, g = (x - x.mean(axis=1, keepdims=True)) * rstd, dy * gamma
     dx = rstd * (g - g.mean(axis=1, keepdims=True) - xhat * (g * xhat).mean(axis=1, keepdims=True))
     return dict(dx=dx, dgamma=(dy * xhat).sum(axis=0, keepdims=True), dbeta=dy.sum(axis=0, keepdims=True))
 
@@ -112,11 +118,27 @@ def hard_inputs() -> Iterator[HardInput]:
     yield HardInput("neighbouring rows of other size", dict(x=rows))
 
 
+def far_from_zero() -> Iterator[tuple[str, Any]]:
+    """Rows whose mean, rounded to f32, is off by much of their spread; constant ones; of one to many columns."""
+    for cols in (1, 2, 3, 4, 17, 300):
+        steps = np.arange(cols)[None, :]
+        yield "mean 2**24, steps of 2", 2.0**24 + 2 * steps
+        yield "mean -3 * 2**22, steps of 1", -3 * 2.0**22 - steps
+        yield "one step above 2**20", 2.0**20 + np.where(steps == cols // 2, 0.125, 0.0)
+        yield "mean 1000, noise", 1000 + np.sin(steps * 7.0)
+        yield "constant 1234", np.full((1, cols), 1234.0)
+        yield "constant 0.1", np.full((1, cols), 0.1)
+
+
 @layer_norm_backward.set_hard_inputs
 def hard_inputs_backward() -> Iterator[HardInput]:
     """Gradients that show a wrong axis, a narrow accumulator, a dropped tail."""
     noise = np.sin(np.arange(1000 * 5)).reshape(1000, 5)
     yield HardInput("dy = 1, a thousand rows", dict(dy=np.ones((1000, 5)), x=noise))
     yield HardInput("dy = 0", dict(dy=np.zeros((3, 17)), x=noise[:3, :1] + np.arange(17)))
+    for name, x in far_from_zero():
+        cols = x.shape[1]
+        slope = np.cos(np.arange(x.size)).reshape(x.shape)
+        yield HardInput(f"{name}, {cols} columns", dict(dy=slope, x=x, gamma=np.linspace(0.5, 1.5, cols)))
     yield HardInput("one large row", dict(dy=np.where(np.arange(70)[:, None] == 33, 2048.0, 1.0) * np.ones((70, 3))))
     yield HardInput("infinity and NaN", dict(dy=[[1.0, np.inf, 2.0], [np.nan, 1.0, 2.0], [1.0, 2.0, 3.0]]))

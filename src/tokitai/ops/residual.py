@@ -7,6 +7,7 @@ followed by `layer_norm` or `rms_norm`, and the backward pass sees the h that wa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from ..lang import Cols, HardInput, Matrix, Outputs, Rows, f32, operator, output
 from . import layernorm, rmsnorm
 
 LAYER, RMS = layernorm.CONTRACT, rmsnorm.CONTRACT
+# What the norm's backward pass takes is what the norm saves for h.
+LAYER_BACK = replace(LAYER, forward=(layernorm.layer_norm, {"x": "h"}))
+RMS_BACK = replace(RMS, forward=(rmsnorm.rms_norm, {"x": "h"}))
 
 
 @operator(contract=LAYER)
@@ -27,7 +31,7 @@ def add_layer_norm(
     return outputs(h=h, **layernorm.layer_norm.definition(h, gamma, beta, eps=eps))
 
 
-@operator(contract=LAYER, backward_of=add_layer_norm)
+@operator(contract=LAYER_BACK, backward_of=add_layer_norm)
 def add_layer_norm_backward(
     dy: Matrix[storage], dh: Matrix[storage] | None, h: Matrix[storage], gamma: Cols[storage] | None,
     mean: Rows[f32], rstd: Rows[f32],
@@ -47,7 +51,7 @@ def add_rms_norm(
     return outputs(h=h, **rmsnorm.rms_norm.definition(h, gamma, eps=eps))
 
 
-@operator(contract=RMS, backward_of=add_rms_norm)
+@operator(contract=RMS_BACK, backward_of=add_rms_norm)
 def add_rms_norm_backward(
     dy: Matrix[storage], dh: Matrix[storage] | None, h: Matrix[storage], gamma: Cols[storage] | None, rstd: Rows[f32]
 ) -> Outputs:
@@ -101,7 +105,21 @@ def _hard_backward() -> Iterator[HardInput]:
     yield HardInput("infinity and NaN", dict(dy=[[1.0, np.inf], [1.0, 2.0]], dh=[[1.0, 1.0], [np.nan, 0.0]]))
 
 
+def _hard_layer_backward() -> Iterator[HardInput]:
+    yield from _hard_backward()
+    for name, h in layernorm.far_from_zero():
+        dy = np.cos(np.arange(h.size)).reshape(h.shape)
+        yield HardInput(f"{name}, {h.shape[1]} columns", dict(dy=dy, dh=np.zeros(h.shape), h=h))
+
+
+def _hard_rms_backward() -> Iterator[HardInput]:
+    yield from _hard_backward()
+    for name, h in rmsnorm.whole_rows():
+        dy = np.cos(np.arange(h.size)).reshape(h.shape)
+        yield HardInput(f"{name}, rstd of the forward pass", dict(dy=dy, dh=np.zeros(h.shape), h=h), saved=("rstd",))
+
+
 for _op in (add_layer_norm, add_rms_norm):
     _op.set_hard_inputs(_hard)
-for _op in (add_layer_norm_backward, add_rms_norm_backward):
-    _op.set_hard_inputs(_hard_backward)
+add_layer_norm_backward.set_hard_inputs(_hard_layer_backward)
+add_rms_norm_backward.set_hard_inputs(_hard_rms_backward)

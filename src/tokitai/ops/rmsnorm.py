@@ -88,3 +88,15 @@ def hard_inputs_backward() -> Iterator[HardInput]:
     yield HardInput("weights two and three", row)
     yield HardInput("a thousand ones", dict(dy=np.ones((1000, 4)), x=np.ones((1000, 4)), rstd=np.ones(1000)))
     yield HardInput("infinity and NaN", dict(dy=[[1.0, np.inf, 2.0], [np.nan, 1.0, 2.0], [1.0, 2.0, 3.0]]))
+    for name, x in whole_rows():
+        dy = np.cos(np.arange(x.size)).reshape(x.shape)
+        yield HardInput(f"{name}, rstd of the forward pass", dict(dy=dy, x=x), saved=("rstd",))
+
+
+def whole_rows() -> Iterator[tuple[str, Any]]:
+    """Rows whose gradient is held against that of the whole function: what cancels, few columns, what eps outweighs."""
+    for cols in (1, 2, 3, 300):
+        steps = np.arange(cols)[None, :]
+        yield f"{cols} columns", np.sin(steps * 7.0 + 1)
+        yield f"{cols} equal columns", np.full((1, cols), 1234.0)
+        yield f"{cols} columns of 2**-12", np.where(steps % 2, -(2.0**-12), 2.0**-12)

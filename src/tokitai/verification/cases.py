@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..meaning.bits import evaluate, round_to
 from ..meaning.structure import drawn_entries
 
 Array = np.ndarray[Any, Any]
+SAVED = ("saved", "anchor")  # wishes for what the forward pass stores; the error of an anchor is to have no effect
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Case:
     tensors: Mapping[str, Array]
     params: Mapping[str, float] = field(default_factory=dict)
     in_domain: bool = True  # the contract's statements on accuracy hold
+    saved: tuple[str, ...] = ()  # inputs that are results of the forward pass on the others
 
     @property
     def id(self) -> str:
@@ -127,7 +129,8 @@ def other_nans(rng: np.random.Generator, values: Array, fmt: Format) -> Array:
 
 def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:
     """A seeded tensor, as the contract wishes: "positive", "unit", "probabilities", "below COUNT", "lengths", or
-    indices; some of these are the value that is besides them. What is "saved" is noise until `saved` is called."""
+    indices; some of these are the value that is besides them. What is "saved", an "anchor" too, is noise until `saved`
+    is called."""
     if t.space in GROUPS:
         return drawn_groups(rng_for(seed, t.name, how), t.space, shape)
     contract = operator.contract
@@ -201,22 +204,34 @@ def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], s
     shape = in_groups(graph, shape)
     tensors = {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs}
     params = drawn_scalars(operator, graph, shape)
-    tensors |= saved(operator, graph, tensors, shape, params)
-    return Case("seeded", how, shape, seed, tensors, params, in_domain=how == "normal")
+    made = Case("seeded", how, shape, seed, tensors, params, in_domain=how == "normal")
+    return saved(operator, graph, made)
 
 
-def saved(
-    operator: Operator, graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float]
-) -> dict[str, Array]:
-    """What a backward pass takes from its forward pass where the contract wishes so: the results that the oracle gives
-    for the same inputs."""
-    wanted = [n for n, wish in operator.contract.draw.items() if wish == "saved"]
-    if not wanted or operator.backward_of is None:
-        return {}
-    given = {t.name for t in graph.inputs}
-    forward = operator.backward_of.trace(graph.dtype, {t.name for t in operator.tensors if t.optional} & given)
-    made = evaluate(forward, tensors, shape, params)
-    return {t.name: made[t.name].reshape(tensors[t.name].shape) for t in graph.inputs if t.name in wanted}
+def saved(operator: Operator, graph: Graph, case: Case, given: HardInput | None = None) -> Case:
+    """The case with what a backward pass takes from its forward pass, where the contract or a hard input wishes so: the
+    results that the oracle gives for the other inputs. What a hard input names is as it says."""
+    more, named = (given.saved, given.tensors) if given is not None else ((), {})
+    drawn = operator.contract.draw
+    wanted = [t.name for t in graph.inputs if (drawn.get(t.name) in SAVED or t.name in more) and t.name not in named]
+    if not wanted:
+        return case
+    _, forward, others = forward_pass(operator, graph, case)
+    made = evaluate(forward, others.tensors, others.shape, others.params)
+    found = {n: made[n].reshape(case.tensors[n].shape) for n in wanted}
+    return replace(case, tensors={**case.tensors, **found}, saved=tuple(wanted))
+
+
+def forward_pass(operator: Operator, graph: Graph, case: Case) -> tuple[Operator, Graph, Case]:
+    """The forward pass of a case of a backward operator: its operator, graph and case."""
+    forward, renamed = operator.contract.forward or (operator.backward_of, {})
+    if forward is None:
+        where = f"{operator.file}:{operator.line}"
+        raise DefinitionError(f"{where}: no forward pass saves anything; accepted: a backward_of")
+    tensors = {t.name: case.tensors.get(renamed.get(t.name, t.name)) for t in forward.tensors}
+    given = {n: a for n, a in tensors.items() if a is not None}
+    optional = {t.name for t in forward.tensors if t.optional}
+    return forward, forward.trace(graph.dtype, optional & set(given)), replace(case, tensors=given, saved=())
 
 
 def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
@@ -240,10 +255,9 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
         entries = next((len(tensors[t.name]) for t in graph.inputs if t.space == "t"), drawn_entries(shape[0]))
         entries = int(h.scalars.get("entries", entries))
         params = settled(operator, graph, {**defaults(operator), **h.scalars}, entries)
-        found = saved(operator, graph, tensors, shape, params)
-        tensors |= {n: a for n, a in found.items() if n not in h.tensors}
-        finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in tensors.items() if _is_float(graph, n))
-        yield Case("hard", h.name, shape, 0, tensors, params, in_domain=h.in_domain and finite)
+        made = saved(operator, graph, Case("hard", h.name, shape, 0, tensors, params), h)
+        finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in made.tensors.items() if _is_float(graph, n))
+        yield replace(made, in_domain=h.in_domain and finite)
 
 
 def _is_float(graph: Graph, name: str) -> bool:

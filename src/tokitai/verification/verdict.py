@@ -350,7 +350,7 @@ def _run_variant(
     def measure(graph: Graph, c: cases.Case, want: Mapping[str, Any], result: CaseResult) -> None:
         # The bits are those of the CPU's kernels, whose distance is measured at every shape: small ones do here.
         if verdict.device == "cpu" or c.shape[0] * c.shape[1] <= MEASURED_ELSEWHERE:
-            measure_error(graph, c, want, operator.textbook, result)
+            measure_error(graph, c, want, operator, result)
 
     for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, device)):
         if only in (None, c.id):
