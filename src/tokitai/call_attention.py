@@ -47,8 +47,7 @@ def heads_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> H
     for t in graph.inputs:
         shape = arrays[t.name].shape
         if t.name in operator.contract.indices:
-            if not _broadcasts(shape, found[t.space]):
-                raise ArgumentError(f"{t.name}: shape {shape}; accepted: what broadcasts to {found[t.space]}")
+            check_limit(t.name, shape, found[t.space])
         elif shape != found[t.space]:
             beside = queries if t.space != "ck" else keys
             raise ArgumentError(f"{t.name}: shape {shape}; accepted beside {beside}: {found[t.space]}")
@@ -62,11 +61,14 @@ def heads_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> H
     return Heads(Sizes(rows, k[-2], k[-1], math.prod(k[:-2])), found)
 
 
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, to) == to
-    except ValueError:
-        return False
+def check_limit(name: str, shape: tuple[int, ...], lead: tuple[int, ...]) -> None:
+    """A limit is of queries alone, or has all dimensions of ``lead``, where any may be 1: what would broadcast from the
+    middle, as (heads, queries), has another reading, (batch, queries). Raises ArgumentError."""
+    whole = lead[-1:] if len(shape) == 1 else lead
+    if shape and (len(shape) != len(whole) or any(n not in (1, m) for n, m in zip(shape, whole, strict=True))):
+        raise ArgumentError(
+            f"{name}: shape {shape}; accepted: ({lead[-1]},), of queries alone, or {lead}, where any may be 1"
+        )
 
 
 def call_attention(

@@ -189,7 +189,7 @@ def test_attention_that_cannot_be_is_refused_as_on_the_cpu() -> None:
     for given, says in (
         ((Q, KEYS[:1], KEYS), r"k: shape \(1, 1, 6, 40\); accepted beside q"),
         ((Q, KEYS, KEYS, torch.full((6,), 7, dtype=torch.int32)), r"limit\[0\]=7 \(.*\); accepted: 0 to 6"),
-        ((Q, KEYS, KEYS, LIMIT[:5]), r"limit: shape \(5,\); accepted: what broadcasts"),
+        ((Q, KEYS, KEYS, LIMIT[:5]), r"limit: shape \(5,\); accepted: \(6,\), of queries alone"),
     ):
         for place in (on_gpu, torch.Tensor.clone):
             with pytest.raises(ArgumentError, match=f"^{says}"):

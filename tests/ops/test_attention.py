@@ -304,7 +304,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: ops.attention(ONES, ONES[:3], ONES[:3], scale=1.0), "k: shape (3, 5, 8), 3 heads; accepted beside q: a"),
     (lambda: ops.attention(ONES, ONES, ONES[:, :4], scale=1.0), "v: shape (4, 4, 8); accepted beside k: (4, 5, 8)"),
     (lambda: ops.attention(ONES, ONES, ONES.astype(np.float32), scale=1.0), "v: format f32 beside f16; accepted: one"),
-    (lambda: ops.attention(ONES, ONES, ONES, LIMIT[:3], scale=1.0), "limit: shape (3, 5); accepted: what broadcasts"),
+    (lambda: ops.attention(ONES, ONES, ONES, LIMIT[:3], scale=1.0), "limit: shape (3, 5); accepted: (5,), of queries"),
     (lambda: ops.attention(ONES, ONES, ONES, LIMIT.astype(np.int64), scale=1.0), "limit: format i64; accepted: i32"),
     (lambda: ops.attention(ONES, ONES, ONES, LIMIT + 1, scale=1.0), "limit[0]=6 (20 such rows); accepted: 0 to 5"),
     (lambda: ops.attention(ONES, ONES, ONES, LIMIT - 6, scale=1.0), "limit[0]=-1 (20 such rows); accepted: 0 to 5"),

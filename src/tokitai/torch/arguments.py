@@ -61,8 +61,11 @@ def checked(function: F, signature: inspect.Signature | None = None) -> F:
                 refuse_transforms(name, value)
         return function(*args, **kwargs)
 
-    call.__signature__ = shown  # type: ignore[attr-defined]
-    return typing.cast("F", call)
+    # Code of its own: torch.compile keeps graphs by code, and no more than a few for each.
+    made: Any = call
+    made.__code__ = made.__code__.replace(co_name=name)
+    made.__signature__ = shown
+    return typing.cast("F", made)
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:

@@ -26,6 +26,7 @@ from ..lang import Operator
 from .arguments import checked
 from .autocast import Rule, cast
 from .custom_ops import TorchOp, full_graph, looks_at_values, torch_op
+from .integers import narrow
 from .transforms import refuse_gradient, refuse_transforms
 
 FLOATS = ("f16", "bf16", "f32")
@@ -73,7 +74,7 @@ def differentiable(
         tensors = [given.get(n) for n in names]
         cast_to = iter(cast(autocast, [x for x, s in zip(tensors, storage, strict=True) if s]))
         tensors = [next(cast_to) if s else x for x, s in zip(tensors, storage, strict=True)]
-        tensors = [narrow(operator, n, x) if n in whole else x for n, x in zip(names, tensors, strict=True)]
+        tensors = [narrow(operator.name, n, x) if n in whole else x for n, x in zip(names, tensors, strict=True)]
         made = forward(tensors, words)
         every = list(made) if isinstance(made, tuple) else [made]
         # A graph that is traced gives every result a gradient, wanted or not: only a plain call can refuse one.
@@ -88,25 +89,6 @@ def differentiable(
     function.__module__ = sys._getframe(1).f_globals.get("__name__", __name__)  # where it is assigned: so it pickles
     function.__doc__ = f"{operator.__doc__}\n\n    Returns {', '.join(rule.results[i] for i in rule.returned)}."
     return checked(function, _signature(operator))
-
-
-def narrow(operator: Operator, name: str, x: Tensor | None) -> Tensor | None:
-    """Whole numbers as int32. Those of int64 that are out of its range become its ends, which as indices are out of
-    range too; what is no index is looked at, where that waits for no device and no graph is traced. Raises
-    ArgumentError for such a number, and for a mask."""
-    if x is not None and x.dtype == torch.bool:
-        raise ArgumentError(
-            f"{operator.name}: {name} of torch.bool, a mask; accepted: whole numbers of int32 or int64, as how many "
-            "columns each row sees; masks are taken by functional.scaled_dot_product_attention"
-        )
-    if x is None or x.dtype != torch.int64:
-        return x
-    near = x.clamp(-(2**31), 2**31 - 1)
-    index = name in operator.contract.indices
-    if not index and x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.equal(near, x):
-        worst = int(x[near != x][0])
-        raise ArgumentError(f"{operator.name}: {name} holds {worst}; accepted: {-(2**31)} to {2**31 - 1}")
-    return near.to(torch.int32)
 
 
 class _Rule:

@@ -104,6 +104,8 @@ def rms_norm(
     Raises ArgumentError.
     """
     rows, (gamma,) = _rows("rms_norm", x, normalized_shape, weight=weight)
+    if not x.is_floating_point():
+        raise ArgumentError(f"rms_norm: x of {x.dtype}; accepted: floats of 16 or 32 bits")
     made: Tensor = operators.rms_norm(rows, gamma, eps=torch.finfo(x.dtype).eps if eps is None else eps)
     return made.reshape(x.shape)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..call_attention import check_limit
 from ..errors import ArgumentError
 from .transforms import refuse_vmap
 
@@ -20,7 +21,7 @@ def limits_of(q: Tensor, k: Tensor, limit: Tensor | None, lengths: Tensor | None
     lead, found = tuple(q.shape[:-1]), []
     if limit is not None:
         _check_counts("limit", limit)
-        check_limit(tuple(limit.shape), lead)
+        check_limit("attention: limit", tuple(limit.shape), lead)
         found.append(limit)
     if lengths is not None:
         _check_counts("lengths", lengths)
@@ -38,16 +39,6 @@ def limits_of(q: Tensor, k: Tensor, limit: Tensor | None, lengths: Tensor | None
     for other in found[1:]:
         least = torch.minimum(least, other)
     return least
-
-
-def check_limit(shape: tuple[int, ...], lead: tuple[int, ...]) -> None:
-    """Raise ArgumentError for a shape that is neither (queries) nor that of q before its last dimension, with ones."""
-    whole = lead[-1:] if len(shape) == 1 else lead
-    if len(shape) != len(whole) or not all(n == 1 or n == m for n, m in zip(shape, whole, strict=True)):
-        raise ArgumentError(
-            f"attention: limit of shape {shape}; accepted: ({lead[-1]},), of queries alone, or {lead}, where any may "
-            "be 1; for the length of each sequence of a batch lengths=, of (batch)"
-        )
 
 
 def _check_counts(name: str, x: Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..call_attention import check_limit
 from ..errors import ArgumentError, DefinitionError
 from ..kernel import is_attention, is_product
 from ..lang import Graph, Operator
@@ -121,11 +122,9 @@ def _attention(operator: Operator, graph: Graph, given: Mapping[str, Tensor]) ->
     spaces: dict[str, Shape] = {"rk": q, "ck": k, "r": q[:-1]}
     for t in graph.inputs:
         shape, whole = tuple(given[t.name].shape), spaces[t.space]
-        aligned = whole[len(whole) - len(shape) :] if len(shape) <= len(whole) else None
-        fits = shape == whole
-        if t.name in operator.contract.indices and aligned is not None:
-            fits = all(n == 1 or n == m for n, m in zip(shape, aligned, strict=True))
-        if not fits:
+        if t.name in operator.contract.indices:
+            check_limit(t.name, shape, whole)
+        elif shape != whole:
             _refuse(t.name, shape, whole)
     _check_limits(operator, (heads // (shared or 1), q[-2]), k[-2])
     return spaces

@@ -1,0 +1,281 @@
+"""Every function under what torch does to functions: the bits of a plain call, or a refusal that names the function."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from tests.torch.functions import EVERY, Call
+from tests.torch.test_derived import equal
+from tokitai.errors import ArgumentError
+from tokitai.torch import functional
+
+every = pytest.mark.parametrize("call", list(EVERY.values()), ids=list(EVERY))
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SEED = 20261130
+MUTATIONS = 12  # of each function's shapes
+
+
+def same(found: list[Any], want: list[Any]) -> None:
+    assert len(found) == len(want)
+    assert all(equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def test_every_function_is_here() -> None:
+    assert set(functional.__all__) <= set(EVERY)
+
+
+# ------------------------------------------------------------------ tensors without values
+def outcome(call: Call, inputs: tuple[Any, ...]) -> list[tuple[Any, Any]] | str:
+    """Shapes and dtypes of results, or that the call was refused, for its shapes or for what tensors hold."""
+    try:
+        return [(tuple(r.shape), r.dtype) for r in call.results(*inputs)]
+    except ArgumentError as error:
+        return "refused for values" if re.search(r"\[\d+\](=| does not show)", str(error)) else "refused"
+
+
+def mutated(rng: random.Random, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One tensor with another shape: a dimension less or more, of another size, empty; or of another dtype."""
+    place = rng.choice([i for i, t in enumerate(inputs) if isinstance(t, Tensor)])
+    t = inputs[place].detach()
+    way = rng.randrange(6)
+    d = rng.randrange(t.ndim) if t.ndim else 0
+    if way == 0 and t.ndim:
+        t = t.select(d, 0)
+    elif way == 1:
+        t = t.unsqueeze(d)
+    elif way == 2 and t.ndim and t.shape[d] > 1:
+        t = t.narrow(d, 0, t.shape[d] - 1)
+    elif way == 3 and t.ndim:
+        t = torch.cat([t, t], d)
+    elif way == 4 and t.ndim:
+        t = t.narrow(d, 0, 0)
+    elif way == 5:
+        t = t.to(rng.choice([torch.float16, torch.int64, torch.bool, torch.float64]))
+    return (*inputs[:place], t.contiguous(), *inputs[place + 1 :])
+
+
+def moved(inputs: tuple[Any, ...], to: Any) -> tuple[Any, ...]:
+    return tuple(to(t) if isinstance(t, Tensor) else t for t in inputs)
+
+
+@pytest.mark.slow
+@every
+def test_results_without_values(call: Call, request: pytest.FixtureRequest) -> None:
+    """Of the meta device and of fake tensors: the shapes and formats of a call, or refused where it is."""
+    rng = random.Random(f"{SEED} {request.node.callspec.id}")
+    print(f"seed {SEED}")
+    compared = 0
+    real = call.tensors()
+    words = {n: v.to("meta") if isinstance(v, Tensor) else v for n, v in call.words.items()}
+    there = replace(call, words=words)
+    tried = [real, *(mutated(rng, real) for _ in range(MUTATIONS))]
+    for inputs in tried:
+        want = outcome(call, inputs)
+        if want == "refused for values":
+            assert inputs is not real
+            continue
+        compared += 1
+        shown = [(tuple(t.shape), t.dtype) if isinstance(t, Tensor) else t for t in inputs]
+        assert outcome(there, moved(inputs, lambda t: t.to("meta"))) == want, shown
+        with FakeTensorMode() as mode:
+            words = {n: mode.from_tensor(v) if isinstance(v, Tensor) else v for n, v in call.words.items()}
+            fake = replace(call, words=words)
+            assert outcome(fake, moved(inputs, mode.from_tensor)) == want, shown
+    assert compared > MUTATIONS // 2
+
+
+# ------------------------------------------------------------------ autocast
+@pytest.mark.slow
+@every
+def test_autocast(call: Call) -> None:
+    """Inputs are converted as the rule says, to the bit as by hand; gradients come back in the format of the inputs."""
+    for active in (torch.bfloat16, torch.float16):
+        leaves = call.leaves()
+        chosen = {"lower": active, "f32": torch.float32, "widest": torch.float32}[call.rule]
+        storage = [i for i, t in enumerate(leaves) if call.sloped(i, t)]
+        by_hand = [t.detach().to(chosen).requires_grad_() if i in storage else t for i, t in enumerate(leaves)]
+        want = call.gradients(*by_hand)
+        with torch.autocast("cpu", dtype=active):
+            found = call.gradients(*leaves)
+        results = len(call.results(*by_hand))
+        same(found[:results], want[:results])
+        same(found[results:], [g.float() for g in want[results:]])
+
+
+@pytest.mark.slow
+@every
+def test_formats_that_differ(call: Call) -> None:
+    """Accepted under autocast, refused without."""
+    inputs = call.tensors()
+    storage = [i for i, t in enumerate(inputs) if call.sloped(i, t)]
+    if len(storage) < 2:
+        return
+    mixed = tuple(t.to(torch.bfloat16) if i == storage[0] else t for i, t in enumerate(inputs))
+    with pytest.raises(ArgumentError, match=r"beside .*; accepted: "):
+        call.results(*mixed)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        call.results(*mixed)
+
+
+# ------------------------------------------------------------------ what keeps and replays
+@pytest.mark.slow
+@every
+def test_checkpoint_and_hooks(call: Call) -> None:
+    """What is computed again, or was packed and unpacked, has the same bits; every saved tensor passes the hooks."""
+    want = call.gradients(*call.leaves())
+    again = replace(call, function=lambda *t, **w: checkpoint(call.function, *t, use_reentrant=False, **w))
+    same(again.gradients(*call.leaves()), want)
+    packed = []
+
+    def pack(t: Tensor) -> Tensor:
+        packed.append(t)
+        return t.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t.clone()):
+        same(call.gradients(*call.leaves()), want)
+
+
+@pytest.mark.slow
+@every
+def test_compile(call: Call) -> None:
+    """One graph, with the bits of the plain call; whole numbers that change make one more, tensors none."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = replace(call, function=torch.compile(call.function, backend=counter, fullgraph=True))
+    same(compiled.gradients(*call.leaves()), call.gradients(*call.leaves()))
+    assert counter.frame_count == 1
+    graphs = []
+    for step in range(2, 12) if call.changing else ():
+        words = {n: call.words.get(n, 0) - step if n == "ignore_index" else step for n in call.changing}
+        same(compiled.gradients(*call.leaves(), **words), call.gradients(*call.leaves(), **words))
+        graphs.append(counter.frame_count)
+    assert len(set(graphs[1:])) <= 1, graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, c in EVERY.items() if any(isinstance(v, float) for v in c.words.values())])
+def test_numbers_as_tensors(name: str) -> None:
+    """The bits of plain numbers; under `torch.compile` one graph for all of them."""
+    call = EVERY[name]
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = replace(call, function=torch.compile(call.function, backend=counter, fullgraph=True))
+    graphs = []
+    numbers = {n: v for n, v in call.words.items() if type(v) in (int, float) and n != "k"}
+    for step in range(1, 6):
+        words = {n: v / step if isinstance(v, float) else v + step for n, v in numbers.items()}
+        held = {n: torch.tensor(v, dtype=torch.float64 if isinstance(v, float) else None) for n, v in words.items()}
+        want = call.gradients(*call.leaves(), **words)
+        same(call.gradients(*call.leaves(), **held), want)
+        same(compiled.gradients(*call.leaves(), **held), want)
+        graphs.append(counter.frame_count)
+    assert len(set(graphs)) == 1, graphs
+    for wrong in (torch.ones(2), torch.tensor(True)):
+        with pytest.raises(ArgumentError, match="accepted: a number, or a tensor that holds one"):
+            call.results(*call.tensors(), **{next(iter(numbers)): wrong})
+
+
+# ------------------------------------------------------------------ what has no rule
+@every
+def test_transforms_without_a_rule_are_refused_by_name(call: Call) -> None:
+    inputs = call.tensors()
+    place = next(i for i, t in enumerate(inputs) if call.sloped(i, t))
+
+    def of(t: Tensor) -> Any:
+        return call.results(*inputs[:place], t, *inputs[place + 1 :])[0]
+
+    x, name = inputs[place], call.function.__name__
+    refused = rf"^({name}|gelu_tanh|attention|matmul): .*accepted: "
+    for transform in (
+        lambda: torch.func.jvp(of, (x,), (x,)),
+        lambda: torch.func.vmap(of)(x[None]),
+        lambda: torch.func.grad(lambda t: of(t).sum())(x),
+        lambda: torch.func.vjp(of, x),
+        lambda: torch.func.jacfwd(of)(x),
+        lambda: torch.func.jacrev(of)(x),
+        lambda: torch.func.hessian(lambda t: of(t).sum())(x),
+        lambda: torch.func.jvp(torch.func.grad(lambda t: of(t).sum()), (x,), (x,)),
+    ):
+        with pytest.raises(ArgumentError, match=refused):
+            transform()
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ArgumentError, match=refused):
+        of(torch.autograd.forward_ad.make_dual(x, x))
+
+
+@pytest.mark.slow
+@every
+def test_gradients_of_gradients_are_refused_by_name(call: Call) -> None:
+    leaves = call.leaves()
+    floats = [t for i, t in enumerate(leaves) if call.sloped(i, t)]
+    made = next(m for m in call.results(*leaves) if m.requires_grad)
+    slope = torch.ones_like(made).requires_grad_()
+    gradients = torch.autograd.grad(made, floats, slope, create_graph=True, allow_unused=True)
+    first = next(g for g in gradients if g is not None and g.requires_grad)
+    with pytest.raises(ArgumentError, match=r"the gradient of a gradient is not defined"):
+        torch.autograd.grad(first.sum(), [slope, *floats], allow_unused=True)
+
+
+@pytest.mark.slow
+@every
+def test_a_gradient_with_a_tangent_is_refused(call: Call) -> None:
+    """Forward mode over a backward pass, which a plain forward pass began."""
+    leaves = call.leaves()
+    floats = [t for i, t in enumerate(leaves) if call.sloped(i, t)]
+    made = next(m for m in call.results(*leaves) if m.requires_grad)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ArgumentError, match="forward-mode"):
+        slope = torch.autograd.forward_ad.make_dual(torch.ones_like(made), torch.ones_like(made))
+        torch.autograd.grad(made, floats, slope, allow_unused=True)
+
+
+# ------------------------------------------------------------------ calls, copies
+@every
+def test_wrong_calls_show_what_is_accepted(call: Call) -> None:
+    """The function's own arguments, not a dispatcher's schema."""
+    inputs, name = call.tensors(), call.function.__name__
+    for wrong in (
+        lambda: call.function(),
+        lambda: call.function(*inputs, **call.words, axis=1),
+        lambda: call.function("x", *inputs[1:], **call.words),
+        lambda: call.function(*inputs, *[None] * 20),
+        lambda: call.function(inputs[0].tolist(), *inputs[1:], **call.words),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^{name}: .*; accepted: {name}\(\w"):
+            wrong()
+
+
+@every
+def test_a_function_is_itself_when_pickled_and_copied(call: Call) -> None:
+    if call.function.__module__.startswith("tokitai."):
+        assert pickle.loads(pickle.dumps(call.function)) is call.function
+    assert copy.deepcopy(call.function) is call.function
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, c in EVERY.items() if n != "embedding"])
+def test_whole_numbers_of_int64_are_those_of_int32(name: str) -> None:
+    call = EVERY[name]
+    inputs = call.tensors()
+    wide = tuple(t.to(torch.int64) if isinstance(t, Tensor) and t.dtype == torch.int32 else t for t in inputs)
+    same(list(call.results(*wide)), list(call.results(*inputs)))
+
+
+def test_results_without_a_gradient_are_refused_in_a_loss() -> None:
+    logits = torch.randn(3, 5, requires_grad=True)
+    loss, lse = functional.cross_entropy(logits, torch.tensor([0, 1, 2]), return_lse=True)
+    loss.backward(retain_graph=True)  # what does not go through lse is no matter
+    with pytest.raises(ArgumentError, match="cross_entropy: its result lse has no gradient"):
+        (loss + lse.sum()).backward()
+
+
