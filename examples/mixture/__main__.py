@@ -1,7 +1,7 @@
 """Train a small mixture of experts on a text, on tokitai's operators alone:
 
 python -m examples.mixture [TEXT] [--steps N] [--dtype f32|f16|bf16] [--device cpu|cuda|cuda:N] [--seed N]
-                           [--checkpoint FILE] [--record FILE]
+                           [--router-logits f32|storage] [--checkpoint FILE] [--record FILE]
 python -m examples.mixture [TEXT] --again FILE [--device cpu|cuda|cuda:N]
 """
 
@@ -27,6 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--router-logits", choices=["f32", "storage"], default="f32", help="what the choice of experts is made by"
+    )
     parser.add_argument("--checkpoint", type=Path, help="a file to save the run to, and to go on from if it is there")
     parser.add_argument("--again", type=Path, help="a file of `--record`: train its runs again, and compare all bits")
     parser.add_argument("--record", type=Path, help="a file to which the run and what came of it are added as JSON")
@@ -38,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise ArgumentError(f"{a.text}: {error.strerror}; accepted: a file that can be read") from None
         if a.again is not None:
             return again(text, a.again, a.device)
-        run = Training(steps=a.steps, dtype=a.dtype, device=a.device, seed=a.seed)
+        run = Training(steps=a.steps, dtype=a.dtype, device=a.device, seed=a.seed, router_logits=a.router_logits)
         report = train(text, run, lambda line: print(line, file=sys.stderr), a.checkpoint)
         if a.record is not None:
             try:

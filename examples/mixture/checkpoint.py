@@ -39,9 +39,11 @@ def save(
 
 
 def load(
-    path: Path, run: Mapping[str, Any], model: torch.nn.Module, optimizer: AdamW, generator: torch.Generator
-) -> Tensor:
-    """Take up a run; the losses so far. Raises ArgumentError for a file that is none, or of a run of other settings."""
+    path: Path, run: Mapping[str, Any], before: Mapping[str, Any], model: torch.nn.Module, optimizer: AdamW,
+    generator: torch.Generator,
+) -> Tensor:  # fmt: skip
+    """Take up a run; the losses so far. ``before`` holds settings of files that do not name them. Raises ArgumentError
+    for a file that is none, or of a run of other settings."""
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {})["tokitai"])
@@ -49,8 +51,9 @@ def load(
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ArgumentError(f"{path}: {error}; accepted: a file that `--checkpoint` wrote") from None
     for name, value in run.items():
-        if name not in FREE and about["run"].get(name) != value:
-            raise ArgumentError(f"{path}: {name}={about['run'].get(name)!r}; accepted beside this run: {value!r}")
+        found = about["run"].get(name, before.get(name))
+        if name not in FREE and found != value:
+            raise ArgumentError(f"{path}: {name}={found!r}; accepted beside this run: {value!r}")
     state: dict[int, dict[str, Any]] = {int(i): {"step": n} for i, n in about["steps"].items()}
     for name, t in tensors.items():
         if name.startswith("optimizer."):

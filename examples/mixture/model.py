@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 
 from tokitai.errors import ArgumentError
+from tokitai.experts import Logits
 from tokitai.torch import functional
 from tokitai.torch.nn import Embedding, Experts, Linear, RMSNorm
 
 BALANCE, Z_LOSS = 0.01, 1e-3  # what the losses of a router weigh, as in the Switch and ST-MoE papers
 ROTARY_BASE = 10_000.0
+EPS = 1e-6  # of the norms
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,11 @@ class Attention(Module):
 class Block(Module):
     """Attention, then experts; each reads the normed stream, and the next norm adds what it gives."""
 
-    def __init__(self, shape: Shape, **more: Any) -> None:
+    def __init__(self, shape: Shape, logits: Logits, **more: Any) -> None:
         super().__init__()
-        words = {n: v for n, v in more.items() if n != "generator"}
-        self.norm, self.norm_experts = RMSNorm(shape.features, **words), RMSNorm(shape.features, **words)
+        self.norm, self.norm_experts = (RMSNorm(shape.features, EPS, **more) for _ in range(2))
         self.attention = Attention(shape, **more)
-        self.experts = Experts(shape.features, shape.hidden, shape.experts, shape.chosen, **more)
+        self.experts = Experts(shape.features, shape.hidden, shape.experts, shape.chosen, logits=logits, **more)
 
     def forward(
         self, stream: Tensor, update: Tensor | None, place: tuple[Tensor, Tensor, Tensor]
@@ -98,17 +99,31 @@ class Block(Module):
 
 
 class Mixture(Module):
-    """Logits of the next token, or the losses."""
+    """Logits of the next token, or the losses. ``router_logits`` as `Experts` has ``logits``."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> None:
+    def __init__(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device | str, seed: int = 0, router_logits: Logits = "f32"
+    ) -> None:
         super().__init__()
-        more: dict[str, Any] = dict(dtype=dtype, device=device)
-        drawn: dict[str, Any] = dict(**more, generator=torch.Generator().manual_seed(seed))
         self.shape = shape
-        self.embedding = Embedding(shape.vocabulary, shape.features, **drawn)
-        self.blocks = ModuleList(Block(shape, **drawn) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.features, **more)
-        self.logits = Linear(shape.features, shape.vocabulary, bias=False, **drawn)
+        more: dict[str, Any] = dict(dtype=dtype, device="meta")
+        self.embedding = Embedding(shape.vocabulary, shape.features, **more)
+        self.blocks = ModuleList(Block(shape, router_logits, **more) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.features, EPS, **more)
+        self.logits = Linear(shape.features, shape.vocabulary, bias=False, **more)
+        self.to_empty(device=device)
+        self._draw(torch.Generator().manual_seed(seed))
+
+    @torch.no_grad()
+    def _draw(self, generator: torch.Generator) -> None:
+        """The first weights, from normal distributions: of standard deviation 1 for the embedding, 1/sqrt(inputs) for
+        products; norms begin with 1. A generator of the host draws them in f32: the same bits on any device."""
+        for name, p in self.named_parameters():
+            if p.ndim == 1:
+                p.fill_(1)
+            else:
+                std = 1.0 if name == "embedding.weight" else 1 / math.sqrt(p.shape[-1])
+                p.copy_((torch.randn(p.shape, generator=generator, dtype=torch.float32) * std).to(p.dtype))
 
     def places(self, length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Of each token its position, (1, length, 1), and how many it sees, (length,); the frequencies of rotation."""

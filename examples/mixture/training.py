@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tokitai.errors import ArgumentError, DeviceMissingError, UnavailableError, UnknownNameError
+from tokitai.experts import Logits
 from tokitai.torch.optim import AdamW, clip_grad_norm_
 
 from .checkpoint import load, save
@@ -22,13 +23,15 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 BYTES = 256
 SMALL = Shape(vocabulary=BYTES, features=64, layers=2, heads=4, key_heads=2, experts=4, hidden=64)
 DRAWN_BY = ("AVX2", "AVX512")  # processors on which torch draws the same normal numbers
+BEFORE = {"router_logits": "storage"}  # of runs that were recorded before there was a choice
 MOST_NORM = 1.0
 SAVED = 100  # steps from one checkpoint to the next
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a run is. ``loss_scale`` keeps small gradients within f16."""
+    """What a run is. ``loss_scale`` keeps small gradients within f16; ``router_logits`` says what the logits by which
+    experts are chosen are rounded to."""
 
     steps: int = 50
     batch: int = 4
@@ -38,6 +41,7 @@ class Training:
     device: str = "cpu"
     seed: int = 0
     shape: Shape = SMALL
+    router_logits: Logits = "f32"
 
     @property
     def loss_scale(self) -> float:
@@ -109,7 +113,7 @@ def trained_again(text: bytes, recorded: dict[str, Any], device: str, say: Calla
         raise UnavailableError(f"torch draws weights by {drawn_by}; accepted for such a run: {', '.join(DRAWN_BY)}")
     if recorded["text"] != (here := hashlib.sha256(text).hexdigest()):
         raise ArgumentError(f"a run of the text {recorded['text'][:12]}...; accepted beside this one: {here[:12]}...")
-    run = Training(**{**recorded["run"], "shape": Shape(**recorded["run"]["shape"]), "device": device})
+    run = Training(**{**BEFORE, **recorded["run"], "shape": Shape(**recorded["run"]["shape"]), "device": device})
     found = record(text, run, train(text, run, say))
     return bool(found["losses"] == recorded["losses"] and found["weights"] == recorded["weights"])
 
@@ -127,12 +131,12 @@ def train(
     if checkpoint is not None and not checkpoint.parent.is_dir():
         raise ArgumentError(f"{checkpoint}: {checkpoint.parent} is no folder; accepted: a file in a folder that exists")
     device = device_of(run.device)
-    model = Mixture(run.shape, DTYPES[run.dtype], device, run.seed)
+    model = Mixture(run.shape, DTYPES[run.dtype], device, run.seed, run.router_logits)
     optimizer = AdamW(model.parameters(), lr=run.lr, betas=(0.9, 0.95), weight_decay=0.1)
     next_batch, losses = Batches(text, run), torch.zeros(0)
     settings = {**dataclasses.asdict(run), "text": hashlib.sha256(text).hexdigest()}
     if checkpoint is not None and checkpoint.exists():
-        losses = load(checkpoint, settings, model, optimizer, next_batch.generator)
+        losses = load(checkpoint, settings, BEFORE, model, optimizer, next_batch.generator)
         say(f"{checkpoint}: {len(losses)} steps")
     if len(losses) > run.steps:
         raise ArgumentError(f"steps={run.steps}; accepted behind the {len(losses)} of {checkpoint}: as many or more")

@@ -6,8 +6,9 @@ router chooses for it, and what they make of it is added up with the router's we
     dx, gradients = expert_layer_backward(dy, layer, saved)
 
 An expert is a gated layer: down (silu(gate x) * up x). All arrays are of NumPy, of torch or of CuPy, in host memory or
-on one GPU, of one storage format (f16, bf16 or f32), and rounded to it once after each operator. No step depends on
-which tokens come together: a token has the same bits in any batch, unless a capacity makes tokens compete.
+on one GPU, of one storage format (f16, bf16 or f32), and rounded to it once after each operator. The router's logits
+are not: they stay in f32 from the product to the choice. No step depends on which tokens come together: a token has the
+same bits in any batch, unless a capacity makes tokens compete.
 
 On a GPU all operators run there. A forward pass waits for the stream once, for the look for NaN among the logits; twice
 more where `permutation` works on the host: with a capacity, with padding, or for CuPy. A backward pass never does.
@@ -17,15 +18,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from . import ops
 from .device.dlpack import on_gpu
 from .device.libraries import library_of
-from .errors import ArgumentError
+from .errors import ArgumentError, UnknownNameError
 from .routing import Permutation, permutation
 
 Array = Any  # of NumPy, torch or CuPy
+Logits = Literal["f32", "storage"]
+"""What the router's logits are rounded to before the choice."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Saved:
     """What the backward pass needs of the forward pass."""
 
     x: Array  # (tokens, features)
-    logits: Array  # (tokens, experts), also for `ops.load_balance_loss` and `ops.router_z_loss`
+    logits: Array  # (tokens, experts), f32 or storage, also for `ops.load_balance_loss` and `ops.router_z_loss`
     weights: Array  # (tokens, k), f32
     experts: Array  # (tokens, k), i32
     there: Permutation
@@ -55,25 +58,36 @@ class Saved:
 
 def expert_layer(
     x: Array, layer: Experts, *, k: int = 2, renormalise: bool = False, capacity: int | None = None,
-    padding: Array | None = None, threads: int | None = None,
+    capacity_factor: float | None = None, padding: Array | None = None, logits: Logits = "f32",
+    threads: int | None = None,
 ) -> tuple[Array, Saved]:  # fmt: skip
     """y = sum over the chosen experts e of weight[e] * down_e (silu(gate_e x) * up_e x), for tokens (..., features).
 
     The weights are those of the softmax over all experts; with ``renormalise`` they are divided by their sum. Without a
-    ``capacity`` no choice is dropped; with it, and for ``padding``, (tokens,) of bool, see `permutation`. A token of
-    which all choices are dropped gets 0. Raises ArgumentError for shapes that do not match, and for NaN logits.
+    ``capacity`` or a ``capacity_factor`` no choice is dropped; with one of them, and for ``padding``, (tokens,) of
+    bool, see `permutation`. A token of which all choices are dropped gets 0. The ``logits`` stay in f32; ``"storage"``
+    rounds them to the storage format before the choice, which in 16 bits sends some tokens to other experts.
+
+    Raises ArgumentError for shapes that do not match and for NaN logits, those of padding too; UnknownNameError for
+    another word for ``logits``.
     """
     _check(x, layer)
+    if logits not in LOGITS:
+        raise UnknownNameError("format of logits", logits, LOGITS)
     tokens, more = x.reshape(-1, x.shape[-1]), _words(x, threads)
-    logits = ops.linear(tokens, layer.router, **more)
-    weights, chosen = ops.router(logits, k=k, renormalise=renormalise, **{**more, "check": True})
-    there = permutation(chosen, len(layer.router), capacity=capacity, weights=weights, padding=padding, check=False)
+    routed = LOGITS[logits](tokens, layer.router, **more)
+    weights, chosen = ops.router(routed, k=k, renormalise=renormalise, **{**more, "check": True})
+    there = permutation(
+        chosen, len(layer.router), capacity=capacity, capacity_factor=capacity_factor, weights=weights, padding=padding,
+        check=False,
+    )  # fmt: skip
     brought = ops.dispatch(tokens, there.order, **more)
     gate, up = _halves(layer.gate_up, axis=1)
     hidden = ops.grouped_linear_swiglu(brought, gate, up, there.offsets, **more)
     made = ops.grouped_linear(hidden, layer.down, there.offsets, **more)
+    made = made if len(made) else tokens[:1]  # where no choice is kept, one row to look up in, which nobody does
     y = ops.combine(made, weights, there.place, k=k, **more)
-    return y.reshape(x.shape), Saved(tokens, logits, weights, chosen, there, brought, hidden, made, k, renormalise)
+    return y.reshape(x.shape), Saved(tokens, routed, weights, chosen, there, brought, hidden, made, k, renormalise)
 
 
 def expert_layer_backward(
@@ -82,8 +96,8 @@ def expert_layer_backward(
     """The gradients of the tokens, in the shape of ``dy``, and of all weights.
 
     ``dlogits`` is the gradient of ``saved.logits`` in whatever else was made of them, as the losses that keep experts
-    evenly used; it is added to the router's, rounded to storage. The gate's operands are computed again from the sorted
-    tokens. An expert without tokens has gradients of exactly 0.
+    evenly used; it is added to the router's, in the format of the logits. The gate's operands are computed again from
+    the sorted tokens. An expert without tokens has gradients of exactly 0.
     """
     there, flat, more = saved.there, dy.reshape(-1, dy.shape[-1]), _words(dy, threads)
     dmade = ops.dispatch(flat, there.order, saved.weights.reshape(-1)[there.choice], **more)
@@ -97,13 +111,22 @@ def expert_layer_backward(
     routing = dict(k=saved.k, renormalise=saved.renormalise)
     chosen = ops.router_backward(dweights, saved.logits, saved.experts, **routing, **more)
     dlogits = chosen if dlogits is None else chosen + dlogits
-    dx = ops.matmul(dlogits, layer.router, moved, **more)  # through the router, beside what came back from experts
+    # Through the router, beside what came back from the experts.
+    if dlogits.dtype == moved.dtype:
+        dx = ops.matmul(dlogits, layer.router, moved, **more)
+        drouter = ops.linear_backward_weight(dlogits, saved.x, **more)
+    else:
+        dx = ops.router_logits_backward_input(dlogits, layer.router, moved, **more)
+        drouter = ops.router_logits_backward_weight(dlogits, saved.x, **more)
     gradients = Experts(
-        router=ops.linear_backward_weight(dlogits, saved.x, **more),
+        router=drouter,
         gate_up=ops.grouped_linear_backward_weight(dgated, saved.sorted, there.offsets, **more),
         down=ops.grouped_linear_backward_weight(dmade, saved.hidden, there.offsets, **more),
     )
     return dx.reshape(dy.shape), gradients
+
+
+LOGITS = {"f32": ops.router_logits, "storage": ops.linear}
 
 
 def _words(x: Array, threads: int | None) -> dict[str, Any]:

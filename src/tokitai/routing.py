@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, fields
 from typing import Any
@@ -46,28 +47,44 @@ class Permutation:
 
 
 def permutation(
-    experts: Any, count: int, *, capacity: int | None = None, weights: Any = None, padding: Any = None,
-    check: bool = True,
+    experts: Any, count: int, *, capacity: int | None = None, capacity_factor: float | None = None, weights: Any = None,
+    padding: Any = None, check: bool = True,
 ) -> Permutation:  # fmt: skip
     """The places of tokens whose choices are ``experts``, (tokens, k), of ``count`` experts.
 
     With ``capacity`` an expert takes so many choices at most: those of the largest ``weights``, (tokens, k), among
-    equal ones the earlier; the others are dropped. Tokens that are ``padding``, (tokens,) of bool, go nowhere and take
-    no room. Raises ArgumentError for an expert out of range, and for shapes that do not match.
+    equal ones the earlier; the others are dropped. A ``capacity_factor`` is the same relative to an even share, as
+    `capacity_of` has it. Tokens that are ``padding``, (tokens,) of bool, go nowhere, take no room and do not count.
+    Raises ArgumentError for an expert out of range, for both kinds of capacity, and for shapes that do not match.
 
     Arrays of NumPy, torch and CuPy are taken, and the result is of the same library, on the device of ``experts``.
     Torch sorts on a GPU, where nothing can be dropped; the look for an expert out of range then waits for the stream,
     and ``check=False`` leaves it out. Else the work is done on the host: what lies on a GPU is copied here, which waits
     for its stream, and the result is copied back.
     """
-    if capacity is None and padding is None and on_gpu(experts) and library_of(experts) == "torch":
+    if capacity is not None and capacity_factor is not None:
+        raise ArgumentError(f"capacity={capacity!r} and capacity_factor={capacity_factor!r}; accepted: one of them")
+    unlimited = capacity is None and capacity_factor is None and padding is None
+    if unlimited and on_gpu(experts) and library_of(experts) == "torch":
         return _sorted_by_torch(experts, count, check)
     here = _on_host("experts", experts)
     weights, padding = (x if x is None else _on_host(n, x) for n, x in (("weights", weights), ("padding", padding)))
+    if capacity_factor is not None:
+        tokens = here.shape[0] if padding is None else int(np.count_nonzero(~padding.astype(bool)))
+        capacity = capacity_of(capacity_factor, tokens, count, k=here.shape[-1])
     made = _permutation(here, count, capacity, weights, padding)
     if here is experts:
         return made
     return Permutation(*(_beside(experts, getattr(made, f.name)) for f in fields(Permutation)))
+
+
+def capacity_of(factor: float, tokens: int, count: int, *, k: int) -> int:
+    """How many choices an expert takes at most: ``factor`` times an even share, ceil(factor * (tokens * k) / count) in
+    f64. Raises ArgumentError for a factor that is no finite number of at least 0."""
+    number = isinstance(factor, (int, float, np.integer, np.floating)) and not isinstance(factor, bool)
+    if not number or not 0 <= float(factor) < math.inf:
+        raise ArgumentError(f"capacity_factor={factor!r}; accepted: a finite number of at least 0")
+    return math.ceil(float(factor) * (tokens * k) / max(count, 1))
 
 
 def _sorted_by_torch(experts: Any, count: int, check: bool) -> Permutation:
@@ -169,4 +186,4 @@ def _within(
     return room
 
 
-__all__ = ["DROPPED", "Permutation", "permutation"]
+__all__ = ["DROPPED", "Permutation", "capacity_of", "permutation"]

@@ -15,7 +15,7 @@ import torch
 from bench.training import LARGE
 from examples.mixture import __main__ as command
 from examples.mixture.model import Mixture, Shape
-from examples.mixture.training import DRAWN_BY, DTYPES, SMALL, Batches, Training, digest_of, record, train
+from examples.mixture.training import BEFORE, DRAWN_BY, DTYPES, SMALL, Batches, Training, digest_of, record, train
 from tests.examples.plain_mixture import loss_of
 from tokitai import call_again
 from tokitai.device import cpu
@@ -95,7 +95,7 @@ def test_what_was_trained_on_a_card_is_trained_here_to_the_same_bits(capsys: pyt
     assert {r["run"]["dtype"] for r in runs} == set(DTYPES)
     assert all("H200" in r["device"] and len(r["losses"]) == r["run"]["steps"] >= 20 for r in runs)
     large = json.loads(RECORDED.with_name("large.jsonl").read_text())["run"]  # 12 GB of memory: by hand
-    assert dataclasses.asdict(Training(**{**large, "shape": LARGE})) == large
+    assert dataclasses.asdict(Training(**{**BEFORE, **large, "shape": LARGE})) == {**BEFORE, **large}
     assert command.main(["--again", str(RECORDED)]) == 0
     assert capsys.readouterr().out.count("NVIDIA H200: the same bits on cpu") == len(runs)
 

@@ -13,7 +13,7 @@ from bounded import limits
 from running import BF16, F16, F32, array, same_bits
 
 from tokitai import ops
-from tokitai.errors import ArgumentError
+from tokitai.errors import ArgumentError, UnknownNameError
 from tokitai.experts import Experts, Saved, expert_layer, expert_layer_backward
 from tokitai.lang import Operator
 from tokitai.meaning.bounds import LIPSCHITZ
@@ -104,7 +104,9 @@ def carried(layer: Experts, saved: Saved, dy: Array) -> dict[str, Near]:
     router, gate_up, down = (Near(a) for a in dataclasses.astuple(layer))
     x, there, k, ends = Near(saved.x), saved.there, saved.k, saved.there.offsets
     parts, options = groups(saved), dict(k=saved.k, renormalise=saved.renormalise)
-    logits = (x @ router.T).computed(ops.linear, "y", x=saved.x, weight=layer.router)
+    rounded = saved.logits.dtype == saved.x.dtype  # by request, or as there is one format only
+    route, result = (ops.linear, "y") if rounded else (ops.router_logits, "logits")
+    logits = (x @ router.T).computed(route, result, x=saved.x, weight=layer.router)
     p = softmax_of(logits, saved.experts if saved.renormalise else None)
     rows = np.arange(len(saved.x))[:, None]
     weights = p[rows, saved.experts].computed(ops.router, "weights", logits=saved.logits, **options)
@@ -155,9 +157,14 @@ def carried(layer: Experts, saved: Saved, dy: Array) -> dict[str, Near]:
         spread = spread + hit[j] * dweights[:, j : j + 1]
     given = dict(dweights=dweights_now, logits=saved.logits, experts=saved.experts, **options)
     dlogits = (p * spread).computed(ops.router_backward, "dlogits", **given)
-    given = dict(a=dlogits_now, b=layer.router, c=moved_now)
-    found["dx"] = (dlogits @ router + moved).computed(ops.matmul, "y", **given)
-    found["router"] = (dlogits.T @ x).computed(ops.linear_backward_weight, "dweight", dy=dlogits_now, x=saved.x)
+    dx, drouter = dlogits @ router + moved, dlogits.T @ x
+    if rounded:
+        found["dx"] = dx.computed(ops.matmul, "y", a=dlogits_now, b=layer.router, c=moved_now)
+        found["router"] = drouter.computed(ops.linear_backward_weight, "dweight", dy=dlogits_now, x=saved.x)
+    else:
+        back, to_weight = ops.router_logits_backward_input, ops.router_logits_backward_weight
+        found["dx"] = dx.computed(back, "dx", dlogits=dlogits_now, weight=layer.router, dx=moved_now)
+        found["router"] = drouter.computed(to_weight, "dweight", dlogits=dlogits_now, x=saved.x)
     sums = dict(
         gate_up=(dgated, x[there.order], dgated_now, saved.sorted), down=(dmade, hidden, dmade_now, saved.hidden),
     )  # fmt: skip
@@ -195,12 +202,16 @@ def by_torch(layer: Experts, saved: Saved, dy: Array) -> dict[str, Array]:
 
 
 @FORMATS
-@pytest.mark.parametrize("options", [{}, dict(renormalise=True), dict(k=1), dict(k=4, capacity=11)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(renormalise=True), dict(k=1, logits="storage"), dict(k=4, capacity=11), dict(k=4, capacity_factor=0.4)],
+    ids=str,
+)
 def test_the_layer_is_as_near_to_the_textbook_as_its_steps_allow(dtype: Any, options: dict[str, Any]) -> None:
     layer, x, dy = layer_of(dtype), tokens_of(dtype), tokens_of(dtype, seed=2)
     y, saved = expert_layer(x, layer, **options)
     dx, gradients = expert_layer_backward(dy, layer, saved)
-    assert ("capacity" in options) == bool((saved.there.place < 0).any())
+    assert any("capacity" in o for o in options) == bool((saved.there.place < 0).any())
     got = {"y": y, "dx": dx, **vars(gradients)}
     want, allowed = by_torch(layer, saved, dy), carried(layer, saved, dy)
     for name, value in want.items():
@@ -211,6 +222,64 @@ def test_the_layer_is_as_near_to_the_textbook_as_its_steps_allow(dtype: Any, opt
         assert got[name].shape == value.shape and got[name].dtype == dtype
         # The bound is of use: it does not reach the size of what it bounds.
         assert np.median(allowed[name].error) < np.abs(value).max(), name
+
+
+# ------------------------------------------------------------------ the choice
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_logits_that_16_bits_do_not_tell_apart_are_told_apart(dtype: Any) -> None:
+    """1 and 1.001, of which the second is chosen; rounded to 16 bits they are equal, and the first is."""
+    x, one = array([[1.0, 1.0]], dtype), np.ones((2, 2, 1), dtype)
+    layer = Experts(array([[1.0, 0.0], [1.0, 2.0**-13]], dtype), np.ones((2, 2, 2), dtype), one)
+    _, saved = expert_layer(x, layer, k=1)
+    assert saved.experts.tolist() == [[1]]
+    assert saved.logits.dtype == F32 and saved.logits.tolist() == [[1.0, 1 + 2.0**-13]]
+    _, stored = expert_layer(x, layer, k=1, logits="storage")
+    assert stored.experts.tolist() == [[0]] and stored.logits.dtype == dtype
+
+
+@FORMATS
+def test_tokens_go_to_the_experts_that_exact_logits_name(dtype: Any) -> None:
+    """All of them but where two logits differ by less than the f32 sum's own bound: no such token is drawn. Each logit
+    rounded to 16 bits names others for some."""
+    rng = np.random.default_rng(7)
+    x = array(rng.standard_normal((1000, 64)), dtype)
+    layer = Experts(
+        array(rng.standard_normal((64, 64)) / 8, dtype), array(np.ones((64, 2, 64)), dtype),
+        array(np.ones((64, 64, 1)), dtype),
+    )  # fmt: skip
+    exact = x.astype(np.float64) @ layer.router.astype(np.float64).T
+    want = np.argsort(-exact, axis=1, kind="stable")[:, :8]
+    _, saved = expert_layer(x, layer, k=8)
+    assert np.array_equal(saved.experts, want)
+    _, stored = expert_layer(x, layer, k=8, logits="storage")
+    other = (np.sort(stored.experts, axis=1) != np.sort(want, axis=1)).any(axis=1)
+    assert bool(other.any()) == (dtype != F32)
+
+
+def test_logits_of_another_format_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match=r"no format of logits named 'f16'.*f32, storage"):
+        expert_layer(tokens_of(F32), layer_of(F32), logits="f16")  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ nothing is chosen
+@FORMATS
+@pytest.mark.parametrize("logits", ["f32", "storage"])
+@pytest.mark.parametrize("why", ["padding", "capacity", "capacity_factor"])
+def test_where_no_choice_is_kept_all_is_zero(dtype: Any, logits: Any, why: str) -> None:
+    """Results, and gradients but the router's, which other losses may give."""
+    layer, x, dy = layer_of(dtype), tokens_of(dtype), tokens_of(dtype, seed=2)
+    options: dict[str, Any] = {why: dict(padding=np.ones(TOKENS, bool), capacity=0, capacity_factor=0.0)[why]}
+    y, saved = expert_layer(x, layer, k=4, logits=logits, **options)
+    assert saved.there.counts.tolist() == [0] * COUNT and (saved.there.place == -1).all()
+    dx, gradients = expert_layer_backward(dy, layer, saved)
+    assert y.shape == dx.shape == x.shape
+    for a in (y, dx, *vars(gradients).values()):
+        assert a.dtype == dtype and not a.any()
+    dlogits = array(np.ones((TOKENS, COUNT)), saved.logits.dtype)
+    dx, gradients = expert_layer_backward(dy, layer, saved, dlogits=dlogits)
+    near = x.astype(np.float64).sum(axis=0)
+    allowed = limits(ops.linear_backward_weight, dict(dy=array(dlogits, dtype), x=x))["dweight"]
+    assert (np.abs(gradients.router - near) <= allowed).all() and dx.any() and not gradients.down.any()
 
 
 # ------------------------------------------------------------------ laws

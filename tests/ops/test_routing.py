@@ -10,7 +10,7 @@ from running import BF16, F16, F32, array, same_bits
 
 from tokitai import ops
 from tokitai.errors import ArgumentError
-from tokitai.routing import Permutation, permutation
+from tokitai.routing import Permutation, capacity_of, permutation
 
 Array = np.ndarray[Any, Any]
 FORMATS = [F16, BF16, F32]
@@ -145,6 +145,20 @@ def test_padding_takes_no_room() -> None:
     assert there.place.tolist() == [[-1], [-1], [0], [1]]
 
 
+@pytest.mark.parametrize(("factor", "kept"), [(0.0, 0), (0.5, 2), (1, 3), (1.25, 4), (2.0, 6), (1e9, 6)])
+def test_a_capacity_factor_is_relative_to_an_even_share(factor: float, kept: int) -> None:
+    """Six tokens that count, of one choice each, for two experts: an even share is 3; all choose the first."""
+    experts, weights = np.zeros((9, 1), np.int64), np.linspace(0.1, 0.9, 9, dtype=F32)[:, None]
+    padding = np.arange(9) % 3 == 0
+    there = permutation(experts, 2, capacity_factor=factor, weights=weights, padding=padding)
+    assert there.counts.tolist() == [kept, 0] and there.order.tolist() == [1, 2, 4, 5, 7, 8][6 - kept :]
+
+
+def test_a_capacity_factor_counts_choices() -> None:
+    assert [capacity_of(1.0, 10, 8, k=k) for k in (1, 2, 4, 8)] == [2, 3, 5, 10]
+    assert [capacity_of(1.1, n, 2, k=2) for n in (0, 10, 11)] == [0, 11, 13]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -155,6 +169,12 @@ def test_padding_takes_no_room() -> None:
         (dict(experts=np.array([[0]]), capacity=1), "weights: none"),
         (dict(experts=np.array([[0]]), capacity=-1, weights=np.ones((1, 1))), "capacity=-1"),
         (dict(experts=np.array([[0]]), capacity=1, weights=np.full((1, 1), np.nan)), "NaN"),
+        (dict(experts=np.array([[0]]), capacity=1, capacity_factor=1.0), "capacity=1 and capacity_factor=1.0; acc"),
+        (dict(experts=np.array([[0]]), capacity_factor=-0.5), "capacity_factor=-0.5; accepted: a finite number"),
+        (dict(experts=np.array([[0]]), capacity_factor=np.inf), "capacity_factor=inf"),
+        (dict(experts=np.array([[0]]), capacity_factor=np.nan), "capacity_factor=nan"),
+        (dict(experts=np.array([[0]]), capacity_factor=True), "capacity_factor=True"),
+        (dict(experts=np.array([[0]]), capacity_factor="1"), "capacity_factor='1'"),
         (dict(experts=np.array([[0]]), padding=np.zeros(3, bool)), r"padding: shape \(3,\)"),
     ],
 )

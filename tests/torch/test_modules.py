@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokitai import ops
-from tokitai.errors import ArgumentError
+from tokitai.errors import ArgumentError, UsageError
 from tokitai.experts import Experts as Weights
 from tokitai.experts import expert_layer, expert_layer_backward
 from tokitai.torch import functional, nn
@@ -57,7 +57,9 @@ class Layer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("more", [{}, {"k": 1, "renormalise": True, "capacity": 3}], ids=["all", "some"])
+@pytest.mark.parametrize(
+    "more", [{}, {"k": 1, "renormalise": True, "capacity": 3}, {"logits": "storage"}], ids=["all", "some", "stored"]
+)
 def test_experts_are_those_of_the_operators(dtype: torch.dtype, more: dict[str, Any]) -> None:
     """Also the gradient of losses that are made of the logits, which joins the router's."""
     layer, dy = Layer.drawn(dtype), noise(5, *TOKENS, FEATURES, dtype=dtype)
@@ -68,6 +70,7 @@ def test_experts_are_those_of_the_operators(dtype: torch.dtype, more: dict[str, 
     assert equal(y, want) and equal(logits, saved.logits) and equal(chosen, saved.experts)
     assert not chosen.requires_grad
     rows = torch.full((18,), 0.5) * (1 / torch.tensor(18.0))
+    assert logits.dtype == (torch.float32 if more.get("logits") != "storage" else dtype)
     dlogits = ops.router_z_loss_backward(rows, saved.logits)
     dx, of = expert_layer_backward(dy, layer.weights, saved, dlogits=dlogits)
     for got, expected in zip(layer.all, (dx, of.router, of.gate_up, of.down), strict=True):
@@ -100,6 +103,67 @@ def test_a_graph_of_experts_is_freed_with_its_results() -> None:
         assert all(w() is None for w in watched)
     finally:
         gc.enable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["padding", "capacity", "capacity_factor"])
+def test_where_no_choice_is_kept_all_is_zero(why: str) -> None:
+    layer, nobody = Layer.drawn(torch.bfloat16), torch.ones(18, dtype=torch.bool)
+    options: dict[str, Any] = {why: dict(padding=nobody, capacity=0, capacity_factor=0.0)[why]}
+    padding = options.get("padding")
+    limits = {} if padding is not None else options
+    module = nn.Experts(FEATURES, HIDDEN, COUNT, 4, dtype=torch.bfloat16, **limits)
+    for y in (experts(*layer.all, k=4, **options)[0], module(layer.x, padding)[0]):
+        assert y.shape == layer.x.shape and not y.any()
+        y.sum().backward()
+    for t in (*layer.all, *module.parameters()):
+        assert t.grad is not None and not t.grad.any()
+
+
+def tensors_of(node: Any) -> list[Tensor]:
+    """What a node of the graph holds where neither hooks nor torch's own release can see it."""
+    held, seen = list(vars(node).values()), list[Tensor]()
+    while held:
+        value = held.pop()
+        if isinstance(value, Tensor):
+            seen.append(value)
+        elif isinstance(value, (list, tuple)):
+            held.extend(value)
+        elif isinstance(value, dict):
+            held.extend(value.values())
+        elif hasattr(value, "__dict__") and not isinstance(value, type):
+            held.extend(vars(value).values())
+    return seen
+
+
+@pytest.mark.slow
+def test_all_that_backward_needs_is_saved_by_autograd() -> None:
+    """Hooks see it, and it is freed behind the backward pass, while the result has a name."""
+    layer = Layer.drawn(torch.float32)
+    seen: list[Tensor] = []
+
+    def pack(t: Tensor) -> int:
+        seen.append(t.clone())
+        return len(seen) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: seen[i]):
+        y, logits, _ = experts(*layer.all)
+    node = y.grad_fn
+    assert node is not None and tensors_of(node) == []
+    places = 2 * 18
+    hidden = sum(t.numel() == places * HIDDEN for t in seen)
+    wide = sum(t.numel() == places * FEATURES for t in seen)
+    assert (hidden, wide) == (1, 2) and len(seen) == 4 + 4 + 6
+    (y.sum() + logits.sum()).backward()
+    packed = [t.grad for t in layer.all]
+    assert tensors_of(node) == []
+    with pytest.raises(RuntimeError, match="already been freed"):
+        _ = node.saved_tensors  # type: ignore[attr-defined]
+    for t in layer.all:
+        t.grad = None
+    y, logits, _ = experts(*layer.all)
+    (y.sum() + logits.sum()).backward()
+    assert all(equal(a, b) for a, b in zip(packed, (t.grad for t in layer.all), strict=True))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -136,10 +200,59 @@ def test_a_checkpoint_of_torch_loads() -> None:
         assert all(equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_begin_as_torchs(seed: int) -> None:
+    """In f32, drawn by the same generator: to the bit."""
+    for name, sizes, options in (
+        ("Linear", (7, 5), {}), ("Linear", (640, 3), dict(bias=False)), ("Linear", (1, 9), {}),
+        ("Embedding", (9, 4), dict(padding_idx=-2)), ("Embedding", (9, 4), {}), ("LayerNorm", ((2, 3),), {}),
+        ("LayerNorm", (5,), dict(bias=False)), ("LayerNorm", (5,), dict(elementwise_affine=False)),
+        ("RMSNorm", (4,), {}), ("RMSNorm", ((3, 4),), dict(eps=1e-3)),
+    ):  # fmt: skip
+        made = []
+        for of in (nn, torch.nn):
+            torch.manual_seed(seed)
+            made.append(getattr(of, name)(*sizes, **options))
+        ours, theirs = made
+        assert isinstance(ours, type(theirs)) and repr(ours) == repr(theirs)
+        assert ours.state_dict().keys() == theirs.state_dict().keys()
+        assert all(equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_an_expert_begins_as_a_linear_layer() -> None:
+    layer = nn.Experts(64, 16, 8, generator=torch.Generator().manual_seed(1))
+    for weight in layer.parameters():
+        bound = weight.shape[-1] ** -0.5
+        assert 0.98 * bound < weight.abs().max().item() <= bound and abs(weight.mean().item()) < bound / 20
+
+
 def test_weights_begin_the_same_in_every_format() -> None:
     """Drawn in f32 and rounded once."""
     made = [nn.Linear(8, 4, dtype=d, generator=torch.Generator().manual_seed(3)) for d in DTYPES]
     assert all(equal(m.weight, made[0].weight.detach().to(m.weight.dtype)) for m in made)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: nn.Linear(2, 2, activation="relu"), "no activation named 'relu'"),
+        (lambda: nn.Embedding(4, 2, 4), r"Embedding: padding_idx=4; accepted: -4 to 3"),
+        (lambda: nn.Embedding(4, 2, -5), "padding_idx=-5"),
+        (lambda: nn.Embedding(0, 2, 0), "padding_idx=0; accepted: None, of no entries"),
+        (lambda: nn.Embedding(4, 2, max_norm=1.0), r"max_norm=1.0; accepted: leave it out"),
+        (lambda: nn.Embedding(4, 2, scale_grad_by_freq=True), "scale_grad_by_freq=True"),
+        (lambda: nn.Embedding(4, 2, sparse=True), "sparse=True"),
+        (lambda: nn.LayerNorm(3, eps=-1e-5), r"LayerNorm: eps=-1e-05; accepted: a finite number of at least 0"),
+        (lambda: nn.RMSNorm(3, eps=float("nan")), "RMSNorm: eps=nan"),
+        (lambda: nn.LayerNorm((2, 3))(torch.ones(5, 3, 2)), r"x of \(5, 3, 2\); accepted: its last dimensions"),
+        (lambda: nn.LayerNorm(3, elementwise_affine=False)(torch.ones(2, 4)), r"x of \(2, 4\)"),
+        (lambda: nn.RMSNorm(3)(torch.ones(2, 3), torch.ones(2, 4)), r"x of \(2, 4\)"),
+        (lambda: nn.Experts(4, 2, 2, logits="f16"), "no format of logits named 'f16'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_a_module_does_not_take_is_named(made: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        made()
 
 
 def test_wrong_sizes_are_named() -> None:

@@ -1,4 +1,8 @@
-"""A layer of experts that autograd differentiates: `tokitai.experts`, whose bits it has."""
+"""A layer of experts that autograd differentiates: `tokitai.experts`, whose bits it has.
+
+All that the backward pass needs is saved by autograd: hooks for saved tensors see it, checkpointing does without it,
+and it is freed with the graph.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..experts import Experts, Saved, expert_layer, expert_layer_backward
+from ..experts import Experts, Logits, Saved, expert_layer, expert_layer_backward
+from ..routing import Permutation
+from .autocast import cast
 from .custom_ops import plain
+from .transforms import refuse_second_derivatives, refuse_transforms
 
 
 class _Layer(torch.autograd.Function):
@@ -17,38 +24,61 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, words: dict[str, Any]
+        ctx: Any, x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
         weights = Experts(*map(plain, (router, gate_up, down)))
-        y, saved = expert_layer(plain(x), weights, **words)
+        y, saved = expert_layer(plain(x), weights, **options)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(saved.experts)
-        ctx.save_for_backward(x, router, gate_up, down, saved.logits, saved.experts)
-        # What is returned must not be held by the graph that made it; nor what the caller has.
-        ctx.saved = dataclasses.replace(saved, x=None, logits=None, experts=None)
+        inside = {n: v for n, v in vars(saved).items() if isinstance(v, Tensor) and n != "x"}
+        ctx.inside, ctx.options = tuple(inside), dict(k=saved.k, renormalise=saved.renormalise)
+        ctx.save_for_backward(x, router, gate_up, down, *vars(saved.there).values(), *inside.values())
         return y, saved.logits, saved.experts
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dlogits: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        x, router, gate_up, down, logits, chosen = map(plain, ctx.saved_tensors)
-        saved: Saved = dataclasses.replace(ctx.saved, x=x.reshape(-1, x.shape[-1]), logits=logits, experts=chosen)
-        slope = torch.zeros_like(x) if dy is None else dy
-        dx, of = expert_layer_backward(slope, Experts(router, gate_up, down), saved, dlogits=dlogits)
-        return dx, of.router, of.gate_up, of.down, None
+        made: tuple[Tensor, ...] = _Gradient.apply(ctx, dy, dlogits, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return (*made, None)
+
+
+class _Gradient(torch.autograd.Function):
+    """The backward pass, which is not differentiated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, of: Any, dy: Tensor | None, dlogits: Tensor | None, *kept: Tensor
+    ) -> tuple[Tensor, ...]:
+        x, router, gate_up, down, *rest = map(plain, kept)
+        places = len(dataclasses.fields(Permutation))
+        there, inside = Permutation(*rest[:places]), dict(zip(of.inside, rest[places:], strict=True))
+        saved = Saved(x=x.reshape(-1, x.shape[-1]), there=there, **inside, **of.options)
+        slope = torch.zeros_like(x) if dy is None else plain(dy)
+        dx, made = expert_layer_backward(slope, Experts(router, gate_up, down), saved, dlogits=plain(dlogits))
+        return dx, made.router, made.gate_up, made.down
+
+    backward = staticmethod(refuse_second_derivatives("experts"))
 
 
 # Sizes inside depend on what is chosen: `torch.compile` goes on behind it.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def experts(
     x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, *, k: int = 2, renormalise: bool = False,
-    capacity: int | None = None, padding: Tensor | None = None,
+    capacity: int | None = None, capacity_factor: float | None = None, padding: Tensor | None = None,
+    logits: Logits = "f32",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """y, logits and chosen experts for tokens x of (..., features); weights as in `tokitai.experts.Experts`.
+    """y, logits and chosen experts for tokens x of (..., features); weights as in `tokitai.experts.Experts`, options as
+    in `tokitai.experts.expert_layer`.
 
-    y is in the shape of x, the logits are (tokens, experts), the chosen ones (tokens, k) of int32. Losses that are made
-    of the logits, as `functional.router_z_loss`, pass their gradient on to x and the router. Raises ArgumentError.
+    y is in the shape of x, the logits are (tokens, experts) of float32 (with ``logits="storage"`` of the dtype of x),
+    the chosen ones (tokens, k) of int32. Losses that are made of the logits, as `functional.router_z_loss`, pass their
+    gradient on to x and the router. Under autocast all tensors are cast to its dtype. Gradients of gradients are
+    refused. Raises ArgumentError and UnknownNameError as `expert_layer`.
     """
-    words = dict(k=k, renormalise=renormalise, capacity=capacity, padding=padding)
-    made: tuple[Tensor, Tensor, Tensor] = _Layer.apply(x, router, gate_up, down, words)  # type: ignore[no-untyped-call]
+    options = dict(
+        k=k, renormalise=renormalise, capacity=capacity, capacity_factor=capacity_factor, padding=padding, logits=logits
+    )
+    for t in (x, router, gate_up, down):
+        refuse_transforms("experts", t)
+    given = cast("lower", (x, router, gate_up, down))
+    made: tuple[Tensor, Tensor, Tensor] = _Layer.apply(*given, options)  # type: ignore[no-untyped-call]
     return made

@@ -36,6 +36,8 @@ from .operators import (
 )
 from .products import embedding, linear, matmul
 
+F32_EPS = torch.finfo(torch.float32).eps
+
 __all__ = [
     "add_layer_norm", "add_rms_norm", "attention", "clip", "cross_entropy", "dropout", "embedding", "expert_load",
     "geglu", "gelu", "gelu_erf", "gelu_tanh", "layer_norm", "linear", "load_balance_loss", "log_softmax",
@@ -99,14 +101,14 @@ def rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """x / sqrt(mean of squares + eps) * weight over the last dimensions, those of ``normalized_shape``, as
-    `ops.rms_norm`. Without ``eps`` it is the machine epsilon of x's format.
+    `ops.rms_norm`. Without ``eps`` it is the machine epsilon of float32, in which it is computed, as in torch.
 
     Raises ArgumentError.
     """
     rows, (gamma,) = _rows("rms_norm", x, normalized_shape, weight=weight)
     if not x.is_floating_point():
         raise ArgumentError(f"rms_norm: x of {x.dtype}; accepted: floats of 16 or 32 bits")
-    made: Tensor = operators.rms_norm(rows, gamma, eps=torch.finfo(x.dtype).eps if eps is None else eps)
+    made: Tensor = operators.rms_norm(rows, gamma, eps=F32_EPS if eps is None else eps)
     return made.reshape(x.shape)
 
 

@@ -1,130 +1,325 @@
-"""Modules of torch made of the operators: a layer's weights beside the function that uses them.
+"""Modules of torch made of the operators: each is a subclass of torch's own module of its name.
 
-Weights begin with what a generator of the host gives in f32, rounded once to the format that they are stored in: on a
-card a model begins with the bits that it has on its host. (Where there is no AVX2, torch draws other normal numbers.)
-Names and shapes of weights are torch's, so that its checkpoints load.
+Arguments, attributes, names and shapes of weights are torch's, so that its checkpoints load and what looks for a
+`torch.nn.Linear` finds one. First values are torch's too, but drawn on the host in f32 and rounded once: a model begins
+with the same bits on any device. (Where there is no AVX2, torch draws other numbers.) Arguments of torch's modules that
+have no meaning here are refused by name.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module, Parameter, init
 
+from ..errors import ArgumentError, UnknownNameError
+from ..experts import LOGITS, Logits
 from . import functional
 from .experts import experts
+from .products import ACTIVATIONS
 
-Device = torch.device | str
-
-
-def drawn(*shape: int, std: float, generator: torch.Generator | None, dtype: torch.dtype, device: Device) -> Parameter:
-    """Weights from a normal distribution of mean 0."""
-    values = torch.randn(shape, generator=generator, dtype=torch.float32) * std
-    return Parameter(values.to(dtype).to(device))
+Device = torch.device | str | int | None
+Shape = int | Sequence[int]
+Generator = torch.Generator | None
 
 
-class Linear(Module):
-    """activation(x weight^T + bias) + residual; weights of standard deviation 1/sqrt(inputs), a bias of 0."""
+# ------------------------------------------------------------------ first values
+def begin(module: Any, device: Device, generator: Generator) -> None:
+    """Memory, and first values, for a module that was made on the meta device."""
+    module.to_empty(device=torch.get_default_device() if device is None else device)
+    module.reset_parameters(generator)
+
+
+def fill(weight: Tensor, kind: str, generator: Generator, **options: float) -> None:
+    """First values by a function of `torch.nn.init`, drawn on the host in f32 and rounded once to the weight's format.
+    A weight on the meta device takes nothing from the generator."""
+    if not weight.is_meta:
+        drawn = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
+        getattr(init, f"{kind}_")(drawn, **options, generator=generator)
+        with torch.no_grad():
+            weight.copy_(drawn.to(weight.dtype))
+
+
+def uniform(weight: Tensor, inputs: int, generator: Generator) -> None:
+    """First values that are uniform between -1/sqrt(inputs) and 1/sqrt(inputs)."""
+    bound = 1 / math.sqrt(inputs) if inputs else 0.0
+    fill(weight, "uniform", generator, a=-bound, b=bound)
+
+
+# ------------------------------------------------------------------ layers with weights
+class Linear(torch.nn.Linear):
+    """activation(x weight^T + bias) + residual. The activation is "none", "gelu", "gelu_tanh" or "silu".
+
+    Arguments are torch's, ``activation`` and ``generator`` beside them; the weight is (out_features, in_features).
+    First values are torch's, from the ``generator`` or the default one of the host. Raises UnknownNameError.
+    """
 
     def __init__(
-        self, inputs: int, outputs: int, bias: bool = True, activation: str = "none", *,
-        dtype: torch.dtype = torch.float32, device: Device = "cpu", generator: torch.Generator | None = None,
+        self, in_features: int, out_features: int, bias: bool = True, device: Device = None,
+        dtype: torch.dtype | None = None, *, activation: str = "none", generator: Generator = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        std = 1 / math.sqrt(max(inputs, 1))
-        self.weight = drawn(outputs, inputs, std=std, generator=generator, dtype=dtype, device=device)
-        self.bias = Parameter(torch.zeros(outputs, dtype=dtype, device=device)) if bias else None
+        if activation not in ACTIVATIONS:
+            raise UnknownNameError("activation", activation, ACTIVATIONS)
+        super().__init__(in_features, out_features, bias, "meta", dtype)
         self.activation = activation
+        begin(self, device, generator)
+
+    def reset_parameters(self, generator: Generator = None) -> None:
+        """Weights and bias uniform between -1/sqrt(in_features) and 1/sqrt(in_features)."""
+        fill(self.weight, "kaiming_uniform", generator, a=math.sqrt(5))
+        if self.bias is not None:
+            uniform(self.bias, self.in_features, generator)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """(..., inputs) -> (..., outputs)."""
+        """(..., in_features) -> (..., out_features); a residual has the shape of the result. Raises ArgumentError."""
         y: Tensor = functional.linear(x, self.weight, self.bias, residual, self.activation)
         return y
 
+    def extra_repr(self) -> str:
+        """Sizes, and the activation where there is one."""
+        return super().extra_repr() + f", activation={self.activation}" * (self.activation != "none")
 
-class Embedding(Module):
-    """Rows of a table, of standard deviation 1."""
+
+class Embedding(torch.nn.Embedding):
+    """Rows of a table by their ids. Arguments are torch's, ``generator`` beside them.
+
+    First values are normal, of standard deviation 1; the row of ``padding_idx`` is 0 and receives no gradient. Raises
+    ArgumentError for a ``padding_idx`` out of range, and for what has no meaning here: ``max_norm``,
+    ``scale_grad_by_freq`` and ``sparse``.
+    """
 
     def __init__(
-        self, entries: int, features: int, padding_idx: int | None = None, *, dtype: torch.dtype = torch.float32,
-        device: Device = "cpu", generator: torch.Generator | None = None,
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: float | None = None,
+        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False, _weight: Tensor | None = None,
+        _freeze: bool = False, device: Device = None, dtype: torch.dtype | None = None, *, generator: Generator = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.weight = drawn(entries, features, std=1.0, generator=generator, dtype=dtype, device=device)
-        self.padding_idx = padding_idx
+        for name, value in dict(max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse).items():
+            if value is not None and value is not False:
+                raise ArgumentError(f"Embedding: {name}={value!r}; accepted: leave it out")
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            accepted = f"{-num_embeddings} to {num_embeddings - 1}" if num_embeddings else "None, of no entries"
+            raise ArgumentError(f"Embedding: padding_idx={padding_idx}; accepted: {accepted}")
+        given = dict(padding_idx=padding_idx, norm_type=norm_type, _weight=_weight, _freeze=_freeze, dtype=dtype)
+        super().__init__(num_embeddings, embedding_dim, device="meta", **given)  # type: ignore[arg-type]
+        if _weight is None:
+            begin(self, device, generator)
+
+    def reset_parameters(self, generator: Generator = None) -> None:
+        """Normal, of mean 0 and standard deviation 1; 0 in the row of ``padding_idx``."""
+        fill(self.weight, "normal", generator)
+        if self.padding_idx is not None and not self.weight.is_meta:
+            with torch.no_grad():
+                self.weight[self.padding_idx].fill_(0)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(...) of int32 or int64 -> (..., features)."""
+        """(...) of int32 or int64 -> (..., embedding_dim). Raises ArgumentError."""
         y: Tensor = functional.embedding(ids, self.weight, self.padding_idx)
         return y
 
 
-class _Norm(Module):
-    weight: Parameter
+# ------------------------------------------------------------------ norms
+def check_eps(name: str, eps: float | None) -> None:
+    """Raises ArgumentError for a number below 0, or none at all."""
+    if eps is not None and not 0 <= eps < math.inf:
+        raise ArgumentError(f"{name}: eps={eps!r}; accepted: a finite number of at least 0")
 
-    def __init__(self, features: int, eps: float, dtype: torch.dtype, device: Device) -> None:
+
+def added(called: Any, module: Any, x: Tensor, residual: Tensor, *weights: Tensor | None, eps: float) -> Any:
+    """h = x + residual, and its norm, over the last dimensions of both. Raises ArgumentError where they are others."""
+    shape, name = tuple(module.normalized_shape), type(module).__name__
+    for t in (x, residual):
+        if tuple(t.shape[-len(shape) :]) != shape:
+            raise ArgumentError(f"{name}: x or residual of {tuple(t.shape)}; accepted: its last dimensions are {shape}")
+    rows = (t.flatten(-len(shape)) for t in (x, residual))
+    h, y = called(*rows, *(w if w is None else w.flatten() for w in weights), eps=eps)
+    return h.view(x.shape), y.view(x.shape)
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """Rows of mean 0 and variance 1, times weight, plus bias. Arguments are torch's. Raises ArgumentError for a
+    negative ``eps``."""
+
+    def __init__(
+        self, normalized_shape: Shape, eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        check_eps("LayerNorm", eps)
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """y; or with a residual h = x + residual and y, which is made of h, in one pass. Raises ArgumentError."""
+        if residual is None:
+            return functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return added(functional.add_layer_norm, self, x, residual, self.weight, self.bias, eps=self.eps)
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """Rows of mean square 1, times weight. Arguments are torch's; without an ``eps`` it is that of float32. Raises
+    ArgumentError for a negative one."""
+
+    def __init__(
+        self, normalized_shape: Shape, eps: float | None = None, elementwise_affine: bool = True,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        check_eps("RMSNorm", eps)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """y; or with a residual h = x + residual and y, which is made of h, in one pass. Raises ArgumentError."""
+        if residual is None:
+            return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        eps = functional.F32_EPS if self.eps is None else self.eps
+        return added(functional.add_rms_norm, self, x, residual, self.weight, eps=eps)
+
+
+# ------------------------------------------------------------------ functions as modules
+def check_not_inplace(name: str, inplace: bool) -> None:
+    """Raises ArgumentError for a module that would write into its input."""
+    if inplace:
+        raise ArgumentError(f"{name}: inplace=True; accepted: inplace=False, as results are new tensors")
+
+
+def check_dim(name: str, dim: int | None) -> None:
+    """Raises ArgumentError where no dimension is named: torch's choice depends on how many there are."""
+    if dim is None:
+        raise ArgumentError(f"{name}: dim=None; accepted: a dimension, as dim=-1")
+
+
+class GELU(torch.nn.GELU):
+    """x Phi(x), or with ``approximate="tanh"`` what is made of tanh. Raises ArgumentError for another word."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        functional.gelu(torch.empty(0, 1, device="meta"), approximate)  # which looks at the word
+        super().__init__(approximate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each element on its own."""
+        y: Tensor = functional.gelu(x, self.approximate)
+        return y
+
+
+class SiLU(torch.nn.SiLU):
+    """x sigmoid(x). Raises ArgumentError for ``inplace=True``."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        check_not_inplace("SiLU", inplace)
         super().__init__()
-        self.eps = eps
-        self.weight = Parameter(torch.ones(features, dtype=dtype, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each element on its own."""
+        y: Tensor = functional.silu(x)
+        return y
 
 
-class LayerNorm(_Norm):
-    """Rows of mean 0 and variance 1, times weight, plus bias."""
+class Softmax(torch.nn.Softmax):
+    """exp(x) / sum(exp(x)) along ``dim``, which must be named. Raises ArgumentError."""
 
-    def __init__(
-        self, features: int, eps: float = 1e-5, *, dtype: torch.dtype = torch.float32, device: Device = "cpu"
-    ) -> None:
-        super().__init__(features, eps, dtype, device)
-        self.bias = Parameter(torch.zeros_like(self.weight))
+    def __init__(self, dim: int | None = None) -> None:
+        check_dim("Softmax", dim)
+        super().__init__(dim)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        """y; or with a residual h = x + residual and y, which is made of h, in one pass."""
-        if residual is None:
-            return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-        return functional.add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps)
+    def forward(self, x: Tensor) -> Tensor:
+        """Of x's shape. Raises ArgumentError for a dimension that x does not have."""
+        assert self.dim is not None
+        y: Tensor = functional.softmax(x, self.dim)
+        return y
 
 
-class RMSNorm(_Norm):
-    """Rows of mean square 1, times weight."""
+class LogSoftmax(torch.nn.LogSoftmax):
+    """x - log(sum(exp(x))) along ``dim``, which must be named. Raises ArgumentError."""
 
-    def __init__(
-        self, features: int, eps: float = 1e-6, *, dtype: torch.dtype = torch.float32, device: Device = "cpu"
-    ) -> None:
-        super().__init__(features, eps, dtype, device)
+    def __init__(self, dim: int | None = None) -> None:
+        check_dim("LogSoftmax", dim)
+        super().__init__(dim)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        """y; or with a residual h = x + residual and y, which is made of h, in one pass."""
-        if residual is None:
-            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return functional.add_rms_norm(x, residual, self.weight, eps=self.eps)
+    def forward(self, x: Tensor) -> Tensor:
+        """Of x's shape. Raises ArgumentError for a dimension that x does not have."""
+        assert self.dim is not None
+        y: Tensor = functional.log_softmax(x, self.dim)
+        return y
 
 
+class Dropout(torch.nn.Dropout):
+    """x / (1 - p) with probability 1 - p, else 0, while training.
+
+    Each call draws the seed of its mask from torch's default generator of the host: no mask comes twice,
+    `torch.manual_seed` repeats a run on any device, and checkpointing, which restores that generator, repeats a mask.
+    Raises ArgumentError for ``inplace=True``.
+    """
+
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
+        check_not_inplace("Dropout", inplace)
+        super().__init__(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of x's shape; x itself where not training."""
+        if not self.training:
+            return x
+        if self.p == 1:
+            return x.masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 0)
+        seed = torch.randint(0, 2**32, (), dtype=torch.int64, device="cpu")
+        y: Tensor = functional.dropout(x, self.p, seed=seed)
+        return y
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """The cross-entropy of logits against classes, in f32, as `functional.cross_entropy`. Arguments are torch's."""
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """(N, C) and (N), or (N, C, d1, ...) and (N, d1, ...). Raises ArgumentError."""
+        options: dict[str, Any] = dict(ignore_index=self.ignore_index, label_smoothing=self.label_smoothing)
+        loss: Tensor = functional.cross_entropy(logits, target, self.weight, reduction=self.reduction, **options)
+        return loss
+
+
+# ------------------------------------------------------------------ experts
 class Experts(Module):
-    """Each token through the k experts that a router chooses for it: gated layers of ``hidden`` values."""
+    """Each token through the k experts that a router chooses for it: gated layers of ``hidden`` values.
+
+    Options are those of `tokitai.experts.expert_layer`. First values are those of linear layers.
+    """
 
     def __init__(
         self, features: int, hidden: int, count: int, k: int = 2, *, renormalise: bool = True,
-        dtype: torch.dtype = torch.float32, device: Device = "cpu", generator: torch.Generator | None = None,
+        capacity: int | None = None, capacity_factor: float | None = None, logits: Logits = "f32",
+        device: Device = None, dtype: torch.dtype | None = None, generator: Generator = None,
     ) -> None:  # fmt: skip
+        if logits not in LOGITS:
+            raise UnknownNameError("format of logits", logits, LOGITS)
         super().__init__()
-        self.k, self.renormalise = k, renormalise
-        words: dict[str, Any] = dict(generator=generator, dtype=dtype, device=device)
-        std, inner = 1 / math.sqrt(max(features, 1)), 1 / math.sqrt(max(hidden, 1))
-        self.router = drawn(count, features, std=std, **words)
-        self.gate_up = drawn(count, 2 * hidden, features, std=std, **words)
-        self.down = drawn(count, features, hidden, std=inner, **words)
+        self.features, self.hidden, self.count = features, hidden, count
+        self.k, self.renormalise, self.logits = k, renormalise, logits
+        self.capacity, self.capacity_factor = capacity, capacity_factor
+        options: dict[str, Any] = dict(device="meta", dtype=dtype)
+        self.router = Parameter(torch.empty(count, features, **options))
+        self.gate_up = Parameter(torch.empty(count, 2 * hidden, features, **options))
+        self.down = Parameter(torch.empty(count, features, hidden, **options))
+        begin(self, device, generator)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """y, logits and chosen experts, as `experts.experts`."""
+    def reset_parameters(self, generator: Generator = None) -> None:
+        """All weights uniform between -1/sqrt(inputs) and 1/sqrt(inputs)."""
+        for weight in (self.router, self.gate_up, self.down):
+            uniform(weight, weight.shape[-1], generator)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """y, logits and chosen experts, as `experts.experts`; what is ``padding``, (tokens,) of bool, gives 0."""
         made: tuple[Tensor, Tensor, Tensor] = experts(
-            x, self.router, self.gate_up, self.down, k=self.k, renormalise=self.renormalise
-        )
+            x, self.router, self.gate_up, self.down, k=self.k, renormalise=self.renormalise, capacity=self.capacity,
+            capacity_factor=self.capacity_factor, padding=padding, logits=self.logits,
+        )  # fmt: skip
         return made
 
     def losses(self, logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """How unevenly experts are used, 1 where evenly; and the mean square of log(sum(exp(logits)))."""
         load, probability = functional.expert_load(logits, chosen, k=self.k, check=False)
         return functional.load_balance_loss(load, probability), functional.router_z_loss(logits, reduction="mean")
+
+    def extra_repr(self) -> str:
+        """Sizes, and the options that are not the default ones."""
+        shown = f"features={self.features}, hidden={self.hidden}, count={self.count}, k={self.k}"
+        options = dict(renormalise=True, capacity=None, capacity_factor=None, logits="f32")
+        return shown + "".join(f", {n}={v}" for n, d in options.items() if (v := getattr(self, n)) != d)
