@@ -45,9 +45,7 @@ class _Gradient(torch.autograd.Function):
     """The backward pass, which is not differentiated."""
 
     @staticmethod
-    def forward(
-        ctx: Any, of: Any, dy: Tensor | None, dlogits: Tensor | None, *kept: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, of: Any, dy: Tensor | None, dlogits: Tensor | None, *kept: Tensor) -> tuple[Tensor, ...]:
         x, router, gate_up, down, *rest = map(plain, kept)
         places = len(dataclasses.fields(Permutation))
         there, inside = Permutation(*rest[:places]), dict(zip(of.inside, rest[places:], strict=True))
