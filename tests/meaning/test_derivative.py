@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.elementary import gelu_slope
+from tokitai.elementary import exp, gelu_slope
 from tokitai.errors import DefinitionError
 from tokitai.lang import (
     Cols,
+    Contract,
     Matrix,
     Operator,
     Rows,
@@ -20,11 +21,16 @@ from tokitai.lang import (
     columns,
     f32,
     fma,
+    function,
+    maximum,
     operator,
     outputs,
     row_sum,
+    rows,
+    sqrt,
     storage,
-)
+    where,
+)  # fmt: skip
 from tokitai.meaning.derivative import SLOPES, check_backward, gradient
 from tokitai.meaning.real import FUNCTIONS, REAL
 
@@ -199,3 +205,131 @@ def test_a_result_that_is_named_after_no_input_is_refused() -> None:
 
 def test_every_function_with_a_real_meaning_has_a_slope_or_is_one() -> None:
     assert {n for n in FUNCTIONS if n not in SLOPES} == {n for n in FUNCTIONS if n.endswith("_slope")}
+
+
+# ------------------------------------------------------------------ right gradients that were refuted
+@operator(contract=Contract(draw={"var": "positive"}, defaults={"eps": 1e-5}))
+def batch_norm(
+    x: Matrix[storage], mean: Cols[f32], var: Cols[f32], gamma: Cols[storage], beta: Cols[storage], *, eps: float
+) -> Any:
+    return outputs(y=fma((x - mean) / sqrt(var + eps), gamma, beta))
+
+
+@operator(contract=Contract(draw={"var": "positive"}, defaults={"eps": 1e-5}), backward_of=batch_norm)
+def batch_norm_backward(
+    dy: Matrix[storage], x: Matrix[storage], mean: Cols[f32], var: Cols[f32], gamma: Cols[storage], *, eps: float
+) -> Any:
+    """Of running statistics: variances are what the contract says that they are."""
+    rstd = 1 / sqrt(var + eps)
+    return outputs(dx=dy * gamma * rstd, dgamma=col_sum(dy * (x - mean) * rstd), dbeta=col_sum(dy))
+
+
+@operator
+def mean_square(x: Matrix[storage]) -> Any:
+    """A scalar of the whole call."""
+    return outputs(loss=col_sum(row_sum(x * x)) / (rows(x) * columns(x)))
+
+
+@operator(backward_of=mean_square)
+def mean_square_backward(dloss: Rows[f32], x: Matrix[storage]) -> Any:
+    """The gradient of the scalar, which each row has."""
+    return outputs(dx=dloss * x * 2 / (rows(x) * columns(x)))
+
+
+@operator(backward_of=mean_square)
+def mean_square_backward_expanded(dloss: Matrix[f32], x: Matrix[storage]) -> Any:
+    return outputs(dx=dloss * x * 2 / (rows(x) * columns(x)))
+
+
+@operator(backward_of=mean_square)
+def mean_square_backward_on_the_host(x: Matrix[storage], *, dloss: float) -> Any:
+    return outputs(dx=x * (dloss * 2 / (rows(x) * columns(x))))
+
+
+@operator
+def scaled_rows(x: Matrix[storage]) -> Any:
+    rstd = 1 / sqrt(row_sum(x * x) + 1)
+    return outputs(y=x * rstd, rstd=rstd)
+
+
+@operator(backward_of=scaled_rows)
+def scaled_rows_backward(dy: Matrix[storage], drstd: Matrix[f32], x: Matrix[storage], rstd: Matrix[f32]) -> Any:
+    """A row's own values, expanded: its statistic, and the gradient of that."""
+    slope = (row_sum(dy * x) + drstd) * rstd * rstd * rstd
+    return outputs(dx=dy * rstd - slope * x)
+
+
+@function
+def bent(x: Any, y: Any) -> Any:
+    return fma(x, y, exp(x)) / maximum(abs(y), 0.5)
+
+
+@operator
+def by_own_function(x: Matrix[f32], c: Cols[f32]) -> Any:
+    return outputs(y=bent(x, c))
+
+
+@operator(backward_of=by_own_function)
+def by_own_function_backward(dy: Matrix[f32], x: Matrix[f32], c: Cols[f32]) -> Any:
+    divisor = maximum(abs(c), 0.5)
+    through = where(abs(c) >= 0.5, fma(x, c, exp(x)) / divisor * where(c < 0, -1, 1), 0)
+    return outputs(dx=dy * (c + exp(x)) / divisor, dc=col_sum(dy * (x - through) / divisor))
+
+
+RIGHT = [
+    batch_norm_backward, mean_square_backward, mean_square_backward_expanded, mean_square_backward_on_the_host,
+    scaled_rows_backward, by_own_function_backward,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backward", RIGHT, ids=str)
+def test_a_right_gradient_is_not_refuted(backward: Operator) -> None:
+    assert backward.backward_of is not None
+    report = check_backward(backward, backward.backward_of, "f32", SHAPE, seed=1)
+    assert report and all(error <= explained < 2.0**-24 for _, error, explained in report), report
+
+
+def test_a_wrong_gradient_of_what_is_expanded_is_seen() -> None:
+    @operator(backward_of=mean_square)
+    def halved(dloss: Rows[f32], x: Matrix[storage]) -> Any:
+        return outputs(dx=dloss * x / (rows(x) * columns(x)))
+
+    @operator(backward_of=by_own_function)
+    def one_sided(dy: Matrix[f32], x: Matrix[f32], c: Cols[f32]) -> Any:
+        return outputs(dx=dy * c / maximum(abs(c), 0.5))
+
+    for backward, forward in ((halved, mean_square), (one_sided, by_own_function)):
+        ((_, error, explained),) = check_backward(backward, forward, "f32", SHAPE, seed=1)
+        assert error > 0.1 > explained
+
+
+def test_a_gradient_of_another_size_is_refused() -> None:
+    @operator(backward_of=mean_square)
+    def of_each_row(dloss: Rows[f32], x: Matrix[storage]) -> Any:
+        return outputs(dx=dloss * row_sum(x))
+
+    message = r"test_derivative.py:\d+: the result dx of 5 x 1 elements; accepted: as many as x has, 5 x 7"
+    with pytest.raises(DefinitionError, match=message):
+        check_backward(of_each_row, mean_square, "f32", SHAPE, seed=1)
+
+    @operator(backward_of=scaled_rows)
+    def of_one(dy: Rows[f32], x: Matrix[storage]) -> Any:
+        return outputs(dx=dy * x)
+
+    message = r"test_derivative.py:\d+: the gradient dy of 5 x 1 elements; accepted: as many as y has, 5 x 7, or those"
+    with pytest.raises(DefinitionError, match=message):
+        check_backward(of_one, scaled_rows, "f32", SHAPE, seed=1)
+
+
+def test_a_function_without_a_derivative_is_refused_by_name() -> None:
+    @operator
+    def forward(x: Matrix[f32]) -> Any:
+        return outputs(y=gelu_slope(x))
+
+    @operator(backward_of=forward)
+    def backward(dy: Matrix[f32], x: Matrix[f32]) -> Any:
+        return outputs(dx=dy)
+
+    message = r"test_derivative.py:\d+: no derivative of gelu_slope is known; accepted: "
+    with pytest.raises(DefinitionError, match=message):
+        check_backward(backward, forward, "f32", SHAPE, seed=1)

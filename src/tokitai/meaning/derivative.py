@@ -12,10 +12,10 @@ import numpy as np
 
 from ..errors import DefinitionError
 from ..formats import FORMATS
-from ..lang import GROUPS, OPERANDS, Graph, Node, Operator, Sizes, TensorSpec, extent, extents
+from ..lang import GROUPS, OPERANDS, Function, Graph, Node, Operator, Output, Sizes, TensorSpec, extent, extents
 from .interpret import Array, apply, full_size, items_of, joined, load
 from .product import operands, stored, turned
-from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, sigmoid, silu_slope
+from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, normal_cdf, sigmoid, silu_slope
 from .structure import drawn_entries
 
 _ROOT_PI = np.sqrt(4 * np.arctan(REAL(1)))
@@ -182,15 +182,49 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
             give(a[0], g[x[1][:, 0]])
         case "call":
             name = str(node.data[0])
-            if name not in SLOPES or name not in FUNCTIONS:
-                raise AssertionError(f"no derivative of {name} is known")
-            give(a[0], g * SLOPES[name](x[0], y))
+            if name in SLOPES and name in FUNCTIONS:
+                give(a[0], g * SLOPES[name](x[0], y))
+            elif name in FUNCTIONS or node.body is None:
+                raise _unknown(node, name)
+            else:
+                _pull_body(node.body, a, g, x, give)
         case "round_even" | "exponent" | "row_first":
             pass  # constant between steps
+        case "power_of_two":
+            give(a[0], g * y * np.log(REAL(2)))
+        case "significand":
+            give(a[0], g * y / x[0])
         case _ if node.type in ("f32", "f64") and any(n.type in ("f32", "f64") for n in a):
-            raise AssertionError(f"no derivative of {node} is known")
+            raise _unknown(node, node.op)
         case _:
             pass  # integers, conditions, constants and host scalars carry no derivative to a tensor
+
+
+def _unknown(node: Node, name: str) -> DefinitionError:
+    known = ", ".join(sorted(SLOPES))
+    return DefinitionError(f"{node.origin}: no derivative of {name} is known; accepted: primitives, {known}")
+
+
+def _pull_body(
+    body: Function, outside: Sequence[Node], g: Array, x: Sequence[Array], give: Callable[[Node, Array], None]
+) -> None:
+    """The chain rule through a function of the reader's own, element by element."""
+    domain, shape = Real({}), (0, 0)  # which no operation of a body asks for
+    values = dict(zip(body.params, x, strict=True))
+    for node in body.nodes:
+        if node not in values:
+            values[node] = apply(domain, node, [values[a] for a in node.args], shape)
+    flow: dict[Node, Array] = {body.result: g}
+
+    def add(node: Node, amount: Array) -> None:
+        flow[node] = flow[node] + amount if node in flow else amount
+
+    for node in reversed(body.nodes):
+        if node in flow and node not in body.params:
+            _pull(node, flow[node], [values[a] for a in node.args], values[node], add)
+    for argument, parameter in zip(outside, body.params, strict=True):
+        if parameter in flow:
+            give(argument, flow[parameter])
 
 
 def check_backward(
@@ -220,18 +254,27 @@ def check_backward(
     here, there = (Sizes(*shape, shape[1], 3, g.ragged) if g.ragged else shape for g in (f, b))
     rng = np.random.default_rng(seed)
     entries = drawn_entries(shape[0])
-    params = {p.name: p.default if p.default is not None else 0.5 for p in (*forward.params, *backward.params)}
+    params = _scalars(forward, f) | _scalars(backward, b)
     params |= {"entries": entries} if "entries" in params else {}
     counted = {n for o in (forward, backward) for n, i in o.contract.indices.items() if i.entries}
+    wishes = {**forward.contract.draw, **backward.contract.draw}
     tensors: dict[str, Array] = {}
     for t, sizes in (*((t, here) for t in f.inputs), *((t, there) for t in b.inputs)):
         wide: tuple[int, ...] = extents(t.space, shape, entries, t.slots or 1)
         wide = extent(t.space, sizes) if f.ragged else wide
-        tensors.setdefault(t.name, _sample(rng, t, wide, entries if t.name in counted else shape[1]))
+        sample = _sample(rng, t, wide, entries if t.name in counted else shape[1], wishes.get(t.name, ""))
+        tensors.setdefault(t.name, sample)
     results = real.evaluate(f, tensors, here, params)
-    for name in names & set(results):  # saved by the forward pass: its result, its statistics
-        tensors[name] = results[name]
-    cotangents = {o.name: tensors[f"d{o.name}"] for o in f.outputs if f"d{o.name}" in names}
+    cotangents = {}
+    for o in f.outputs:
+        if f"d{o.name}" in names:
+            cotangents[o.name] = _of_result(backward, f"d{o.name}", o, tensors[f"d{o.name}"], results[o.name].shape)
+            tensors[f"d{o.name}"] = np.broadcast_to(cotangents[o.name], tensors[f"d{o.name}"].shape)
+        elif f"d{o.name}" in params and o.space == "s":
+            cotangents[o.name] = np.full((1, 1), params[f"d{o.name}"], REAL)
+        if o.name in names:  # saved by the forward pass: its result, its statistics
+            same = tensors[o.name].shape != results[o.name].shape and results[o.name].ndim == tensors[o.name].ndim
+            tensors[o.name] = np.broadcast_to(results[o.name], tensors[o.name].shape) if same else results[o.name]
     want = gradient(f, tensors, here, params, cotangents)
     got = real.evaluate(b, tensors, there, params)
     narrow = {k: v.astype(np.float64) if v.dtype == REAL else v for k, v in tensors.items()}
@@ -242,6 +285,11 @@ def check_backward(
         if target not in want:
             accepted = ", ".join(f"d{n}" for n in want)
             raise DefinitionError(f"{backward.file}:{backward.line}: the result {name}; accepted: {accepted}")
+        if np.broadcast_shapes(want[target].shape, value.shape) != value.shape:
+            found = f"the result {name} of {_sides(value)} elements"
+            raise DefinitionError(
+                f"{backward.file}:{backward.line}: {found}; accepted: as many as {target} has, {_sides(want[target])}"
+            )
         exact = np.broadcast_to(want[target], value.shape)
         top = float(np.abs(exact).max()) or 1.0
         floor = len(b.nodes) * sum(shape) * 2.0 ** -(real.PRECISION - 1)
@@ -250,9 +298,46 @@ def check_backward(
     return report
 
 
-def _sample(rng: np.random.Generator, t: TensorSpec, size: tuple[int, ...], below: int) -> Array:
+def _scalars(operator: Operator, graph: Graph) -> dict[str, float]:
+    """The scalars of one operator: its defaults, else those that its contract names, else 0.5; in agreement with its
+    options."""
+    named = {p.name: operator.contract.defaults.get(p.name, 0.5) for p in operator.params}
+    given = {p.name: named[p.name] if p.default is None else p.default for p in operator.params}
+    for option, scalar in operator.contract.switches.items():
+        given[scalar] = (given[scalar] or 0.125) if graph.options[option] else 0.0
+    return given
+
+
+def _of_result(backward: Operator, name: str, o: Output, drawn: Array, size: tuple[int, ...]) -> Array:
+    """The gradient of a result, of the result's own size: where the backward operator takes it expanded, as a scalar
+    that each row has, it is the same number in all. Raises DefinitionError where it takes another size."""
+    if drawn.ndim != len(size) or drawn.shape == size:
+        return drawn
+    if any(n not in (1, m) for n, m in zip(size, drawn.shape, strict=True)):
+        raise DefinitionError(
+            f"{backward.file}:{backward.line}: the gradient {name} of {_sides(drawn)} elements; accepted: as many as "
+            f"{o.name} has, {_sides(np.empty(size))}, or those expanded"
+        )
+    return drawn[tuple(slice(0, n) for n in size)]
+
+
+def _sides(values: Array) -> str:
+    return " x ".join(map(str, values.shape))
+
+
+def _sample(rng: np.random.Generator, t: TensorSpec, size: tuple[int, ...], below: int, wish: str) -> Array:
+    """Noise, as the contract wishes it: one draw of a normal number for each, whatever is made of it."""
     if t.space in GROUPS:  # the one in the middle is empty
         return np.array([0, below // 2, below // 2, below])
     if str(t.format) in ("i32", "i64", "u32"):
+        below = int(wish.split()[1]) if wish.startswith("below") else below
         return rng.integers(0, max(below, 1), size)
-    return rng.standard_normal(size).astype(REAL)
+    noise = rng.standard_normal(size).astype(REAL)
+    match wish:
+        case "positive":
+            return np.asarray(np.exp(noise / 2))
+        case "unit":
+            return np.asarray(normal_cdf(noise))
+        case "probabilities":
+            return np.asarray(np.exp(noise * 3) / np.exp(noise * 3).sum(axis=-1, keepdims=True))
+    return noise
