@@ -20,10 +20,12 @@ from tokitai.lang import (
     Operator,
     Outputs,
     Sizes,
+    Value,
     col_sum,
     columns,
     f32,
     fma,
+    function,
     maximum,
     minimum,
     operator,
@@ -33,6 +35,8 @@ from tokitai.lang import (
     row_sum,
     sqrt,
     storage,
+    total_max,
+    total_sum,
     where,
 )  # fmt: skip
 from tokitai.lang import f16 as half
@@ -46,11 +50,9 @@ from tokitai.verification import cases
 from tokitai.verification.verdict import Variant, variants
 
 Array = np.ndarray[Any, Any]
-UNBOUNDED = {"global_norm", "clip_global_norm"}  # results made of totals over a list
 EVERY = [
     pytest.param(op, dtype, v, id=f"{op.name} {dtype}{v.flags(op)}")
     for op in ops.registry().values()
-    if op.name not in UNBOUNDED
     for dtype in op.contract.formats
     for v in variants(op)
 ]
@@ -109,10 +111,33 @@ def test_no_result_is_further_from_the_textbook_than_its_bound(op: Operator, dty
 
 
 def test_what_has_no_bound_says_so() -> None:
-    for name in UNBOUNDED:
-        graph = ops.get(name).trace("f32")
-        with pytest.raises(TokitaiError, match=f"^{name}: bounds of totals over a list are not computed"):
-            bounds.evaluate(graph, dict(grad=np.ones((1, 3), np.float32)), (1, 3), dict(max_norm=1.0))
+    @function
+    def bent(x: Value) -> Value:
+        return x * x + 1
+
+    @operator
+    def unproved(x: Matrix[f32]) -> Outputs:
+        return outputs(y=bent(x))
+
+    with pytest.raises(TokitaiError, match=r"^bent: no error bound is known"):
+        bounds.evaluate(unproved.trace("f32"), dict(x=np.ones((1, 3), np.float32)), (1, 3), {})
+
+
+def test_totals_are_bounded_and_what_is_compared_with_them() -> None:
+    """A total was taken for a gate that is open: a bound of 0, and comparisons with 0 in its place."""
+
+    @operator
+    def above(x: Matrix[f32]) -> Outputs:
+        total = total_sum(x)
+        return outputs(y=where(x > total, x, total), total=total, most=total_max(x * x))
+
+    graph, x = above.trace("f32"), np.random.default_rng(3).standard_normal((5, 7)).astype(np.float32)
+    found = bounds.evaluate(graph, dict(x=x), (5, 7), {})
+    want, exact = bits.evaluate(graph, dict(x=x), (5, 7), {}), real.evaluate(graph, dict(x=x), (5, 7), {})
+    for name, (value, error) in found.items():
+        assert np.array_equal(value, want[name])
+        distance = np.abs(want[name].astype(REAL) - exact[name])
+        assert (distance <= error).all() and (distance > 0).any(), name
 
 
 # ------------------------------------------------------------------ one operation at a time

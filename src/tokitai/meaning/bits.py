@@ -264,9 +264,9 @@ class Bits:
         return total
 
     def total(self, node: Node, parts: Sequence[Array]) -> Array:
-        each = [tree(p, np.add) if node.op == "total_sum" else self.row_max(p) for p in parts]
-        joined = np.concatenate(each, axis=1) if each else np.zeros((1, 0), F32)
         with np.errstate(all="ignore"):
+            each = [tree(p, np.add) if node.op == "total_sum" else self.row_max(p) for p in parts]
+            joined = np.concatenate(each, axis=1) if each else np.zeros((1, 0), F32)
             return tree(joined, np.add) if node.op == "total_sum" else self.row_max(joined)
 
     def host(self, node: Node, args: Sequence[float], shape: tuple[int, int]) -> float:

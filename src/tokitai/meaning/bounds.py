@@ -78,7 +78,7 @@ class Bounds:
     def height(self, op: str, count: Any) -> Any:
         """The most roundings by additions that a term of a sum of ``count`` terms goes through, for each such count:
         of a chain in every block, then of the tree over the blocks."""
-        block = {"row_sum": 1, "matmul": MATMUL_BLOCK}.get(op, COL_SUM_BLOCK)
+        block = {"row_sum": 1, "total_sum": 1, "matmul": MATMUL_BLOCK}.get(op, COL_SUM_BLOCK)
         count = np.asarray(count)
         levels = np.ceil(np.log2(np.maximum(-(-count // block), 1)))
         return np.minimum(np.maximum(count - 1, 0), block - 1) + levels
@@ -214,9 +214,20 @@ class Bounds:
             return Bounded(value, e.max(axis=1, keepdims=True, initial=0))
         if node.op == "take_column":
             return Bounded(value, np.take_along_axis(e, plain[1].astype(np.int64), axis=1))
-        # A sum of n terms in a tree of height h: (1 + u)**h - 1 of the sum of magnitudes (Higham, section 4.2).
-        axis = 1 if node.op == "row_sum" else 0
-        height = self.height(node.op, full[axis])
+        return self._summed(node.op, value, x, e, 1 if node.op == "row_sum" else 0)
+
+    def total(self, node: Node, x: Any, shape: tuple[int, int]) -> Bounded:
+        """A total over the elements of one tensor."""
+        with np.errstate(all="ignore"):
+            terms, e = (np.broadcast_to(a, shape).reshape(1, -1) for a in (x.value, x.error))
+            value = self.bits.total(node, [terms] if terms.size else [])
+            if node.op == "total_max":
+                return Bounded(value, e.max(axis=1, keepdims=True, initial=0))
+            return self._summed(node.op, value, terms.astype(np.float64), e, 1)
+
+    def _summed(self, op: str, value: Array, x: Array, e: Array, axis: int) -> Bounded:
+        """A sum of n terms in a tree of height h: (1 + u)**h - 1 of the sum of magnitudes (Higham, section 4.2)."""
+        height = self.height(op, x.shape[axis])
         total = np.abs(x).sum(axis=axis, keepdims=True) + e.sum(axis=axis, keepdims=True)
         counted = ((x == np.rint(x)) & (e == 0)).all(axis=axis, keepdims=True) & (total <= 1 / U)  # exact: a count
         rounding = np.where(counted, 0, np.expm1(height * np.log1p(U)) * total)
@@ -257,10 +268,8 @@ def evaluate(
     """For every result its stored bits, and per element a bound on their distance from the real result.
 
     ``domain_of`` makes the domain, where it is another one. ``off`` says how far inputs are from what they stand for.
-    Raises TokitaiError for a graph with a function whose error is not proved, or with totals over lists.
+    Totals are those of this one tensor. Raises TokitaiError for a graph with a function whose error is not proved.
     """
-    if any(n.op in TOTALS and _matters(graph, n) for n in graph.nodes):
-        raise TokitaiError(f"{graph.name}: bounds of totals over a list are not computed")
     if isinstance(shape, Sizes) and shape.several:
         there = items_of(graph, {**tensors, **(off or {})}, shape)
         both_of = zip(items_of(graph, tensors, shape), there, strict=True)
@@ -281,7 +290,7 @@ def evaluate(
             if name in (off or {}):
                 values[node].error = as_rows_cols(specs[name], (off or {})[name], shape)
         elif node.op in TOTALS:
-            values[node] = Bounded(np.zeros((1, 1), np.float32), np.zeros((1, 1)))  # a gate that is open
+            values[node] = domain.total(node, values[node.args[0]], shape)
         else:
             values[node] = domain.apply(node, [values[a] for a in node.args], shape)
     results = {}
@@ -291,8 +300,3 @@ def evaluate(
             full = full_size(o.space, stored.value, shape)
             results[o.name] = np.broadcast_to(stored.value, full), np.broadcast_to(stored.error, full)
     return results
-
-
-def _matters(graph: Graph, total: Node) -> bool:
-    """Whether a total is more than one side of a comparison: a gate does not add to the error."""
-    return any(total in n.args and n.type != "bool" for n in graph.nodes)

@@ -129,6 +129,8 @@ def number_cases(
     # Structure runs take every branch for all inputs; numbers take one in three again, and shapes of ordinary use.
     some = branches[:: 3 if device == "cpu" else 2]
     small += [("normal", shape) for shape in [(67, 130 if device == "cpu" else 200), *some, *EMPTY]]
+    # An empty sum is +0, which zeros tell from nothing: hashes do not (`meaning.structure.add`).
+    small += [("zeros", shape) for shape in EMPTY]
     drawn = [(how, (min(rows, most), cols)) for how, (rows, cols) in small]
     drawn += [("normal", asked) for asked in ([shape] if shape is not None else default_shapes(operator, plan, device))]
     for how, chosen in dict.fromkeys(drawn):
