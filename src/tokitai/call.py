@@ -118,7 +118,7 @@ def call_with(
 
         return call_attention(operator, kernel, given, arrays, params, out, threads, copy)
     lead, shape = common_shape(operator, arrays, kernel.graph.options)
-    check_slots(operator, kernel.graph.options, arrays, shape)
+    check_slots(operator, kernel.graph, arrays, shape)
     entries = table_entries(operator, arrays, params)
     check_indices(operator, arrays, params, shape, entries)
     tensors = {t.name: flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}

@@ -8,25 +8,26 @@ from typing import Any
 import numpy as np
 
 from .errors import ArgumentError
-from .lang import Operator
+from .lang import Graph, Operator
 
 Array = np.ndarray[Any, Any]
 
 
 def check_slots(
-    operator: Operator, options: Mapping[str, object], arrays: Mapping[str, Array], shape: tuple[int, int]
-) -> None:
+    operator: Operator, graph: Graph, arrays: Mapping[str, Array], shape: tuple[int, int]
+) -> None:  # fmt: skip
     """No more is chosen of a row than it has, and nothing is chosen by a NaN. Raises ArgumentError."""
-    check_chosen(operator, options, shape)
-    for name in operator.contract.no_nan:
+    check_chosen(operator, graph, shape)
+    for name in (n for n in operator.contract.no_nan if n in arrays):
         nan: Array = np.isnan(arrays[name].reshape(shape).astype(np.float32))
         check_nan_rows(name, np.asarray(nan.any(axis=1)))
 
 
-def check_chosen(operator: Operator, options: Mapping[str, object], shape: tuple[int, int]) -> None:
+def check_chosen(operator: Operator, graph: Graph, shape: tuple[int, int]) -> None:
     """No more is chosen of a row than it has. Raises ArgumentError."""
-    if operator.contract.places and int(str(options["k"])) > shape[1]:
-        raise ArgumentError(f"{operator.name}: k={options['k']} of {shape[1]} columns; accepted: at most all of them")
+    chosen = max((o.slots for o in graph.outputs if o.name in operator.contract.places), default=0)
+    if chosen > shape[1]:
+        raise ArgumentError(f"{operator.name}: k={chosen} of {shape[1]} columns; accepted: at most all of them")
 
 
 def check_nan_rows(name: str, found: Array) -> None:

@@ -20,7 +20,7 @@ from .device.results import maker
 from .errors import ArgumentError
 from .formats import FORMATS
 from .kernel import KernelBase
-from .lang import Operator, Output
+from .lang import Graph, Operator, Output
 
 Array = np.ndarray[Any, Any]
 
@@ -46,6 +46,7 @@ class Prepared:
         }
         sizes = [a.size for a in examples]
         self.shapes = [(1, n) for n in sizes]
+        self.counted = counted(operator, kernel.graph, [a.shape for a in examples])
         self.results: dict[str, list[Array]] = {}
         addresses = {name: [_address(a) for a in made] for name, made in arrays.items()}
         out: list[list[int]] = []
@@ -95,7 +96,7 @@ class Prepared:
     def __call__(self, params: Mapping[str, float], threads: int) -> Any:
         """Run with these host scalars. Returns the lists that were replaced, and the lists and values that are new; new
         lists lie in memory that the next call writes again."""
-        scalars = self.kernel.scalar_table(1, 1, params)
+        scalars = self.kernel.scalar_table(*self.counted, params)
         if self.shapes:
             self.kernel.launch_raw(self.addresses, [*self.sizes, *scalars.whole], self.shapes, scalars.table, threads)
         elif any(o.space == "s" for o in self.kernel.graph.outputs):
@@ -125,6 +126,25 @@ def _copied_out(value: Array, example: Any) -> Any:
     made, _ = new()
     as_numpy("a result", made)[...] = value
     return made
+
+
+def counted(operator: Operator, graph: Graph, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+    """Rows and columns as a definition counts them in a list, whose tensors share the call's host scalars: those of a
+    call on each, with one row where the operator takes no more. Raises ArgumentError where a definition counts them
+    and tensors differ."""
+    asked = [k for k, op in enumerate(("rows", "columns")) if any(n.op == op for n in graph.nodes)]
+    if not asked:
+        return 1, 1
+    flat = operator.contract.max_rows == 1
+    sizes = [(1, math.prod(s)) if flat else (math.prod(s[:-1]), s[-1] if s else 1) for s in shapes]
+    for size in sizes:
+        if any(size[k] != sizes[0][k] for k in asked):
+            words = " and ".join(("rows", "columns")[k] for k in asked)
+            raise ArgumentError(
+                f"{operator.name}: counts {words}, and the tensors of the list have {sizes[0][0]} x {sizes[0][1]} and "
+                f"{size[0]} x {size[1]}; accepted: lists of tensors of one size"
+            )
+    return sizes[0] if sizes else (1, 1)
 
 
 def prepare(

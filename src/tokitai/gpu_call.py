@@ -128,7 +128,7 @@ def _checked(
         lead, shape = _sizes(operator, kernel, arrays)
     else:
         lead, shape = common_shape(operator, arrays, kernel.graph.options)
-    check_chosen(operator, kernel.graph.options, shape)
+    check_chosen(operator, kernel.graph, shape)
     entries = table_entries(operator, arrays, params)
     if heads is not None:
         full = {o.name: heads.shapes[o.space] for o in kernel.graph.outputs}

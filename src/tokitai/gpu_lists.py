@@ -117,7 +117,7 @@ class PreparedOnGpu(Prepared):
         return value
 
     def _launch(self, params: Mapping[str, float], stream: int) -> None:
-        scalars = self.kernel.scalar_bytes(self.kernel.scalar_table(1, 1, params))
+        scalars = self.kernel.scalar_bytes(self.kernel.scalar_table(*self.counted, params))
         placed = self._placed(self._own_values(), stream)
         ready = placed.ready
         try:

@@ -73,18 +73,25 @@ class FlatEmitter(Printer):
 
     def tiles(self, storing: bool = False) -> None:
         """Open the loop over tiles: pointers are to the tile's first element."""
-        n, width = self.per_tensor, len(self.tensors)
-        self.line("#pragma omp for schedule(static)")
-        self.open("for (int64_t tile = 0; tile < tiles; ++tile)")
-        self.line("const int64_t tensor = tensor_of(first_tile, count, tile);")
-        self.line(f"const int64_t* const shape = sizes + 1 + tensor * {n};")
+        self.tile()
         self.line("const int64_t across = tiles_of(shape[1]), within = tile - first_tile[tensor];")
         self.line(
             "const int64_t r = within / across, begin = within % across * TILE, size = least(TILE, shape[1] - begin);"
         )
         self.line("const int64_t place = r * shape[1] + begin;")
+        self.pointers(storing)
+
+    def tile(self) -> None:
+        """Open the loop over tiles, which find their tensor."""
+        self.line("#pragma omp for schedule(static)")
+        self.open("for (int64_t tile = 0; tile < tiles; ++tile)")
+        self.line("const int64_t tensor = tensor_of(first_tile, count, tile);")
+        self.line(f"const int64_t* const shape = sizes + 1 + tensor * {self.per_tensor};")
+
+    def pointers(self, storing: bool) -> None:
+        """Pointers to the elements of row r from column `begin` on, whose place in the tensor is known."""
+        width, stride = len(self.tensors), 2
         self.line("(void)place;")
-        stride = 2
         for i, (name, space, kind, const) in enumerate(self.tensors):
             if space == "rc":
                 cast = f"static_cast<{const}{kind}*>(tensors[tensor * {width} + {i}])"
@@ -93,7 +100,7 @@ class FlatEmitter(Printer):
                 if name in self.streamed and storing:
                     self.line(f"const bool {name}_streams = streams({name}, shape[{stride}], shape[0], shape[1]);")
                 stride += 1
-        for s in self.plan.of_tensor:
+        for s in (s for s in self.plan.of_tensor if storing or s not in self.plan.late):
             value = "uint32_t(tensor)" if s.op == "tensor_index" else self.expression(s, False, self.name)
             self.declare(s, value, vector=False)
 
@@ -109,6 +116,9 @@ class FlatEmitter(Printer):
 
     def total(self, t: Node) -> None:
         """One value a tile, then (behind the loop's barrier) the tree over a tensor's tiles and over the tensors."""
+        if t.op == "total_sum" and not self.graph.one_row:
+            self.sum_of_rows(t)
+            return
         name, x = self.name[t], self.vector(t.args[0])
         self.tiles()
         if t.op == "total_sum":
@@ -140,3 +150,35 @@ class FlatEmitter(Printer):
                 f"for (int64_t i = 0; i < tiles; ++i) most_{name} = join_max(most_{name}, load1(tile_{name} + i));"
             )
             self.line(f"const S {name} = done_max(most_{name});")
+
+    def sum_of_rows(self, t: Node) -> None:
+        """The same of a sum where there may be several rows: tiles of the flattened tensor, which go on in the next
+        row. There are at most as many of them as tiles of rows."""
+        name = self.name[t]
+        self.tile()
+        self.line("const int64_t start = (tile - first_tile[tensor]) * TILE;")
+        self.line("const int64_t size = least(TILE, shape[0] * shape[1] - start);")
+        self.line("if (size <= 0) continue;")
+        self.line("Stored terms[TILE];")
+        self.open("for (int64_t done = 0; done < size;)")
+        self.line("const int64_t place = start + done, r = place / shape[1], begin = place - r * shape[1];")
+        self.line("const int64_t here = least(size - done, shape[1] - begin);")
+        self.pointers(storing=False)
+        self.open("each(0, here, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+        self.elements(self.plan.under(t))
+        self.line(f"store(terms + done + c, {self.vector(t.args[0])}, lanes);")
+        self.close("});")
+        self.line("done += here;")
+        self.close()
+        self.line("S sum[1];")
+        self.line("Stored partial[partial_room(TILE)];")
+        self.open("row_sums<1, false>(size, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
+        self.line("return summands(lanes, pad(load(terms + c, lanes), NEUTRAL_SUM, lanes));")
+        self.close("}, [](int64_t) {}, sum);")
+        self.line(f"store1(tile_{name} + tile, sum[0]);")
+        self.close()
+        self.open(f"const S {name} = tree_over(fill, S{{}}, [&](int64_t i)")
+        self.line(f"const int64_t* const shape = sizes + 1 + filled[i] * {self.per_tensor};")
+        self.line("const int64_t begin = first_tile[filled[i]], count = tiles_of(shape[0] * shape[1]);")
+        self.line(f"return tree_over(count, S{{}}, [&](int64_t k) {{ return load1(tile_{name} + begin + k); }});")
+        self.close("});")

@@ -133,7 +133,10 @@ class GpuFlatEmitter(QuotientPrinter):
                     self.line(f"{const}{kind}* const {name} = {cast} + r * entry[{stride}] + begin;")
                     self.line(f"(void){name};")
                 stride += 1
-        for s in self.plan.of_tensor:
+        self.scalars_of_tensor(for_totals=read is not None)
+
+    def scalars_of_tensor(self, for_totals: bool) -> None:
+        for s in (s for s in self.plan.of_tensor if not for_totals or s not in self.plan.late):
             value = "uint32_t(tensor)" if s.op == "tensor_index" else self.expression(s, False, self.name)
             self.declare(s, value, vector=False)
 
@@ -171,16 +174,23 @@ class GpuFlatEmitter(QuotientPrinter):
     def unit_totals(self) -> None:
         """One value a unit: of a sum the tree over those of its tiles."""
         self.entry_of("call.tensor_of_unit[turn]")
-        self.line("const int64_t units_across = (across_row + call.run - 1) / call.run, within = turn - entry[4];")
-        self.line("const int64_t r = entry[0] == 1 ? 0 : within / units_across;")
-        self.line("const int64_t from = (within - r * units_across) * call.run;")
-        self.line("const int count = int(least(call.run, across_row - from));")
+        if self.graph.one_row:
+            self.line("const int64_t units_across = (across_row + call.run - 1) / call.run, within = turn - entry[4];")
+            self.line("const int64_t r = entry[0] == 1 ? 0 : within / units_across;")
+            self.line("const int64_t from = (within - r * units_across) * call.run;")
+            self.line("const int count = int(least(call.run, across_row - from));")
+        else:  # tiles go on in the next row: there are at most as many as those of rows, and units to spare have none
+            self.line("const int64_t elements = entry[0] * entry[1], from = (turn - entry[4]) * call.run;")
+            self.line("const int count = int(least(call.run, (elements + TILE - 1) / TILE - from));")
         sums = any(t.op == "total_sum" for t in self.plan.totals)
         if sums:
             self.line(f"SHARED(S, sums, {MOST_RUN});")
         for t in self.plan.totals:
             self.open("")
-            self.unit_total(t)
+            if self.graph.one_row:
+                self.unit_total(t)
+            else:
+                self.unit_of_rows(t)
             if t.op == "total_sum":
                 self.line("barrier();")
                 self.line("const int k = thread_index() % WARP;")
@@ -227,8 +237,9 @@ class GpuFlatEmitter(QuotientPrinter):
         self.line(f"work_on(k + 1{following});")
         self.close()
 
-    def tile_total(self, t: Node) -> None:
-        """Of a sum one value a tile; of a maximum, in which order does not count, one a thread."""
+    def tile_total(self, t: Node, elements: Callable[[list[Node]], None] | None = None) -> None:
+        """Of a sum one value a tile; of a maximum, in which order does not count, one a thread. ``elements`` prints the
+        values of an element, where they are not those of a thread's chunks."""
         sums = t.op == "total_sum"
         op, neutral = ("Add", "NEUTRAL_SUM") if sums else ("Most", "NEUTRAL_MAX")
         value = self.name[t.args[0]] if sums else f"leaf_max({self.name[t.args[0]]})"
@@ -238,7 +249,7 @@ class GpuFlatEmitter(QuotientPrinter):
         self.line("const int c0 = first + v * GROUP * CHUNK;")
         self.line("S at[CHUNK];")
         self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
-        self.elements(self.plan.under(t))
+        (elements or self.elements)(self.plan.under(t))
         self.line(f"at[e] = c0 + e < size ? {value} : {neutral};")
         self.close()
         found = f"fold<{op}, CHUNK>(at)"
@@ -248,13 +259,46 @@ class GpuFlatEmitter(QuotientPrinter):
             self.line("along_row<Add, THREADS, CHUNKS, 1>(part, total, cells);")
             self.line("if (thread_index() == 0) sums[k] = total[0];")
 
+    def unit_of_rows(self, t: Node) -> None:
+        """The same where there may be several rows: elements are read one at a time."""
+        if t.op == "total_max":
+            self.line("S part[1][1] = {{NEUTRAL_MAX}};")
+        self.line("S total[1];")
+        self.line("const int first = (thread_index() / GROUP * CHUNKS * GROUP + thread_index() % GROUP) * CHUNK;")
+        self.open("ROLLED for (int k = 0; k < count; ++k)")
+        self.line("const int64_t begin = (from + k) * TILE;")
+        self.line("const int size = int(least<int64_t>(TILE, elements - begin));")
+        self.scalars_of_tensor(for_totals=True)
+        self.tile_total(t, self.element_of_rows)
+        self.close()
+
+    def element_of_rows(self, nodes: list[Node]) -> None:
+        """The values of element e of chunk v, by its place in the flattened tensor."""
+        self.line("const int64_t place = least(begin + c0 + e, elements - 1), r = place / entry[1];")
+        self.line("(void)place, (void)r;")
+        matrices = [name for name, space, _, _ in self.tensors if space == "rc"]
+        for n in nodes:
+            if n.op == "input":
+                name = f"in_{n.data[0]}"
+                address = ENTRY + self.matrices + [t[0] for t in self.tensors].index(name)
+                start = f"reinterpret_cast<const {self.stored[str(n.data[0])]}*>(entry[{address}])"
+                at = f"r * entry[{ENTRY + matrices.index(name)}] + (place - r * entry[1])"
+                self.declare(n, f"load1({start} + {at})", vector=False)
+            elif n.op == "element_word":
+                self.declare(n, f"element_word<{n.data[0]}>(place)", vector=False)
+            else:
+                self.declare(n, self.expression(n, False, self.name), vector=False)
+
     def tensor_totals(self) -> None:
         """The tree over the units of a tensor that is not empty."""
         self.line("const int64_t place = turn - ends[0];")
         entry = f"call.table + int64_t(call.filled[place]) * {self.entry}"
         self.line(f"const int64_t* const entry = call.table ? {entry} : call.one;")
         self.line("const int64_t elements = TILE * call.run, begin = entry[4];")
-        self.line("const int64_t count = entry[0] * ((entry[1] + elements - 1) / elements);")
+        if self.graph.one_row:
+            self.line("const int64_t count = entry[0] * ((entry[1] + elements - 1) / elements);")
+        else:
+            self.line("const int64_t count = (entry[0] * entry[1] + elements - 1) / elements;")
         self.trees("unit", "begin + i", "count", "tensor", "place")
 
     def all_totals(self) -> None:
@@ -342,7 +386,7 @@ class GpuFlatEmitter(QuotientPrinter):
         self.close("} else {")
         self.depth += 1
         for o in self.stores:
-            self.line(f"{'encode_numbers' if o in numbers else 'encode'}(new_{o.name}, values_{o.name});")
+            self.encode(o, "encode_numbers" if o in numbers else "encode")
             self.line(f"store_chunk<WIDTH, RAGGED>(out_{o.name} + c0, new_{o.name}, size - c0);")
         self.close()
         self.close()

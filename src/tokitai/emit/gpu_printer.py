@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ..lang import Function, Graph, Node
+from ..lang import Function, Graph, Node, Output
 from ..lower.dividends import never_small
 from ..lower.ranges import ALL, clamp, constant, ranges
 from .text import Printer
@@ -36,6 +36,14 @@ class GpuPrinter(Printer):
         if limits is not None:
             return f"{limits[0]}({name[limits[1]]}, {name[node.args[1]]})"
         return super().expression(node, vector, name, own_names)
+
+
+    def encode(self, o: Output, how: str = "encode") -> None:
+        """A chunk of a result's values in its stored format; whole numbers are stored as they are."""
+        if o.node.type == "f32":
+            self.line(f"{how}(new_{o.name}, values_{o.name});")
+        else:
+            self.line(f"UNROLL for (int e = 0; e < CHUNK; ++e) new_{o.name}.e[e] = values_{o.name}[e];")
 
 
 class QuotientPrinter(GpuPrinter):
@@ -72,7 +80,7 @@ class QuotientPrinter(GpuPrinter):
         start = len(self.lines)
         super().function(f)
         head = next(i for i in range(start, len(self.lines)) if self.lines[i].startswith("template"))
-        line = self.lines[head].replace("<class T>", "<class T, class Q>")
+        line = self.lines[head].replace(">", ", class Q>", 1)
         self.lines[head] = line.replace(") {", ", const Q& quotients) {")
         self.intervals, self.way = outside, None
 

@@ -298,7 +298,7 @@ class GpuRowEmitter(GpuStagedEmitter):
             elif n.op == "input":
                 held = self.held if n.space == "rc" else s.hoisted
                 place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}"
-                self.declare(n, f"element({place}, e)", vector=False)
+                self.declare(n, f"element({place}, e)" if n.type == "f32" else f"{place}.e[e]", vector=False)
             elif n.op == "gather":
                 self.declare(n, f"element(chosen_{self.name[n]}{'[v]' * s.sliced}, e)", vector=False)
             else:
@@ -324,7 +324,7 @@ class GpuRowEmitter(GpuStagedEmitter):
                 padded = tree if self.schedule.full else f"c0 < cols ? {tree} : {op}::neutral()"
                 self.line(f"{word}_part_{number}[{i}][v] = {padded};")
         for o in p.stores:
-            self.line(f"encode(new_{o.name}, values_{o.name});")
+            self.encode(o)
             place = f"out_{o.name}_row + {self.at_chunk}"
             self.line(f"if (live) store_chunk<WIDTH, FIT>({place}, new_{o.name}, cols - c0);")
 

@@ -137,6 +137,9 @@ class Printer:
             case "round_to":
                 return f"round_to_{node.data[0]}({args[0]})"
             case "round_stochastic":
+                if vector and not own_names and node.args[0].space not in self.vectors:
+                    # One value for all bits: as many vectors of it as there are of those.
+                    args[0] = f"where(eq({args[1]}, {args[1]}), {args[0]}, {args[0]})"
                 return f"round_stochastic_{node.data[0]}({args[0]}, {args[1]})"
             case "call":
                 return f"f_{node.data[0]}({', '.join(args)})"
@@ -153,12 +156,16 @@ class Printer:
 
     def function(self, f: Function) -> None:
         name = {n: (f"x{f.params.index(n)}" if n in f.params else f"t{i}") for i, n in enumerate(f.nodes)}
-        params = ", ".join(f"T x{i}" for i in range(len(f.params)))
+        if len(f.params) == 1:
+            kinds, head = ["T"], "INLINE T"
+        else:  # one vector may stand beside several
+            kinds, head = [f"T{i}" for i in range(len(f.params))], "INLINE auto"
+        params = ", ".join(f"{kind} x{i}" for i, kind in enumerate(kinds))
         self.line()
-        self.open(f"template <class T> INLINE T f_{f.name}({params})")
+        self.open(f"template <{', '.join(f'class {kind}' for kind in kinds)}> {head} f_{f.name}({params})")
         for n in f.nodes:
             if n not in f.params:
-                value = self.expression(n, True, name, own_names=True).replace("V{}", "T{}")
+                value = self.expression(n, True, name, own_names=True).replace("V{}", f"{kinds[0]}{{}}")
                 self.line(f"const auto {name[n]} = {value};")
         self.line(f"return {name[f.result]};")
         self.close()

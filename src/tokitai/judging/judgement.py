@@ -171,7 +171,7 @@ def _may_call(operator: Operator, graph: Graph, case: Case) -> bool:
     if case.shape[1] == 0:
         return False
     try:
-        check_slots(operator, graph.options, case.tensors, case.shape)
+        check_slots(operator, graph, case.tensors, case.shape)
     except ArgumentError:
         return False
     return True

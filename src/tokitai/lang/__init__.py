@@ -1,5 +1,6 @@
 """Write a definition: symbolic values, primitives, tracing, graph."""
 
+from .contract import Contract, Index
 from .graph import (
     COL_SUM_BLOCK,
     GROUPS,
@@ -17,7 +18,7 @@ from .graph import (
     topological,
 )
 from .groups import Groups, grouped_matmul
-from .operator import Contract, HardInput, Index, Operator, Outputs, check_operator, operator, outputs, stored
+from .operator import HardInput, Operator, Outputs, check_operator, operator, outputs, stored
 from .primitives import (
     bit_and,
     bit_xor,

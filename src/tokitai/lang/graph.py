@@ -172,6 +172,7 @@ class TensorSpec:
     format: str | None
     optional: bool = False
     slots: int = 0  # of each row, where there are several side by side
+    origin: str = field(default="", compare=False)  # the user's file:line
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +204,7 @@ class Graph:
     params: tuple[str, ...]  # host scalars, in order
     outputs: tuple[Output, ...]
     options: Mapping[str, object]
+    one_row: bool = False  # calls have one row at most: kernels need not count elements across rows
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Generic, Literal, TypeVar
 
 from .graph import Node
+from .origin import refuse
 from .primitives import matmul
-from .values import Operand, Value, make, refuse
+from .values import Operand, Value, make
 
 F = TypeVar("F")
 _SIDES = {"rows": "r", "inner": "k"}

@@ -10,75 +10,32 @@ An operator is one file: the definition, its contract, a textbook reference in f
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NoReturn, Union, overload
 
 import numpy as np
 
 from ..errors import ArgumentError, DefinitionError, UnknownNameError
-from ..formats import STORAGE, format_of
+from ..formats import format_of
+from .contract import Contract, OptionSpec, ParamSpec, faults
 from .graph import GROUPS, OPERANDS, Graph, Node, Output, Space, TensorSpec
 from .groups import Groups
-from .values import INTEGERS, Cols, Matrix, Operand, Rows, Slots, Table, Value, format_name, make, refuse, tracing
+from .origin import refuse
+from .values import INTEGERS, Cols, Matrix, Operand, Rows, Slots, Table, Value, format_name, make, tracing
 
 Array = np.ndarray[Any, Any]
+ANYTHING = Contract()  # where an operator says nothing of what it accepts
 RESERVED = ("out", "threads", "copy", "cuda_stream", "check")  # arguments of every call
 _SPACES: dict[object, Space] = {
     Matrix: "rc", Rows: "r", Cols: "c", Table: "t", Slots: "r", Operand: "rk", Groups: "g",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Index:
-    """What an integer input may hold: 0 up to the number of columns, or of a table's entries; or the value of the
-    scalar named ``besides``."""
-
-    besides: str | None = None
-    upto: bool = False  # the number of columns itself is allowed as well: a length, not a place
-    entries: bool = False  # a table's entries are counted, not columns
-
-
-@dataclass(frozen=True)
-class Contract:
-    """What an operator accepts. ``domain`` says in words for which values the accuracy statements hold."""
-
-    formats: tuple[str, ...] = tuple(f.name for f in STORAGE)
-    max_rows: int = 2**31
-    max_cols: int = 2**20
-    min_cols: int = 0
-    domain: str = "all values"
-    defaults: Mapping[str, float] = field(default_factory=dict)  # scalars that `verify` uses where none are given
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # scalars, both ends included
-    switches: Mapping[str, str] = field(default_factory=dict)  # options that follow from a scalar: on where it is not 0
-    indices: Mapping[str, Index] = field(default_factory=dict)  # integer inputs that choose a column
-    no_nan: tuple[str, ...] = ()  # inputs in which a NaN is an error
-    places: tuple[str, ...] = ()  # results that are columns: whole numbers, which calls return as i32
-    draw: Mapping[str, str] = field(default_factory=dict)  # inputs whose seeded values are not plain noise
-    # Whose results are "saved", and what its inputs are called here; where it is left out, that is `backward_of`.
-    forward: tuple[Operator, Mapping[str, str]] | None = None
-    batched: bool = False  # leading dimensions of a product's operands are a batch; else they flatten into one side
-
-
-@dataclass(frozen=True)
-class ParamSpec:
-    """A host scalar: an f64 on the host, rounded to f32 where it meets tensors. ``whole`` ones must be integers."""
-
-    name: str
-    default: float | None
-    whole: bool
-
-
-@dataclass(frozen=True)
-class OptionSpec:
-    """A choice made when the definition is traced; each gives another graph."""
-
-    name: str
-    default: object
-    accepted: tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -133,6 +90,8 @@ class Operator:
         self._hard_inputs = hard_inputs
         self._graphs: dict[object, Graph] = {}
         self.tensors, self.params, self.options = self._read_signature()
+        for what, accepted in faults(contract, self.tensors, self.params, self.options, backward_of is not None):
+            self._refuse(what, accepted)
 
     # ------------------------------------------------------------------ parts that an operator file adds
     @property
@@ -194,7 +153,8 @@ class Operator:
                 continue
             stored_as = dtype if t.format == "storage" else str(t.format)
             slots = int(str(options["k"])) if t.slots else 0
-            inputs.append(TensorSpec(t.name, t.space, stored_as, t.optional, slots))
+            origin = self._line_of(t.name)
+            inputs.append(TensorSpec(t.name, t.space, stored_as, t.optional, slots, origin))
             kind: Any = stored_as if stored_as in ("f64", *INTEGERS) else "f32"
             if t.space in OPERANDS:
                 arguments[t.name] = Operand(t.name, stored_as)
@@ -204,20 +164,29 @@ class Operator:
                 continue
             exact = kind in INTEGERS
             data = (t.name, stored_as)
-            arguments[t.name] = Value(make("input", space=t.space, type=kind, data=data, exact=exact))
+            arguments[t.name] = Value(make("input", space=t.space, type=kind, data=data, exact=exact, origin=origin))
             if slots:
-                nodes = (make("input", space="r", type=kind, data=(*data, j), exact=exact) for j in range(slots))
-                arguments[t.name] = tuple(map(Value, nodes))
+                of_each = ((*data, j) for j in range(slots))
+                arguments[t.name] = tuple(
+                    Value(make("input", space="r", type=kind, data=d, exact=exact, origin=origin)) for d in of_each
+                )
         for p in self.params:
-            arguments[p.name] = Value(make("param", space="s", type="host", data=(p.name,), exact=p.whole))
+            origin = self._line_of(p.name)
+            arguments[p.name] = Value(
+                make("param", space="s", type="host", data=(p.name,), exact=p.whole, origin=origin)
+            )
         returned = self.definition(**arguments)
         if isinstance(returned, Value):
             returned = Outputs(y=returned)
         if not isinstance(returned, Outputs) or not returned:
             self._refuse(f"{self.name} returns {returned!r}", "outputs(name=value, ...) or a single value")
         results = tuple(self._output(name, value, dtype, inputs) for name, value in returned.items())
+        for name in self.contract.places:
+            if name not in returned:
+                self._refuse(f"the contract's places name {name}", f"results: {', '.join(returned)}")
         names = tuple(p.name for p in self.params)
-        graph = Graph(self.name, dtype, tuple(inputs), names, results, dict(options))
+        one_row = self.contract.max_rows == 1
+        graph = Graph(self.name, dtype, tuple(inputs), names, results, dict(options), one_row)
         return replace(graph, inputs=tuple(self._placed(t, graph) for t in inputs))
 
     def _placed(self, t: TensorSpec, graph: Graph) -> TensorSpec:
@@ -240,7 +209,7 @@ class Operator:
             self._refuse(f"the result {name}={value!r}", "a value of the language")
         node = value.node
         if node.type == "host":
-            node = make("round", node, type="f32")
+            node = make("round", node, type="f32", origin=node.origin)
         if node.type == "bool":
             self._refuse(f"the result {name} is a condition", "a number; where(condition, 1, 0) makes one")
         replaced = next((t for t in inputs if t.name == name), None)
@@ -293,6 +262,21 @@ class Operator:
                 )
         return tuple(tensors), tuple(params), tuple(choices)
 
+    def _line_of(self, parameter: str) -> str:
+        """``file:line`` of a parameter; of the definition, where its source cannot be read."""
+        return f"{self.file}:{self._parameter_lines.get(parameter, self.line)}"
+
+    @cached_property
+    def _parameter_lines(self) -> dict[str, int]:
+        try:
+            lines, first = inspect.getsourcelines(self.definition)
+            (made,) = ast.parse(textwrap.dedent("".join(lines))).body
+        except (OSError, SyntaxError, ValueError):
+            return {}
+        if not isinstance(made, ast.FunctionDef):
+            return {}
+        return {a.arg: first + a.lineno - 1 for a in (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)}
+
     def _refuse(self, what: str, accepted: str) -> NoReturn:
         raise DefinitionError(f"{self.file}:{self.line}: {what}; accepted: {accepted}")
 
@@ -338,7 +322,7 @@ def operator(
     definition: Callable[..., Any] | None = None,
     /,
     *,
-    contract: Contract = Contract(),
+    contract: Contract = ANYTHING,
     backward_of: Operator | None = None,
     textbook: Callable[..., Any] | None = None,
     hard_inputs: Callable[..., Iterable[HardInput]] | None = None,

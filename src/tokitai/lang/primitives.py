@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import DefinitionError
 from .graph import Function, Node, Space, Type, topological
+from .origin import refuse
 from .values import (
     INTEGERS,
     Number,
@@ -17,7 +19,6 @@ from .values import (
     format_name,
     lift,
     make,
-    refuse,
     storage_format,
     tracing,
     unify,
@@ -288,8 +289,13 @@ def function(body: Callable[..., Value]) -> Callable[..., Value]:
         if kind not in traced:
             names = body.__code__.co_varnames[:count]
             params = tuple(make("input", space="s", type=kind, data=(f"{body.__name__}.{n}", kind)) for n in names)
-            with tracing(None):
-                traced.setdefault(kind, Function(body.__name__, params, _result(body, params)))
+            try:
+                with tracing(None):
+                    traced.setdefault(kind, Function(body.__name__, params, _result(body, params)))
+            except DefinitionError:
+                if kind == "f32":
+                    raise
+                refuse(f"{body.__name__} of {Value(nodes[0])}", "f32 values, as the function is defined in f32 alone")
         return Value(make("call", *nodes, type=kind, data=(body.__name__,), body=traced[kind]))
 
     return call

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .values import Number, Value, floating, make, refuse
+from .origin import refuse
+from .values import Number, Value, floating, make
 
 
 def gather(table: Value, index: Value) -> Value:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, Union
 
 import numpy as np
 
-from ..errors import DefinitionError
 from ..formats import FORMATS, Format
 from .graph import Function, Node, Space, Type
+from .origin import refuse, where_from
 
-_LANGUAGE = str(Path(__file__).resolve().parent) + os.sep
 INTEGERS: tuple[Type, ...] = ("i32", "i64", "u32")
 
 Number = Union["Value", float, int]
@@ -60,19 +56,6 @@ class u32(FormatTag):  # noqa: N801
     """Unsigned integers of 32 bits."""
 
 
-def where_from() -> str:
-    """``file:line`` of the innermost frame outside this folder: the user's line."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LANGUAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def refuse(what: str, accepted: str) -> NoReturn:
-    """Refuse a definition at the user's line, saying what was found and what would be accepted."""
-    raise DefinitionError(f"{where_from()}: {what}; accepted: {accepted}")
-
-
 @dataclass
 class _Tracing:
     """What one tracing knows: its nodes, so that equal ones are one, and the format that `storage` stands for."""
@@ -108,8 +91,10 @@ def make(
     data: tuple[object, ...] = (),
     body: Function | None = None,
     exact: bool | None = None,
+    origin: str | None = None,
 ) -> Node:
-    """The node for this operation; equal operations on equal operands are one node."""
+    """The node for this operation; equal operations on equal operands are one node. ``origin`` is the user's line,
+    where that is not the one that is running."""
     if space is None:
         space = join(*(a.space for a in args))
     if exact is None:
@@ -117,7 +102,8 @@ def make(
     # The constant -0.0 equals 0.0 in Python, so floats are told apart by their bits.
     key = (op, args, space, type, tuple(d.hex() if isinstance(d, float) else d for d in data), body)
     nodes = _tracing.get().nodes
-    return nodes.get(key) or nodes.setdefault(key, Node(op, args, space, type, data, exact, body, where_from()))
+    found = nodes.get(key)
+    return found or nodes.setdefault(key, Node(op, args, space, type, data, exact, body, origin or where_from()))
 
 
 def join(*spaces: Space) -> Space:

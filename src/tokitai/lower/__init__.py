@@ -16,9 +16,7 @@ Plan = RowPlan | FlatPlan | ScatterPlan | ProductPlan | AttentionPlan
 
 def make_plan(graph: Graph) -> Plan:
     """The plan for a graph. Raises DefinitionError for one that cannot be laid out."""
-    for n in graph.nodes:
-        if n.type == "f64":
-            raise DefinitionError(f"{n.origin}: {n.op} in f64; accepted by the cpu target: f32 and integers")
+    _check_types(graph)
     if is_attention(graph):
         return plan_attention(graph)
     if is_product(graph):
@@ -33,6 +31,23 @@ def make_plan(graph: Graph) -> Plan:
                 f"{n.origin}: {n.op} beside sums or indices of rows; accepted: in element-wise definitions"
             )
     return plan_rows(graph)
+
+
+def _check_types(graph: Graph) -> None:
+    """Kernels have no f64 but for accumulators, and vectors of 32 bits. Raises DefinitionError."""
+    for t in graph.inputs:
+        if t.format == "f64":
+            raise DefinitionError(f"{t.origin}: the input {t.name} in f64; accepted: f16, bf16, f32 and integers")
+    for n in graph.nodes:
+        if n.type == "f64":
+            raise DefinitionError(f"{n.origin}: {n.op} in f64; accepted: f32 and integers")
+        if n.type == "i64" and n.space not in ("r", "s"):
+            raise DefinitionError(
+                f"{n.origin}: {n.op} of type i64 with columns; accepted: i32 and u32 there, i64 with one element a row"
+            )
+    for o in graph.outputs:
+        if o.format == "f64":
+            raise DefinitionError(f"{o.node.origin}: the result {o.name} in f64; accepted: f16, bf16, f32 and integers")
 
 
 __all__ = [

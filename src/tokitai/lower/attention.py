@@ -120,6 +120,11 @@ def made_of(root: Node) -> list[Node]:
 
 def plan_attention(graph: Graph) -> AttentionPlan:
     """The plan for a graph. Raises DefinitionError for what cannot be laid out beside weighted sums."""
+    for t in graph.inputs:
+        if t.space not in ("r", *OPERANDS) or t.slots:
+            raise DefinitionError(
+                f"{t.origin}: the input {t.name} beside a weighted sum; accepted: operands, and one value a row"
+            )
     for n in graph.nodes:
         if n.op in _REFUSED or (n.type not in ("f32", "i32", "bool", "host")):
             raise DefinitionError(
@@ -128,8 +133,12 @@ def plan_attention(graph: Graph) -> AttentionPlan:
             )
         if n.op == "matmul" and n.data != ("NT", "f32"):
             raise DefinitionError(f"{n.origin}: matmul {n.data} beside a weighted sum; accepted: layout NT in f32")
-        if n.op == "input" and n.space not in ("r", "s", *OPERANDS):
-            raise DefinitionError(f"{n.origin}: {n} beside a weighted sum; accepted: operands, and one value a row")
+    for o in graph.outputs:
+        if o.space not in ("r", "rk", "ck"):
+            raise DefinitionError(
+                f"{o.node.origin}: the result {o.name}, {o.node}, beside a weighted sum; accepted: what is made of "
+                "weighted sums, and values with one element a row"
+            )
     reductions = [n for n in graph.nodes if n.op in ("row_max", "row_sum")]
     sums = [n for n in graph.nodes if n.op == "weighted_sum"]
     for n in sums:

@@ -24,6 +24,7 @@ class FlatPlan:
     totals: tuple[Node, ...]
     after: tuple[Node, ...]  # scalars made of totals
     of_tensor: tuple[Node, ...]  # scalars that differ from tensor to tensor
+    late: frozenset[Node]  # those that are made of totals as well
     compute: tuple[Node, ...]  # what the stored results need
     tile: int = TILE
     flat: bool = True
@@ -51,7 +52,8 @@ class FlatPlan:
 def is_flat(graph: Graph) -> bool:
     """Whether all elements are treated alike, wherever they lie."""
     special = {*ROW_REDUCTIONS, "col_sum", "take_column", "gather", "row_index", "column_index"}
-    return all(n.op not in special and n.space in ("rc", "s") for n in graph.nodes)
+    tables = any(t.space == "t" for t in graph.inputs)  # also one that is not used
+    return not tables and all(n.op not in special and n.space in ("rc", "s") for n in graph.nodes)
 
 
 def plan_flat(graph: Graph) -> FlatPlan:
@@ -69,6 +71,12 @@ def plan_flat(graph: Graph) -> FlatPlan:
             raise DefinitionError(
                 f"{total.origin}: {total.op} of a value made of a total; accepted: totals of elements alone"
             )
+    for o in graph.outputs:
+        if o.node in of_tensor:
+            raise DefinitionError(
+                f"{o.node.origin}: the result {o.name} differs from tensor to tensor of a list; accepted: results of "
+                "rows x cols, and scalars of the whole call"
+            )
     scalars = [n for n in graph.nodes if n.space == "s" and n.type != "host"]
     return FlatPlan(
         graph=graph,
@@ -76,6 +84,7 @@ def plan_flat(graph: Graph) -> FlatPlan:
         totals=totals,
         after=tuple(n for n in scalars if n in made_of_totals and n not in totals and n not in of_tensor),
         of_tensor=tuple(n for n in scalars if n in of_tensor),
+        late=frozenset(of_tensor & made_of_totals),
         compute=tuple(elements([o.node for o in graph.outputs if o.space == "rc"])),
     )
 

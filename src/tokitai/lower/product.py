@@ -72,6 +72,10 @@ def is_product(graph: Graph) -> bool:
 def plan_product(graph: Graph) -> ProductPlan:
     """The plan for a graph. Raises DefinitionError for sums and results of other sizes beside a product."""
     products = tuple(n for n in graph.nodes if n.op == "matmul")
+    for t in graph.inputs:
+        if t.space == "t" or t.slots:
+            found = f"the input {t.name}, {'several values a row' if t.slots else 'a table'}, beside a product"
+            raise DefinitionError(f"{t.origin}: {found}; accepted: operands, rows x cols, one value a row or a column")
     for n in graph.nodes:
         if n.op in _REFUSED:
             raise DefinitionError(f"{n.origin}: {n.op} beside a product; accepted: element-wise work on its result")

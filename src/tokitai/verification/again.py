@@ -23,7 +23,7 @@ from ..numerics import NUMERICS_VERSION
 from . import cases
 from .buffers import digest
 from .cases import Array
-from .lists import LISTS
+from .lists import hashed_list, lists_of
 from .run import work_of
 from .suite import allowed
 from .verdict import Variant, variants
@@ -200,14 +200,13 @@ def recomputed(operator: Operator, graph: Graph, case: Mapping[str, Any]) -> Rec
 
 
 def _list(operator: Operator, graph: Graph, kind: str, name: str, seed: int) -> Recomputed | None:
-    if name not in LISTS or not is_flat(graph):
+    if not is_flat(graph) or name not in lists_of(graph):
         return None
-    shapes = [(1, n) for n in LISTS[name]]
+    shapes = [(1, n) for n in lists_of(graph)[name]]
     params = cases.settled(operator, graph, cases.defaults(operator))
     if kind == "structure":
-        hashes = [structure.hashes(graph, s, seed + i) for i, s in enumerate(shapes)]
-        tensors = [drawn for drawn, _ in hashes]
-        want = structure.evaluate_tensors(graph, tensors, shapes, hashes[0][1], params)
+        tensors, scalars = hashed_list(operator, graph, shapes, seed)
+        want = structure.evaluate_tensors(graph, tensors, shapes, scalars, params)
     else:
         tensors = [
             {t.name: cases.draw(operator, t, "normal", shape, seed + i) for t in graph.inputs}

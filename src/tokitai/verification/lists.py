@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..formats import FORMATS
 from ..kernel import KernelBase, Scalars
-from ..lang import Operator
+from ..lang import Graph, Node, Operator
 from ..meaning import bits, structure
 from . import cases
 from .buffers import digest
@@ -22,6 +23,15 @@ LISTS: dict[str, tuple[int, ...]] = {
     "empty tensors between": (0, 5, 0, 16384, 1, 16385, 0, 0, 40000, 3, 0),
     "many small tensors": tuple(1 + i % 7 for i in range(35)) + (0,) + (1,) * 20,
 }
+# Those of a definition that counts columns: host scalars are the call's, so that tensors are of one size.
+COUNTED: dict[str, tuple[int, ...]] = {
+    "one tensor": (37,), "empty tensors alone": (0, 0), "tensors of one size": (16385, 16385, 16385),
+}  # fmt: skip
+
+
+def lists_of(graph: Graph) -> Mapping[str, tuple[int, ...]]:
+    """The lists that a graph is tried on: numbers of elements, by name."""
+    return COUNTED if any(n.op == "columns" for n in graph.nodes) else LISTS
 
 
 def run_lists(operator: Operator, numbers: KernelBase, hashed: KernelBase, seed: int, threads: int) -> list[CaseResult]:
@@ -29,21 +39,34 @@ def run_lists(operator: Operator, numbers: KernelBase, hashed: KernelBase, seed:
     graph = numbers.graph
     params = cases.settled(operator, graph, cases.defaults(operator))
     results = []
-    for name, sizes in LISTS.items():
+    for name, sizes in lists_of(graph).items():
         shapes = [(1, n) for n in sizes]
         tensors = [
             {t.name: cases.draw(operator, t, "normal", shape, seed + i) for t in graph.inputs}
             for i, shape in enumerate(shapes)
         ]
         want = bits.evaluate_tensors(graph, tensors, shapes, params)
-        scalars = numbers.scalar_table(1, 1, params)
+        scalars = numbers.scalar_table(1, sizes[0], params)
         results.append(_run("list", name, numbers, tensors, shapes, scalars, want, seed, threads))
-        hashes = [structure.hashes(graph, s, seed + i) for i, s in enumerate(shapes)]
-        drawn, first = [tensors for tensors, _ in hashes], hashes[0][1]  # host scalars are the call's: the same for all
+        drawn, first = hashed_list(operator, graph, shapes, seed)
         wanted = structure.evaluate_tensors(graph, drawn, shapes, first, params)
-        table = hashed.hash_table(first, 1, 1, params)
+        table = hashed.hash_table(first, 1, sizes[0], params)
         results.append(_run("structure", f"list, {name}", hashed, drawn, shapes, table, wanted, seed, threads))
     return results
+
+
+def hashed_list(
+    operator: Operator, graph: Graph, shapes: Sequence[tuple[int, int]], seed: int
+) -> tuple[list[Mapping[str, Array]], dict[Node, int]]:
+    """Hashes for the float inputs of each tensor, beside whole numbers as they are drawn; and for the host scalars,
+    which are the call's: the same for all."""
+    hashes = [structure.hashes(graph, s, seed + i) for i, s in enumerate(shapes)]
+    integers = [t for t in graph.inputs if not FORMATS[str(t.format)].is_float]
+    drawn: list[Mapping[str, Array]] = [
+        {**tensors, **{t.name: cases.draw(operator, t, "normal", s, seed + i) for t in integers}}
+        for i, (s, (tensors, _)) in enumerate(zip(shapes, hashes, strict=True))
+    ]
+    return drawn, hashes[0][1]
 
 
 def _run(

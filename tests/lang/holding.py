@@ -1,0 +1,38 @@
+"""Hold a definition against its kernels at one shape, as numbers and as hashes."""
+
+from __future__ import annotations
+
+from tokitai.formats import format_of
+from tokitai.gpu_kernel import GpuKernel, gpu_plan
+from tokitai.gpu_targets import target_named
+from tokitai.kernel import KernelBase, compile
+from tokitai.lang import Operator
+from tokitai.verification import cases
+from tokitai.verification.run import run_numbers, run_structure
+
+DEVICES = ("cpu", "sim")
+
+
+def kernels(op: Operator, device: str, dtype: str = "f32", **options: object) -> list[KernelBase]:
+    """The kernel over numbers, and over hashes."""
+    if device == "cpu":
+        return [compile(op, "cpu", dtype, options=options, structure=s) for s in (False, True)]
+    graph = op.trace(dtype, options=options)
+    plan = gpu_plan(graph, device)
+    return [GpuKernel(op, graph, plan, s, target_named(device)) for s in (False, True)]
+
+
+def fault(
+    op: Operator, device: str, *shapes: tuple[int, int], dtype: str = "f32", how: str = "normal", **options: object
+) -> str | None:
+    """What a kernel does that differs from the definition, in any layout; None where all of them do the same."""
+    numbers, hashed = kernels(op, device, dtype, **options)
+    for shape in shapes:
+        case = cases.seeded(op, numbers.graph, how, shape, 0)
+        integers = {n: a for n, a in case.tensors.items() if not format_of(a.dtype).is_float}
+        for result in (
+            run_numbers(numbers, case, None, 2), run_structure(hashed, shape, integers, case.params, 0, 2),
+        ):  # fmt: skip
+            if result.failure is not None:
+                return f"{result.id}: {result.failure}"
+    return None
