@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from fake_gpu import on_gpu
+
+from tokitai.device.device_array import DeviceArray
+from tokitai.device.sim import open_sim
 
 Array = np.ndarray[Any, Any]
 GUARD = 0xFF  # NaN as a float of any format, -1 as an integer: what is read or followed by mistake is seen
@@ -15,7 +19,7 @@ BEYOND = 256  # guard bytes ahead and behind
 
 @dataclass
 class Placed:
-    """An array of `library` in memory of its own."""
+    """An array of a library (numpy, torch; gpu or sim: see `fake_gpu`, `DeviceArray`) in memory of its own."""
 
     raw: Array  # all bytes
     view: Array  # the elements, as NumPy sees them
@@ -55,13 +59,13 @@ def place(
     order = list(range(rank))[::-1]
     if kind == "any":
         order = list(rng.permutation(rank))
-    signed = library == "numpy"  # tensors of torch have no negative strides
+    signed = library in ("numpy", "sim")  # tensors of torch have no negative strides
     backwards, repeated = signed and rng.random() < 0.3, rng.random() < expand
     for number, axis in enumerate(order):
         gap = 0
         if (kind == "any" and rng.random() < 0.4) or (kind == "rows" and number == 1):
             gap = int(rng.integers(0, 4)) * item
-            gap += kind == "any" and signed and rng.random() < 0.1  # strides of no whole elements
+            gap += kind == "any" and library == "numpy" and rng.random() < 0.1  # strides of no whole elements
         steps[axis] = reach + gap
         reach = int(steps[axis]) * max(values.shape[axis], 1)
         if kind == "any":
@@ -79,16 +83,24 @@ def place(
     view = np.ndarray(values.shape, values.dtype, raw.data, start, tuple(map(int, steps)))
     view[...] = values
     array: Any = view
-    if library == "torch":
+    if library in ("torch", "gpu"):
         count = 1 + sum(int(s) // item * (n - 1) for s, n in zip(steps, values.shape, strict=True))
         flat = torch.frombuffer(raw, dtype=getattr(torch, values.dtype.name), offset=start, count=count)
         array = flat.as_strided(values.shape, [int(s) // item for s in steps])
+        array = on_gpu(array) if library == "gpu" else array
+    if library == "sim":
+        array = DeviceArray((), values.dtype.name, open_sim())  # over memory that is watched
+        array.shape, array.strides = values.shape, tuple(int(s) // item for s in steps)
+        array.nbytes, array.address = values.nbytes, view.__array_interface__["data"][0]
     return Placed(raw, view, array, kind, raw.copy())
 
 
 def bits(x: Any) -> tuple[Any, ...]:
     """The elements of an array of NumPy or torch, to compare; and its format and shape."""
+    if isinstance(x, DeviceArray):
+        x = x.numpy()
     if isinstance(x, torch.Tensor):
+        x = x.as_subclass(torch.Tensor)
         shape, name = tuple(x.shape), str(x.dtype).removeprefix("torch.")
         return x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), shape, name
     return np.ascontiguousarray(x).tobytes(), x.shape, x.dtype.name

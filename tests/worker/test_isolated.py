@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from tests.verification.mutants import EXPRESSION, Edit, examine
 from tests.worker import left
 from tokitai import ops
 from tokitai.cli import run
-from tokitai.errors import ArgumentError, CacheError
+from tokitai.errors import ArgumentError, CacheError, UnavailableError
 from tokitai.kernel import compile
 from tokitai.ops import registry
 from tokitai.verification import verify
 from tokitai.verification.batch import Job, verify_many
+from tokitai.verification.cases import seeded
 from tokitai.verification.verdict import Variant
 from tokitai.worker import Limits, Pool, call, isolate
 from tokitai.worker.graphs import flattened, restored
@@ -41,8 +43,11 @@ def pool() -> Iterator[Pool]:
 def same(pool: Pool, operator: Any, *args: Any, **kwargs: Any) -> None:
     """The worker's results have the bits of this process's."""
     here, there = operator(*args, **kwargs), call(pool, operator, *args, **kwargs)
-    here, there = (r if isinstance(r, tuple) else (r,) for r in (here, there))
-    assert [(a.shape, a.dtype, a.tobytes()) for a in here] == [(a.shape, a.dtype, a.tobytes()) for a in there]
+    assert bits_of(here) == bits_of(there)
+
+
+def bits_of(made: Any) -> list[Any]:
+    return [(a.shape, a.dtype, a.tobytes()) for a in (made if isinstance(made, tuple) else (made,))]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +62,24 @@ def test_the_same_bits_for_every_view(pool: Pool, kind: str, view: Any) -> None:
         same(pool, ops.softmax, given)
         same(pool, ops.layer_norm, given, given[-1] if given.size and given.ndim > 1 else None, eps=1e-5)
     assert pool.counts.failed == 0 and pool.counts.started == int(x[view].size > 0)
+
+
+def test_every_operator_has_the_same_bits_or_is_refused(pool: Pool) -> None:
+    """Rows with one value, with several, columns, scalars, lists; products and tables are not offered on addresses."""
+    for operator in registry().values():
+        graph = operator.trace("f16" if "f16" in operator.contract.formats else "f32")
+        case = seeded(operator, graph, "normal", (5, 9), 1)
+        scalars = {p.name: case.params[p.name] for p in operator.params}
+        if all(t.space in ("rc", "r", "c", "s") for t in graph.inputs) and all(o.space != "t" for o in graph.outputs):
+            here, there = (
+                run(**{n: a.copy() for n, a in case.tensors.items()}, **scalars)
+                for run in (operator, partial(call, pool, operator))
+            )
+            assert bits_of(here) == bits_of(there), operator.name
+        else:
+            with pytest.raises(UnavailableError, match=r"not offered for products and tables; accepted: buffers"):
+                call(pool, operator, **case.tensors, **scalars)
+    assert pool.counts.failed == 0
 
 
 def test_results_between_gaps_leave_the_gaps_alone(pool: Pool) -> None:

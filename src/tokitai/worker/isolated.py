@@ -60,20 +60,20 @@ class IsolatedKernel(Kernel):
     ) -> None:  # fmt: skip
         """Run on addresses of this process. Tensors in the pool's shared memory stay where they are, others are copied
         there and results back, elements alone: what lies between rows is not touched."""
-        unlike = any(space in MATRICES - {"rc"} for space, _ in self.tensor_sizes)
-        if unlike or any(t.slots for t in self.graph.inputs):
+        if any(space in MATRICES - {"rc"} for space, _ in self.tensor_sizes):
             raise UnavailableError(
-                f"{self.graph.name} on addresses in another process: not offered for products, tables and slots; "
+                f"{self.graph.name} on addresses in another process: not offered for products and tables; "
                 f"accepted: buffers in guard zones"
             )
         tensors = _Tensors(self.pool)
         sizes, at = list(sizes), []
         k = int(self.plan.flat)
         inputs, each = len(self.graph.inputs), len(self.tensor_sizes)
+        slots = [n or 1 for n in [*(t.slots for t in self.graph.inputs), *(o.slots for o in self.graph.outputs)]]
         for i, (rows, cols) in enumerate(shapes):
             k += 2
             for j, (space, size) in enumerate(self.tensor_sizes):
-                lengths = {"rc": (rows, cols), "r": (rows,), "c": (cols,), "s": (1,)}[space]
+                lengths = {"rc": (rows, cols), "r": (rows * slots[j],), "c": (cols,), "s": (1,)}[space]
                 tensor = tensors.at(addresses[i * each + j], lengths, sizes[k] if space == "rc" else 0, size)
                 if j < inputs:
                     tensor.read = True
