@@ -37,14 +37,27 @@ A message shows the value that caused it and what would be accepted: "rows=-1: a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class TokitaiError(Exception):
-    """The root of all errors of this package."""
+    """The root of all errors of this package. Errors can be pickled and copied, whatever they are made of: a process of
+    a pool that raises one tells its parent."""
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt, (type(self), self.args, dict(self.__dict__))
+
+
+def rebuilt(kind: type[TokitaiError], arguments: tuple[Any, ...], attributes: Mapping[str, Any]) -> TokitaiError:
+    """An error with the arguments and attributes of another one, made without its constructor."""
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(attributes)
+    return error
 
 
 class UsageError(TokitaiError):

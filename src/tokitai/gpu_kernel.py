@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,16 +22,7 @@ from .emit.gpu_text import emit_flat, emit_product, emit_rows, emit_scatter
 from .errors import TargetMissingError
 from .kernel import Array, Identity, KernelBase, Scalars
 from .lang import MATRICES, OPERANDS, Graph, Operator, Sizes
-from .lower import (
-    AttentionPlan,
-    FlatPlan,
-    Plan,
-    ProductPlan,
-    ScatterPlan,
-    gpu_product,
-    gpu_scatter,
-    make_plan,
-)
+from .lower import AttentionPlan, FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_product, gpu_scatter, make_plan
 from .lower import gpu as layout
 from .lower import gpu_attention as walks
 from .lower.gpu import CHUNK, FEW_SPILLS, FEW_SPILLS_OF_LONG, LONGEST_JOINED, FlatSchedule, Schedule, Step
@@ -117,6 +108,11 @@ class GpuKernel(KernelBase):
 
     def __post_init__(self) -> None:
         self.plan = _offered(self.graph, self.plan, self.target.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from .gpu_targets import pickled
+
+        return pickled(self)
 
     def described(self) -> dict[str, object]:
         """The plan in words; of a product with the tiles that were used so far."""

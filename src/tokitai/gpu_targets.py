@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -11,8 +11,10 @@ import numpy as np
 
 from .device.cpu import aligned_empty
 from .emit.cpp import KernelText
-from .gpu_kernel import GpuKernel, Program, source_digest
-from .kernel import Array, Identity, Placed, Scalars
+from .errors import ArgumentError
+from .gpu_kernel import GpuKernel, Program, gpu_plan, source_digest
+from .kernel import Array, Identity, Placed, Scalars, variant_of
+from .lang import Operator
 from .lower.gpu import Step
 from .toolchain.build import Source
 
@@ -25,7 +27,7 @@ class CudaTarget:
     def __init__(self, index: int = 0) -> None:
         from .device.cuda import open_device
 
-        self.device = open_device(index)
+        self.device, self.index = open_device(index), index
         self.shared_bytes = self.device.shared_bytes
         self._arena: Any = None
 
@@ -211,6 +213,30 @@ def target_named(device: str, compiler: str | None = None) -> CudaTarget | SimTa
     """The target "cuda" (the first card), "cuda:N" (a card by its number) or "sim". Raises UnavailableError where it
     cannot be used here."""
     return SimTarget(compiler) if device == "sim" else CudaTarget(int(device.partition(":")[2] or 0))
+
+
+def pickled(kernel: GpuKernel) -> tuple[Any, ...]:
+    """How a kernel is pickled: what a device has loaded stays there, and another process builds it for its own. Raises
+    ArgumentError for a kernel that cannot be built again."""
+    target = kernel.target
+    if kernel.edit is None and isinstance(target, SimTarget) and not target.hip and target.warp == 32:
+        where: tuple[str, str | None] = target.name, str(target.compiler.path)
+    elif kernel.edit is None and isinstance(target, CudaTarget):
+        where = f"{target.name}:{target.index}", None
+    else:
+        text = f"{kernel.graph.name} for {target.name}: its kernels stay in their process"
+        raise ArgumentError(f"{text}; accepted: kernels for cuda and sim of which no source was edited")
+    return _again, (kernel.operator, *variant_of(kernel.graph), *where, kernel.structure)
+
+
+def _again(
+    operator: Operator, dtype: str, present: Iterable[str], options: Mapping[str, object], device: str,
+    compiler: str | None, structure: bool,
+) -> GpuKernel:  # fmt: skip
+    """The kernel that another process has pickled, for the device of the same name here. Raises DeviceMissingError."""
+    graph = operator.trace(dtype, present, options)
+    target = target_named(device, compiler)
+    return gpu_kernel_class(device)(operator, graph, gpu_plan(graph, target.name), structure, target)
 
 
 def gpu_kernel_class(device: str) -> type[GpuKernel]:

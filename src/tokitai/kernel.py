@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -91,6 +91,13 @@ class KernelBase:
     graph: Graph
     plan: Plan
     structure: bool
+
+    def __copy__(self) -> Self:
+        """A kernel is loaded once in a process."""
+        return self
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Self:
+        return self
 
     def element(self, format_name: str) -> np.dtype[Any]:
         """The dtype in which a tensor of this format is handed to the kernel."""
@@ -278,6 +285,36 @@ class Kernel(KernelBase):
 
     def __repr__(self) -> str:
         return f"<kernel {self.graph.name} {self.graph.dtype} {self.artifact.isa} {self.fingerprint[:12]}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process takes it from its build cache, or compiles it again."""
+        compiler, isa = str(self.artifact.compiler.path), self.artifact.isa
+        return _again, (self.operator, *variant_of(self.graph), self.source, compiler, isa, self.structure)
+
+
+class KernelList(list[KernelBase]):
+    """Kernels that stay in the process that has them: whoever reads a verdict elsewhere needs no compiler."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KernelList, ()
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> KernelList:
+        return KernelList(self)
+
+
+def variant_of(graph: Graph) -> tuple[str, tuple[str, ...], dict[str, object]]:
+    """What an operator was traced with: storage format, optional tensors, options."""
+    return graph.dtype, tuple(t.name for t in graph.inputs if t.optional), dict(graph.options)
+
+
+def _again(
+    operator: Operator, dtype: str, present: Iterable[str], options: Mapping[str, object], source: str, compiler: str,
+    isa: Isa, structure: bool,
+) -> Kernel:  # fmt: skip
+    """The kernel of a source that was emitted, and perhaps altered, elsewhere. Raises what `compile` does."""
+    graph = operator.trace(dtype, present, options)
+    plan = make_plan(graph)
+    return build_text(operator, graph, plan, source, emit_cpu(plan).headers, compiler, isa, structure)
 
 
 def compile(

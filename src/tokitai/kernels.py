@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from .emit.cpp import KernelText
 from .errors import ArgumentError, DeviceMissingError, UnknownNameError
-from .kernel import Kernel
+from .kernel import Kernel, variant_of
 from .kernel import compile as compile_cpu
 from .lang import Graph, Operator, check_operator
 from .lower import Plan
@@ -47,6 +47,18 @@ class GpuBuild:
     def fingerprint(self) -> str:
         """SHA-256 over everything that can change the binary."""
         return self.artifact.fingerprint
+
+    def __copy__(self) -> GpuBuild:
+        return self
+
+    def __deepcopy__(self, memo: Mapping[int, object]) -> GpuBuild:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process takes the binary from its build cache, or compiles it again."""
+        arch, compiler = self.artifact.arch, getattr(self.artifact, "compiler", None)  # NVRTC is no choice
+        hip = None if compiler is None else str(compiler.clang.path)
+        return _again, (self.operator, *variant_of(self.graph), self.shape, arch, hip)
 
     def __repr__(self) -> str:
         return f"<kernels {self.graph.name} {self.graph.dtype} {self.artifact.arch} {self.fingerprint[:12]}>"
@@ -96,24 +108,34 @@ def _for_gpu(
     operator: Operator, target: str, graph: Graph, shape: Mapping[str, int] | None, arch: str | None,
     compiler: str | None,
 ) -> GpuBuild:  # fmt: skip
-    from .gpu_hip import holds_f64, holds_fma
-    from .gpu_kernel import gpu_plan
-    from .gpu_source import gpu_source, usual_shape
-    from .toolchain import hip, nvrtc
+    from .gpu_source import usual_shape
+    from .toolchain import hip
     from .verification.cases import in_groups
     from .verification.verdict import asked_shape
 
-    plan = gpu_plan(graph, target)
     sizes = in_groups(graph, asked_shape(operator, shape) or usual_shape(operator))
-    artifact: CudaArtifact | HipArtifact
     if target == "cuda":
         arch = arch or _arch_here()
+    elif arch is None:
+        raise ArgumentError(f"arch: none is named; accepted: one of {', '.join(hip.ARCHITECTURES)}")
+    return _build(operator, target, graph, sizes, arch, compiler)
+
+
+def _build(
+    operator: Operator, target: str, graph: Graph, sizes: tuple[int, int], arch: str, compiler: str | None
+) -> GpuBuild:
+    from .gpu_hip import holds_f64, holds_fma
+    from .gpu_kernel import gpu_plan
+    from .gpu_source import gpu_source
+    from .toolchain import hip, nvrtc
+
+    plan = gpu_plan(graph, target)
+    artifact: CudaArtifact | HipArtifact
+    if target == "cuda":
         nvrtc.options_of(arch)
         made = gpu_source(plan, sizes)
         artifact = nvrtc.build(Source(made.text.text, made.text.headers, graph.name), arch)
     else:
-        if arch is None:
-            raise ArgumentError(f"arch: none is named; accepted: one of {', '.join(hip.ARCHITECTURES)}")
         hip.flags_of(arch)
         made = gpu_source(plan, sizes, hip.ARCHITECTURES[arch], staged=False)
         source = Source(made.text.text, made.text.headers, graph.name)
@@ -121,6 +143,15 @@ def _for_gpu(
             source, arch, fma_allowed=holds_fma(graph), compiler=hip.find_hip(compiler), f64_allowed=holds_f64(graph)
         )
     return GpuBuild(operator, graph, plan, made.shape, made.schedule, made.launches, made.text, artifact)
+
+
+def _again(
+    operator: Operator, dtype: str, present: Iterable[str], options: Mapping[str, object], sizes: tuple[int, int],
+    arch: str, compiler: str | None,
+) -> GpuBuild:  # fmt: skip
+    """The kernels that another process has pickled. Raises what `compile` does."""
+    graph = operator.trace(dtype, present, options)
+    return _build(operator, "cuda" if compiler is None else "hip", graph, sizes, arch, compiler)
 
 
 def _arch_here() -> str:

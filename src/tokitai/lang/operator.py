@@ -79,7 +79,8 @@ class Operator:
         textbook: Callable[..., Any] | None,
         hard_inputs: Callable[..., Iterable[HardInput]] | None,
     ) -> None:
-        self.name = definition.__name__
+        self.name = self.__name__ = definition.__name__
+        self.__module__, self.__qualname__ = definition.__module__, definition.__qualname__
         self.definition = definition
         self.contract = contract
         self.backward_of = backward_of
@@ -288,6 +289,16 @@ class Operator:
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
+
+    # An operator is one object, as a function is: its copies are itself, and another process finds it by its name.
+    def __copy__(self) -> Operator:
+        return self
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Operator:
+        return self
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
 
 
 def check_operator(x: object) -> None:

@@ -21,6 +21,11 @@ def registry() -> dict[str, Operator]:
     return dict(sorted(found.items()))
 
 
+@cache
+def _files() -> frozenset[str]:
+    return frozenset(module.name for module in pkgutil.iter_modules(__path__))
+
+
 def get(name: str) -> Operator:
     """The operator with this name. Raises UnknownNameError."""
     if name not in registry():
@@ -29,7 +34,8 @@ def get(name: str) -> Operator:
 
 
 def __getattr__(name: str) -> Operator:
-    if name.startswith("__") or name not in registry():
+    # A file that imports another one of this folder asks here first: it is not finished, and would not be found whole.
+    if name.startswith("__") or name in _files() or name not in registry():
         raise AttributeError(f"module {__name__!r} has no operator {name!r}")
     globals()[name] = found = registry()[name]  # from now on it is found without this function
     return found

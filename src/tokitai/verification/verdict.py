@@ -13,7 +13,7 @@ from .. import gpu_hip
 from ..errors import ArgumentError, UnavailableError, UsageError
 from ..evidence.sign import SigningKey, signing_key
 from ..formats import format_of
-from ..kernel import Kernel, KernelBase, build_text, compile, is_grouped, is_product, target_of
+from ..kernel import Kernel, KernelBase, KernelList, build_text, compile, is_grouped, is_product, target_of
 from ..lang import Graph, Operator, Sizes, check_operator, shape_from_text, shape_text
 from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
@@ -62,7 +62,7 @@ class Verdict:
     verdict: Literal["verified", "refuted", "undecided"] = "undecided"
     evidence: list[str] = field(default_factory=list)
     results: list[CaseResult] = field(default_factory=list)
-    kernels: list[KernelBase] = field(default_factory=list)
+    kernels: list[KernelBase] = field(default_factory=KernelList)
     about: dict[str, Any] | None = None  # the device, where it is not this machine's processor
     isolation: list[str] | None = None  # what limited the worker process in which kernels ran; None where they ran here
     derivative: list[tuple[str, float, float]] = field(default_factory=list)

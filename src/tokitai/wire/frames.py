@@ -31,7 +31,7 @@ UNAVAILABLE = 69  # a right request that cannot be computed here: EX_UNAVAILABLE
 FAULT = 70  # of tokitai's own: EX_SOFTWARE
 
 
-class Refused(Exception):
+class Refused(TokitaiError):
     """A request that has no result: `reply` says why, `exit_code` is that of the process."""
 
     def __init__(self, message: str, exit_code: int, field: str | None = None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from ..call import _kernel, call_with
 from ..device.cpu import check_runs_here
 from ..emit.cpp import KernelText
-from ..errors import DeviceError, UnavailableError
+from ..errors import ArgumentError, DeviceError, UnavailableError
 from ..gpu_kernel import GpuKernel, Program, gpu_plan
 from ..kernel import Array, Identity, Kernel, Placed, Scalars
 from ..lang import MATRICES, Graph, Operator, Sizes
@@ -53,6 +53,9 @@ class IsolatedKernel(Kernel):
     """A kernel for the processor that runs in worker processes."""
 
     pool: Pool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ArgumentError(f"{self}: belongs to a pool of this process; accepted: pickling the kernel itself")
 
     def launch_raw(
         self, addresses: Sequence[int], sizes: Sequence[int], shapes: Sequence[tuple[int, int]], table: Array,

@@ -25,7 +25,7 @@ from .. import errors
 from ..errors import (
     ArgumentError,
     TokitaiError,
-    UnknownNameError,
+    WireError,
     WorkerCrashedError,
     WorkerError,
     WorkerFaultError,
@@ -34,6 +34,7 @@ from ..errors import (
     WorkerStartError,
     WorkerTaskError,
     WorkerTimeoutError,
+    rebuilt,
 )
 from .channel import Channel, Closed
 from .limits import Limits
@@ -301,7 +302,7 @@ class Worker:
             return WorkerMemoryError(f"{entry}: the worker process needs more memory than {limit}", self.last_words)
         if reply.status == Status.RAISED:
             kind = getattr(errors, reply.kind, None)
-            others = (UnknownNameError, WorkerError)  # they are made of more than a message
+            others = (WireError, WorkerError)  # they are made of more than a message
             if isinstance(kind, type) and issubclass(kind, TokitaiError) and not issubclass(kind, others):
-                return kind(reply.message)
+                return rebuilt(kind, (reply.message,), {"message": reply.message})
         return WorkerTaskError(f"{entry}: {reply.message or reply.kind}", self.last_words)
