@@ -67,7 +67,8 @@ def classes() -> Tensor:
 
 
 F32 = {"softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm",
-       "cross_entropy", "router", "expert_load", "router_z_loss"}  # fmt: skip
+       "cross_entropy", "cross_entropy of probabilities", "soft_cross_entropy", "router",
+       "expert_load", "router_z_loss"}  # fmt: skip
 LOWER = {"linear", "matmul", "attention", "scaled_dot_product_attention"}
 SHAPED = {
     "linear": Call(functional.linear, lambda: (x(), x(2, 4, COLS), x(3, 4), x(4, *ROWS, 4)), {"activation": "silu"}),
@@ -83,12 +84,19 @@ SHAPED = {
         functional.cross_entropy, lambda: (x(1, 2, COLS, 3), classes()), {"return_lse": True, "ignore_index": 1},
         changing=("ignore_index",),
     ),
+    "cross_entropy of probabilities": Call(
+        functional.cross_entropy, lambda: (x(1, 2, COLS, 3), x(2, 2, COLS, 3).softmax(1)),
+        {"label_smoothing": 0.1, "reduction": "sum"}, constant=(1,),
+    ),
     "scaled_dot_product_attention": Call(
         functional.scaled_dot_product_attention, lambda: (*heads(), torch.ones(5, 5, dtype=torch.bool).tril()),
         {"enable_gqa": True},
     ),
     "attention": Call(
         functional.attention, heads, {"lengths": torch.tensor([3, 5]), "causal": True},
+    ),
+    "rotary by cos and sin": Call(
+        functional.rotary, lambda: (x(), x(2)), {"cos": x(3, 3, COLS).cos(), "sin": x(3, 3, COLS).sin()},
     ),
     "rotary": Call(
         functional.rotary, lambda: (x(), x(2), torch.arange(3), x(3, COLS).abs()), constant=(3,),

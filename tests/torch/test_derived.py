@@ -75,6 +75,10 @@ CALLS = {
     "rotary": Given(
         matrices(2, lambda _: whole(8, 99, *LEAD, dtype=torch.int32), lambda _: noise(9, COLS).abs() / 4),
     ),
+    "rotate_pairs": Given(matrices(2, lambda _: noise(8, *LEAD, COLS).cos(), lambda _: noise(8, *LEAD, COLS).sin())),
+    "soft_cross_entropy": Given(
+        matrices(1, lambda dtype: noise(8, *LEAD, COLS).softmax(-1).to(dtype)), {"label_smoothing": 0.1, "z_loss": 1e-3}
+    ),
     "scale": Given(matrices(1), {"factor": 0.7}),
     "clip": Given(matrices(1), {"low": -0.5, "high": 1.0}),
     "router": Given(matrices(1), {"k": 4, "renormalise": True}),
@@ -96,7 +100,10 @@ def tuple_of(made: Any) -> tuple[Any, ...]:
     return made if isinstance(made, tuple) else (made,)
 
 
-CONSTANT = {"rotary": ("frequency",), "load_balance_loss": ("load",)}
+CONSTANT = {
+    "rotary": ("frequency",), "rotate_pairs": ("cos", "sin"), "soft_cross_entropy": ("target",),
+    "load_balance_loss": ("load",),
+}  # fmt: skip
 
 
 def sloped(name: str, tensors: tuple[Any, ...]) -> tuple[Any, ...]:

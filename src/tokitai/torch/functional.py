@@ -170,7 +170,8 @@ def cross_entropy(
     z_loss: float | Tensor = 0.0, return_lse: bool = False, check: bool = True,
 ) -> Any:  # fmt: skip
     """The cross-entropy of logits against classes, in f32, as `ops.cross_entropy`: (C) and (), (N, C) and (N), or
-    (N, C, d1, ...) and (N, d1, ...).
+    (N, C, d1, ...) and (N, d1, ...). Targets of floats in the shape of the input are probabilities of the classes, as
+    `ops.soft_cross_entropy`; they are constants.
 
     The classes are dimension 1 (0 of one row), as torch has it; ``dim=-1`` takes logits of (..., C) with targets of
     (...). ``reduction`` is ``"mean"`` (over targets that are kept), ``"sum"`` or ``"none"``. A mean over no rows is 0
@@ -186,10 +187,11 @@ def cross_entropy(
         raise ArgumentError("cross_entropy: input is a scalar; accepted: (C), (N, C) or (N, C, d1, ...)")
     classes = _dimension("cross_entropy", input, (min(input.ndim, 2) - 1) if dim is None else dim)
     shape = tuple(n for i, n in enumerate(input.shape) if i != classes)
+    logits = input if classes == input.ndim - 1 else input.movedim(classes, -1)
+    words = dict(label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction)
     if target.is_floating_point():
-        raise ArgumentError(
-            f"cross_entropy: target of {target.dtype}, probabilities of classes; accepted: classes of int32 or int64"
-        )
+        loss, lse = _of_probabilities(input, target, ignore_index, classes, logits, words)
+        return (loss, lse) if return_lse else loss
     if tuple(target.shape) != shape:
         also = tuple(input.shape[:-1])
         hint = f"; with dim=-1, for classes in the last dimension, {also}" if dim is None and also != shape else ""
@@ -197,12 +199,24 @@ def cross_entropy(
             f"cross_entropy: target of shape {tuple(target.shape)}; accepted beside input of {tuple(input.shape)}, "
             f"whose dimension {classes} is that of classes: {shape}{hint}"
         )
-    logits = input if classes == input.ndim - 1 else input.movedim(classes, -1)
-    loss, lse = operators.cross_entropy(
-        logits, target, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction,
-        check=check,
-    )  # fmt: skip
+    loss, lse = operators.cross_entropy(logits, target, ignore_index=ignore_index, check=check, **words)
     return (loss, lse) if return_lse else loss
+
+
+def _of_probabilities(
+    input: Tensor, target: Tensor, ignore_index: int | Tensor, classes: int, logits: Tensor, words: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Loss and lse beside probabilities of classes. Raises ArgumentError."""
+    if target.shape != input.shape:
+        raise ArgumentError(
+            f"cross_entropy: target of {target.dtype} and shape {tuple(target.shape)}; accepted as probabilities: "
+            f"{tuple(input.shape)}, as the input; as classes: int32 or int64"
+        )
+    if isinstance(ignore_index, Tensor) or ignore_index >= 0:
+        raise ArgumentError(f"cross_entropy: ignore_index={ignore_index} beside probabilities; accepted: leave it out")
+    last = target if classes == input.ndim - 1 else target.movedim(classes, -1)
+    made: tuple[Tensor, Tensor] = operators.soft_cross_entropy(logits, last, **words)
+    return made
 
 
 # ------------------------------------------------------------------ attention
@@ -251,17 +265,34 @@ def scaled_dot_product_attention(
 
 # ------------------------------------------------------------------ rotary positions
 @checked
-def rotary(x1: Tensor, x2: Tensor, position: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
-    """(x1 cos - x2 sin, x1 sin + x2 cos) of the angle position * frequency, as `ops.rotary`: x1 and x2 of (..., half),
-    positions of int32 or int64 that broadcast to (...), frequencies of (half) in f32.
+def rotary(
+    x1: Tensor, x2: Tensor, position: Tensor | None = None, frequency: Tensor | None = None, *,
+    cos: Tensor | None = None, sin: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(x1 cos - x2 sin, x1 sin + x2 cos) for x1 and x2 of (..., half), the two halves of heads.
 
-    Raises ArgumentError.
+    Of the angle position * frequency, as `ops.rotary`: positions of int32 or int64 that broadcast to (...), frequencies
+    of (half) in f32. Or of ready-made ``cos`` and ``sin``, as `ops.rotate_pairs`: floats that broadcast to (..., half),
+    which are used in f32. All four are constants. Raises ArgumentError.
     """
-    lead = x1.shape[:-1]
-    ones = (1,) * (len(lead) - position.ndim)
-    if position.ndim > len(lead) or any(n not in (1, m) for n, m in zip((*ones, *position.shape), lead, strict=True)):
-        raise ArgumentError(
-            f"rotary: position of shape {tuple(position.shape)}; accepted: what broadcasts to {tuple(lead)}"
+    given = {n for n, x in dict(position=position, frequency=frequency, cos=cos, sin=sin).items() if x is not None}
+    if given not in ({"position", "frequency"}, {"cos", "sin"}):
+        raise ArgumentError(f"rotary: {', '.join(sorted(given))}; accepted: position and frequency, or cos and sin")
+    if position is not None:
+        made: tuple[Tensor, Tensor] = operators.rotary(
+            x1, x2, _expanded("position", position, x1.shape[:-1]), frequency
         )
-    made: tuple[Tensor, Tensor] = operators.rotary(x1, x2, position.expand(lead), frequency)
+        return made
+    ready = [_expanded(n, x, x1.shape) for n, x in (("cos", cos), ("sin", sin)) if x is not None]
+    made = operators.rotate_pairs(x1, x2, *(x.to(torch.float32) for x in ready))
     return made
+
+
+def _expanded(name: str, x: Tensor, shape: torch.Size) -> Tensor:
+    """A tensor in a shape that it broadcasts to. Raises ArgumentError."""
+    ones = (1,) * (len(shape) - x.ndim)
+    if x.ndim > len(shape) or any(n not in (1, m) for n, m in zip((*ones, *x.shape), shape, strict=True)):
+        raise ArgumentError(
+            f"rotary: {name} of shape {tuple(x.shape)}; accepted: what broadcasts to {tuple(shape)}"
+        )
+    return x.expand(shape)

@@ -20,12 +20,10 @@ from .derive import differentiable
 def _over_rows(slope: Tensor, named: Mapping[str, Any]) -> Tensor:
     """The gradient of each row of a loss that was summed, or averaged over the rows that are kept."""
     logits = named["logits"]
-    rows = logits.shape[:-1]
     if named["reduction"] == "mean":
-        target = named.get("target")
-        kept = logits[..., 0].numel() if target is None else (target != named["ignore_index"]).sum()
+        kept = (named["target"] != named["ignore_index"]).sum() if "ignore_index" in named else logits[..., 0].numel()
         slope = slope * (1 / torch.as_tensor(kept, device=slope.device).clamp(min=1).to(slope.dtype))
-    return slope.expand(rows)
+    return slope.expand(logits.shape[:-1])
 
 
 layer_norm = differentiable(ops.layer_norm, autocast="f32")
@@ -36,6 +34,7 @@ softmax = differentiable(ops.softmax, autocast="f32")
 masked_softmax = differentiable(ops.masked_softmax, autocast="f32")
 log_softmax = differentiable(ops.log_softmax, autocast="f32")
 cross_entropy = differentiable(ops.cross_entropy, spread=_over_rows, autocast="f32")
+soft_cross_entropy = differentiable(ops.soft_cross_entropy, constant=["target"], spread=_over_rows, autocast="f32")
 attention = differentiable(ops.attention, autocast="lower")
 gelu_erf = differentiable(ops.gelu_erf)
 gelu_tanh = differentiable(ops.gelu_tanh)
@@ -44,6 +43,7 @@ swiglu = differentiable(ops.swiglu)
 geglu = differentiable(ops.geglu)
 dropout = differentiable(ops.dropout)
 rotary = differentiable(ops.rotary, constant=["frequency"])
+rotate_pairs = differentiable(ops.rotate_pairs, constant=["cos", "sin"])
 scale = differentiable(ops.scale)
 clip = differentiable(ops.clip)
 router = differentiable(ops.router, autocast="f32")
