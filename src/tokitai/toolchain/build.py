@@ -24,6 +24,7 @@ from .compilers import Compiler
 from .fingerprint import FileStamp, cache_key, parse_depfile, parse_linker_depfile
 from .folders import no_space
 from .process import Ran, run, shown
+from .progress import building
 
 Isa = Literal["avx512", "avx2", "neon", "scalar"]
 
@@ -126,7 +127,12 @@ def build(
     flags = flags_of(compiler, isa, structure, defines)
     check_names(source)
     key = key_of(source, compiler, flags)
-    entry = cache.obtain(key, lambda folder: _compile(folder, key, source, compiler, flags))
+
+    def make(folder: Path) -> cache.Made:
+        with building(source.stem, "cpu"):
+            return _compile(folder, key, source, compiler, flags)
+
+    entry = cache.obtain(key, make)
     return Artifact(
         entry.path, entry.fingerprint, entry.digest, flags, compiler, isa, structure,
         float(entry.notes["seconds"]), entry.cached, entry.healed,

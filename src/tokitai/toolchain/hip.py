@@ -25,6 +25,7 @@ from .compilers import Compiler, identify, program_of
 from .fingerprint import FileStamp, cache_key, file_digest, parse_depfile
 from .folders import no_space
 from .process import shown
+from .progress import building
 
 # architecture -> lanes of a wavefront
 ARCHITECTURES: Mapping[str, int] = {
@@ -132,7 +133,8 @@ def build(
     key = key_of(source, compiler, flags, *allowed)
 
     def make(folder: Path) -> cache.Made:
-        return _compile(folder, key, source, arch, compiler, flags, allowed)
+        with building(source.stem, arch):
+            return _compile(folder, key, source, arch, compiler, flags, allowed)
 
     entry = cache.obtain(key, make, executable=False)
     notes = entry.notes

@@ -25,6 +25,7 @@ from . import cache
 from .build import Source, check_names
 from .fingerprint import FileStamp, cache_key, file_digest
 from .process import shown
+from .progress import building
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 HINT = "install it with `pip install 'tokitai[cuda]'`"
@@ -110,7 +111,12 @@ def build(source: Source, arch: str, structure: bool = False, defines: Sequence[
         if os.environ.get(name):
             raise CompileError(f"{name}={os.environ[name]!r}: would change the options of every kernel; unset it")
     key = key_of(source, compiler, options)
-    entry = cache.obtain(key, lambda folder: _compile(folder, key, source, compiler, options), executable=False)
+
+    def make(folder: Path) -> cache.Made:
+        with building(source.stem, arch):
+            return _compile(folder, key, source, compiler, options)
+
+    entry = cache.obtain(key, make, executable=False)
     notes = entry.notes
     return CudaArtifact(
         entry.path, entry.path.with_name(notes["ptx"]), notes["ptx_digest"], entry.fingerprint, entry.digest, arch,
