@@ -146,6 +146,17 @@ def test_a_second_build_comes_from_the_cache() -> None:
     assert (first.digest, first.fingerprint, first.resources) == (second.digest, second.fingerprint, second.resources)
 
 
+def test_one_fingerprint_is_one_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the cache lies: clang would put a symbol into each that is named after the folder."""
+    found = []
+    for name in ("first", "second folder"):
+        monkeypatch.setenv("TOKITAI_CACHE_DIR", str(tmp_path / name))
+        made = build(SHARED, "gfx942")
+        assert not made.cached and not re.search(rb"__hip_cuid_\w", made.path.read_bytes())
+        found.append((made.fingerprint, made.digest, dict(made.texts)))
+    assert found[0] == found[1]
+
+
 def test_everything_is_in_the_key() -> None:
     here, flags = find_hip(), flags_of("gfx942")
     other = hip.HipCompiler(here.clang, here.linker, "0" * 64)

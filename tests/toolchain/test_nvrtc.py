@@ -111,6 +111,16 @@ def test_a_second_build_comes_from_the_cache() -> None:
     assert first.path == second.path and first.ptx == second.ptx
 
 
+def test_one_fingerprint_is_one_binary(one: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for name in ("first", "second folder"):
+        monkeypatch.setenv("TOKITAI_CACHE_DIR", str(tmp_path / name))
+        made = build(one, "sm_90")
+        assert not made.cached
+        found.append((made.fingerprint, made.digest, made.ptx_digest))
+    assert found[0] == found[1]
+
+
 def test_everything_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     here = find_nvrtc()
     base = key_of(SOURCE, here, options_of("sm_90"))

@@ -204,6 +204,10 @@ def test_a_cache_folder_of_any_name(name: str, kind: str, tmp_path: Path, monkey
     monkeypatch.setenv("TOKITAI_CACHE_DIR", str(tmp_path / name / "cache"))
     artifact = build(scaling("2"), found[0], native_isa())
     assert artifact.path.is_relative_to(tmp_path / name) and scale_of(artifact) == 2
+    monkeypatch.setenv("TOKITAI_CACHE_DIR", str(tmp_path / "plain"))
+    plain = build(scaling("2"), found[0], native_isa())
+    assert (plain.fingerprint, plain.digest) == (artifact.fingerprint, artifact.digest), "the path shows in the binary"
+    monkeypatch.setenv("TOKITAI_CACHE_DIR", str(tmp_path / name / "cache"))
     assert build(scaling("2"), found[0], native_isa()).cached
 
 

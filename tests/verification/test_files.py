@@ -119,3 +119,44 @@ def test_tensors_for_a_variant_of_their_own_are_run_not_skipped(tmp_path: Path) 
     assert [r.kind for r in verdict.results] == ["yours"] and verdict.verdict == "verified"
     with pytest.raises(ArgumentError, match=r"mine\.npz: holds w; accepted beside this variant: no optional tensor"):
         verify(affine, dtype="f32", inputs=path, variant=Variant(frozenset()))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_numbers_of_either_byte_order(tmp_path: Path, order: str, kind: str, dtype: str) -> None:
+    x = np.random.default_rng(26).standard_normal((3, 7)).astype(kind)
+    cases = []
+    for name, values in (("given", x.astype(f"{order}{kind}")), ("native", x)):
+        np.savez(tmp_path / f"{name}.npz", x=values, eps=np.array(0.25, f"{order}f8"))
+        cases.append(case_from_file(ops.rms_norm, tmp_path / f"{name}.npz", dtype)[1])
+    given, native = cases
+    assert given.tensors["x"].dtype == native.tensors["x"].dtype and given.params["eps"] == 0.25
+    assert given.tensors["x"].tobytes() == native.tensors["x"].tobytes()
+
+
+@pytest.mark.parametrize("kind", ["<i4", ">i4", "<i8", ">i8", "<u4", ">u4"])
+def test_indices_of_either_byte_order(tmp_path: Path, kind: str) -> None:
+    np.savez(tmp_path / "a.npz", logits=np.ones((2, 5), ">f4"), target=np.array([1, 4], kind))
+    case = case_from_file(ops.cross_entropy, tmp_path / "a.npz", "f32")[1]
+    assert case.tensors["target"].tolist() == [1, 4]
+
+
+ONE, LIMIT = np.ones((1, 2)), np.ones(1, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        (dict(x=ONE.astype(np.longdouble), limit=LIMIT), "x has format float128"),
+        (dict(x=ONE.astype(bool), limit=LIMIT), "x has format bool; accepted: f16"),
+        (dict(x=ONE.astype(complex), limit=LIMIT), "x has format complex128"),
+        (dict(x=ONE, limit=np.zeros(1)), "limit has format float64; accepted: i32, i64, u32"),
+        (dict(x=ONE, limit=LIMIT.astype(np.int16)), "limit has format int16; accepted: i32"),
+        (dict(x=ONE, limit=np.array([2**40])), "limit holds 1099511627776; accepted: what i32 holds"),
+        (dict(x=ONE, limit=np.array([-(2**31) - 1])), "limit holds -2147483649; accepted"),
+    ],
+)
+def test_formats_that_are_not_taken_are_named(tmp_path: Path, tensors: Any, says: str) -> None:
+    with pytest.raises(InputFileError, match=says):
+        case_from_file(ops.masked_softmax, npz(tmp_path, **tensors), "f32")

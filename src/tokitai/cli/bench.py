@@ -36,6 +36,7 @@ def bench(
     from ..device import cpu
     from ..toolchain import folders
 
+    cpu.check_threads(threads, "--threads")
     chosen = [parse.operator_named(name) for name in operators or workload.OPERATORS]
     formats = {o: [f for name in dtype or workload.FORMATS for f in parse.formats_of(o, name)] for o in chosen}
     asked = None if not shape else [shape_named(text) for text in shape]

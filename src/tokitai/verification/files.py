@@ -15,8 +15,8 @@ import numpy as np
 
 from ..call_attention import heads_of
 from ..call_product import sizes_of
-from ..errors import ArgumentError, InputFileError
-from ..formats import FORMATS, format_of
+from ..errors import ArgumentError, InputFileError, UnknownNameError
+from ..formats import FORMATS, Format, boolean, format_of
 from ..lang import OPERANDS, Graph, Operator
 from ..lower import is_attention
 from .cases import Case, defaults, size_of, to_format
@@ -32,12 +32,17 @@ def read_tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as data:
-                return {name: data[name] for name in data.files}, {}
+                return {name: _native(data[name]) for name in data.files}, {}
         if path.suffix == ".safetensors":
             return _safetensors(path)
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, struct.error) as error:
         raise InputFileError(f"{path}: cannot be read, perhaps truncated: {error}") from error
     raise InputFileError(f"{path}: suffix {path.suffix!r}; accepted: .npz, .safetensors")
+
+
+def _native(array: Array) -> Array:
+    """The same numbers in this machine's order of bytes."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
@@ -62,9 +67,7 @@ def _safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     return tensors, metadata
 
 
-def _shape(
-    operator: Operator, graph: Graph, path: Path, tensors: Mapping[str, Array]
-) -> tuple[tuple[int, int], str]:
+def _shape(operator: Operator, graph: Graph, path: Path, tensors: Mapping[str, Array]) -> tuple[tuple[int, int], str]:
     """The sizes of a case, and the tensor that tells them."""
     if any(t.space in OPERANDS for t in graph.inputs):
         try:
@@ -81,6 +84,23 @@ def _shape(
         of_rows = ((tensors[t.name].shape, t.slots) for t in graph.inputs if t.space == "r")
         lead = next((list(s[:-1] if slots else s) for s, slots in of_rows), [0])
     return (math.prod(lead), cols), first.name
+
+
+def _in_format(path: Path, name: str, array: Array, fmt: Format) -> Array:
+    """The numbers of a tensor in the format of the operator's input. Raises InputFileError."""
+    accepted = [f.name for f in FORMATS.values() if f.is_float == fmt.is_float and f is not boolean]
+    try:
+        given = format_of(array.dtype)
+    except UnknownNameError:  # such as long double, or the bytes of a format that NumPy does not know
+        given = boolean
+    if given.name not in accepted:
+        raise InputFileError(f"{path}: {name} has format {array.dtype}; accepted: {', '.join(accepted)}")
+    if not fmt.is_float and array.size:
+        limits = np.iinfo(fmt.dtype)
+        outside = next((int(v) for v in (array.min(), array.max()) if not limits.min <= v <= limits.max), None)
+        if outside is not None:
+            raise InputFileError(f"{path}: {name} holds {outside}; accepted: what {fmt} holds")
+    return array if given is fmt else to_format(array, fmt)
 
 
 def case_from_file(operator: Operator, path: Path, dtype: str) -> tuple[Graph, Case]:
@@ -113,10 +133,7 @@ def case_from_file(operator: Operator, path: Path, dtype: str) -> tuple[Graph, C
         if array.size != math.prod(size):
             accepted = f"accepted beside {beside}: {math.prod(size)} elements"
             raise InputFileError(f"{path}: {t.name} has shape {array.shape}; {accepted}")
-        if fmt.is_float != format_of(array.dtype).is_float:
-            raise InputFileError(f"{path}: {t.name} has format {array.dtype}; accepted: {fmt}")
-        flat = array.reshape(size)
-        stored[t.name] = flat if array.dtype == fmt.dtype else to_format(flat, fmt)
+        stored[t.name] = _in_format(path, t.name, array, fmt).reshape(size)
     try:
         return graph, Case("yours", path.name, shape, 0, stored, {**defaults(operator), **given})
     except ArgumentError as error:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import SharedMemoryError
+from .descriptors import above_standard
 from .maps import free_pages, map_shared, unmap
 
 Array = np.ndarray[Any, Any]
@@ -113,10 +114,10 @@ class Memory:
         descriptor = -1
         try:
             if self.folder is None:
-                descriptor = os.memfd_create("tokitai", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                descriptor = above_standard(os.memfd_create("tokitai", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
             else:
                 flags = os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC  # EXCL: nobody can give it a name
-                descriptor = os.open(self.folder, flags, 0o600)
+                descriptor = above_standard(os.open(self.folder, flags, 0o600))
             os.posix_fallocate(descriptor, 0, size)
             if self.folder is None:
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)

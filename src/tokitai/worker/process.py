@@ -9,7 +9,6 @@ import queue
 import resource
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -37,6 +36,7 @@ from ..errors import (
     rebuilt,
 )
 from .channel import Channel, Closed
+from .descriptors import pipe, socket_pair
 from .limits import Limits
 from .memory import Array, Memory, Segment
 from .messages import MAX_REPLY, Attach, Message, Reply, Request, Rubbish, Start, Status, encode
@@ -116,8 +116,8 @@ class Worker:
         self.known: set[int] = set()  # segments that the process has mapped
         self.scratch: tuple[Segment, Array] | None = None
         self.alive = True
-        mine, its = socket.socketpair()
-        read_end, write_end = os.pipe()
+        mine, its = socket_pair()
+        read_end, write_end = pipe()
         command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("__main__.py"))]
         self.channel = Channel(mine, read_end)
         try:
