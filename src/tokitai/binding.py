@@ -27,7 +27,7 @@ def bind(
     given = dict(zip(names, args, strict=False))
     for name in kwargs:
         if name in given:
-            raise ArgumentError(f"{operator.name}: {name} is given twice")
+            raise ArgumentError(f"{operator.name}: {name} is given twice; accepted: once")
     values = {**given, **kwargs}
     tensors = {n: values.pop(n) for n in names if values.get(n) is not None}
     for n in names:
@@ -39,7 +39,7 @@ def bind(
     for p in operator.params:
         value = values.pop(p.name, p.default)
         if value is None:
-            raise ArgumentError(f"{operator.name}: missing the scalar {p.name}")
+            raise ArgumentError(f"{operator.name}: missing the scalar {p.name}; accepted: a number")
         params[p.name] = value
     options = {o.name: values.pop(o.name) for o in operator.options if o.name in values}
     for option, scalar in operator.contract.switches.items():
@@ -48,13 +48,18 @@ def bind(
                 f"{operator.name}: {scalar}={params[scalar]} with {option}=False; accepted: one or the other"
             )
     for o in operator.options:
-        if o.name in options and options[o.name] not in o.accepted:
-            words = ", ".join(map(repr, o.accepted))
-            raise ArgumentError(f"{operator.name}: {o.name}={options[o.name]!r}; accepted: {words}")
+        if o.name in options:
+            options[o.name] = o.chosen(operator.name, options[o.name])
     if values:
         accepted = [*names, *(p.name for p in operator.params), *(o.name for o in operator.options), *RESERVED]
         raise ArgumentError(f"{operator.name}: unknown argument {', '.join(values)}; accepted: {', '.join(accepted)}")
     return tensors, params, options
+
+
+def check_flag(operator: Operator, name: str, value: object) -> None:
+    """An argument that is true or false. Raises ArgumentError."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{operator.name}: {name}={value!r}; accepted: True, False")
 
 
 def check_params(operator: Operator, params: Mapping[str, float]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .binding import bind, check_params
+from .binding import bind, check_flag, check_params
 from .call_again import Seen, recipe_for, remember, seen_as
 from .call_checks import check_indices, check_slots, table_entries
 from .call_layout import flatten, place_results
@@ -57,7 +57,7 @@ def call(
             return _call_gpu()(operator, args, kwargs, out, copy, cuda_stream, check)
     seen = seen_as(operator, args, kwargs, out) if cuda_stream is None and check else None
     if seen is not None and (recipe := recipe_for(seen)) is not None:
-        cpu.check_threads(threads)
+        threads = cpu.check_threads(threads)
         known = recipe.prepared(seen, args, kwargs)
         if operator.contract.indices:
             named = {
@@ -91,7 +91,8 @@ def call_with(
     """`call` with kernels that run elsewhere; what it finds out is kept where the call was ``seen``."""
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
-    cpu.check_threads(threads)
+    check_flag(operator, "copy", copy)
+    threads = cpu.check_threads(threads)
     if operator.contract.max_rows == 1 and not isinstance(next(iter(given.values())), (list, tuple)):
         if out is not None:
             raise ArgumentError(f"{operator.name}: out; accepted: results in place or new ones")
@@ -222,7 +223,7 @@ def common_shape(
     matrices = [t for t in given if t.space == "rc"]
     tables = [t for t in given if t.space == "t"]
     if not matrices and not tables:
-        raise ArgumentError(f"{operator.name}: no tensor of rows x cols is given")
+        raise ArgumentError(f"{operator.name}: no tensor of rows x cols is given; accepted: one at least")
     named = (matrices or tables)[0].name
     first = arrays[named]
     if first.ndim == 0:

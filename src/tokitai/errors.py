@@ -32,7 +32,7 @@
     ├── CacheError                 a cache folder that can be neither read nor written
     └── EvidenceError              a certificate that is malformed, or does not say what it should
 
-A message shows the value that caused it and what would be accepted: "rows=-1: a size must be at least 0".
+A message shows the value that caused it and what would be accepted: "rows=-1; accepted: at least 0".
 """
 
 from __future__ import annotations

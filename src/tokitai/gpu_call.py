@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .binding import bind, check_params
+from .binding import bind, check_flag, check_params
 from .call import common_shape, full_shape, storage_format
 from .call_attention import as_read, heads_of
 from .call_checks import check_chosen, table_entries
@@ -78,6 +78,8 @@ def _checked(
 ) -> Any:  # fmt: skip
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
+    check_flag(operator, "copy", copy)
+    check_flag(operator, "check", check)
     first = next(iter(given.values()))
     lists = isinstance(first, (list, tuple))
     if operator.contract.max_rows == 1 or lists:

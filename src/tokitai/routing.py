@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .device.dlpack import on_gpu
+from .device.dlpack import as_numpy, like, on_gpu
 from .device.libraries import library_of
 from .errors import ArgumentError
 
@@ -57,7 +57,7 @@ def permutation(
     `capacity_of` has it. Tokens that are ``padding``, (tokens,) of bool, go nowhere, take no room and do not count.
     Raises ArgumentError for an expert out of range, for both kinds of capacity, and for shapes that do not match.
 
-    Arrays of NumPy, torch and CuPy are taken, and the result is of the same library, on the device of ``experts``.
+    Arrays of NumPy, torch, CuPy and JAX are taken, and the result is of the same library, on the device of ``experts``.
     Torch sorts on a GPU, where nothing can be dropped; the look for an expert out of range then waits for the stream,
     and ``check=False`` leaves it out. Else the work is done on the host: what lies on a GPU is copied here, which waits
     for its stream, and the result is copied back.
@@ -114,15 +114,17 @@ def _on_host(name: str, x: Any) -> Array:
         return x
     library = library_of(x)
     if library == "torch":
-        there = x.detach()
-        return np.asarray((there.float() if there.is_floating_point() else there).cpu().numpy())
+        there = x.detach().as_subclass(sys.modules["torch"].Tensor)
+        return as_numpy(name, (there.float() if there.is_floating_point() else there).cpu())
     if library == "cupy":
         return np.asarray(x.get())
-    raise ArgumentError(f"{name}: {type(x).__name__}; accepted: arrays of NumPy, torch and CuPy")
+    return as_numpy(name, x)
 
 
 def _beside(example: Any, values: Array) -> Any:
-    """Values on the device of an array of torch or CuPy."""
+    """Values in the library of an array, on its device."""
+    if library_of(example) not in ("torch", "cupy"):
+        return like(values, example)
     module = sys.modules[library_of(example)]
     if library_of(example) == "torch":
         return example.new_empty(values.shape, dtype=module.int64).copy_(module.from_numpy(values))

@@ -115,6 +115,8 @@ def test_scalars_and_options_go_by_name() -> None:
         (dict(by=10**400), r"shifted: by of 1329 bits; accepted: a number of f64"),
         (dict(by=-(2**1024)), r"shifted: by of 1025 bits; accepted"),
         (dict(by=1.0, kind="left"), r"shifted: kind='left'; accepted: 'up', 'down'"),
+        (dict(by=1.0, kind=b"up"), r"shifted: kind=b'up'; accepted: 'up', 'down'"),
+        (dict(by=1.0, copy="no"), r"shifted: copy='no'; accepted: True, False"),
         (dict(by=1.0, kind=["up"]), r"shifted: kind=\['up'\]; accepted: 'up', 'down'"),
         (dict(by=1.0, ids=IDS.astype(np.int64)), r"ids: format i64; accepted: i32"),
         (dict(by=1.0, ids=IDS.astype(">i4")), r"ids: format >i4; accepted: i32"),

@@ -11,6 +11,7 @@ import torch
 from fake_gpu import installed, on_gpu
 
 from tokitai import ops
+from tokitai.routing import permutation
 from tokitai.torch.optim import AdamW, clip_grad_norm_
 
 CHANGED = "has been modified by an inplace operation"
@@ -99,6 +100,7 @@ def touched(x: torch.Tensor) -> list[Any]:
         made += [ops.softmax(x), ops.softmax(x[:, :2]), ops.softmax(torch.rand_like(x), out=x), ops.global_norm([x])]
         ops.clip_global_norm([x], max_norm=1.0)
         made.append(functional.softmax(x))
+        made.append(permutation((x > 2).to(torch.int32), 3).place)
         made += ops.top_k(x, k=2)
     return made
 
@@ -113,6 +115,23 @@ def test_storages_stay_resizable(dtype: torch.dtype) -> None:
     x.untyped_storage().resize_(3 * 4 * x.element_size())
     assert ops.softmax(x).shape == (3, 4)
     assert all(y.untyped_storage().resizable() for y in made)
+
+
+def test_choices_stay_resizable() -> None:
+    chosen = torch.tensor([[0, 1], [1, 2]], dtype=torch.int32)
+    permutation(chosen, 3)
+    assert chosen.untyped_storage().resizable()
+
+
+def test_large_results_are_of_the_same_class() -> None:
+    """Their memory is kept by the package when they are gone, so that they alone cannot be resized."""
+    x = torch.rand(2048, 2048)
+    for _ in range(2):
+        assert type(ops.softmax(x)) is torch.Tensor and type(ops.softmax(x.as_subclass(Derived))) is Derived
+
+
+class Derived(torch.Tensor):
+    pass
 
 
 def test_a_storage_that_was_resized_is_read_where_it_lies_now() -> None:

@@ -58,8 +58,7 @@ class LoadedKernel:
 
         Nothing is checked here but the thread count: the addresses must hold what the kernel's plan says.
         """
-        check_threads(threads)
-        count = default_threads() if threads is None else threads
+        count = check_threads(threads) or default_threads()
         if scalars is not None and not scalars.flags.c_contiguous:
             raise ArgumentError(f"scalars: strides {scalars.strides} (accepted: a contiguous array)")
         return self.prepared(
@@ -147,10 +146,10 @@ def _open(artifact: Artifact) -> Any:
 def aligned_empty(shape: Sequence[int] | int, dtype: DTypeLike, align: int = 64) -> NDArray[Any]:
     """An uninitialised C-contiguous array whose first byte lies at a multiple of `align` bytes (a power of two)."""
     if align < 1 or align & (align - 1):
-        raise ArgumentError(f"align={align}: a power of two is accepted")
+        raise ArgumentError(f"align={align}; accepted: a power of two")
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(size < 0 for size in sizes):
-        raise ArgumentError(f"shape={sizes}: a size must be at least 0")
+        raise ArgumentError(f"shape={sizes}; accepted: sizes of at least 0")
     return placed_empty(sizes, np.dtype(dtype), align)[0]
 
 
@@ -179,12 +178,14 @@ def placed_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) 
     return np.ndarray(shape, dtype, raw.data, start), address + start
 
 
-def check_threads(threads: object, name: str = "threads") -> None:
+def check_threads(threads: object, name: str = "threads") -> int | None:
     """A whole number of threads that a kernel can be run in, or None. Raises ArgumentError."""
     if threads is None:
-        return
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        return None
+    whole = isinstance(threads, (int, np.integer)) and not isinstance(threads, bool)
+    if not whole or not 1 <= threads <= MOST_THREADS:  # type: ignore[operator]
         raise ArgumentError(f"{name}={threads!r}; accepted: a whole number, 1 to {MOST_THREADS}")
+    return int(threads)  # type: ignore[call-overload,no-any-return]
 
 
 def default_threads() -> int:

@@ -154,7 +154,7 @@ class Device:
     def allocate(self, nbytes: int) -> DeviceMemory:
         """Memory whose address is a multiple of 256. Raises DeviceOutOfMemoryError; 0 bytes have the address 0."""
         if nbytes < 0:
-            raise ArgumentError(f"nbytes={nbytes}: at least 0 is accepted")
+            raise ArgumentError(f"nbytes={nbytes}; accepted: at least 0")
         return DeviceMemory(self, nbytes)
 
     def upload(self, values: NDArray[Any], address: int) -> None:

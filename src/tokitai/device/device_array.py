@@ -79,7 +79,7 @@ class DeviceArray:
     def __init__(self, shape: Sequence[int], fmt: Format | str, device: Device | SimDevice, stream: int = 0) -> None:
         self.shape, self.format, self.device, self.stream = tuple(shape), format_of(fmt), device, stream
         if any(n < 0 for n in self.shape):
-            raise ArgumentError(f"shape={self.shape}: a size must be at least 0")
+            raise ArgumentError(f"shape={self.shape}; accepted: sizes of at least 0")
         self.strides = dense(self.shape)
         self.nbytes = math.prod(self.shape) * self.format.bytes
         self._memory = device.allocate(self.nbytes)

@@ -70,7 +70,7 @@ def most_kept(environment: str | None = None) -> int:
     text = os.environ.get(ENV_KEEP) if environment is None else environment
     if text:
         if not re.fullmatch(r"\d{1,18}", text, flags=re.ASCII):
-            raise ArgumentError(f"{ENV_KEEP}={text!r}: a whole number of bytes is accepted, 0 to keep none")
+            raise ArgumentError(f"{ENV_KEEP}={text!r}; accepted: a whole number of bytes, 0 to keep none")
         return int(text)
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // PART

@@ -27,7 +27,7 @@ def maker(example: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> New | N
         namespace_of("the first tensor", example)
         return None
     if np.prod(shape, dtype=np.int64) * dtype.itemsize >= LEAST:  # torch gives such memory back to the system each time
-        return functools.partial(_large, shape, dtype, example[:0].flatten())
+        return functools.partial(_large, shape, dtype, example.new_empty(0))
     pattern = example.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype.name))
     pattern.untyped_storage().resize_(0)  # `empty_like` takes half the time of `new_empty`
     return functools.partial(_small, pattern, sys.modules["torch"].empty_like)
@@ -40,4 +40,4 @@ def _small(pattern: Any, empty_like: Callable[[Any], Any]) -> tuple[Any, int]:
 
 def _large(shape: tuple[int, ...], dtype: np.dtype[Any], example: Any) -> tuple[Any, int]:
     array, address = cpu.placed_empty(shape, dtype)
-    return like(array, example), address
+    return like(array, example).as_subclass(type(example)), address

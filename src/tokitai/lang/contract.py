@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ..errors import ArgumentError
 from ..formats import FORMATS, STORAGE
 from .graph import TensorSpec
 
@@ -63,6 +66,15 @@ class OptionSpec:
     name: str
     default: object
     accepted: tuple[object, ...]
+
+    def chosen(self, operator: str, value: object) -> object:
+        """The accepted value that is meant: of its own type or NumPy's, so that 2.0 and True are neither 2 nor 1.
+        Raises ArgumentError."""
+        plain = value.item() if isinstance(value, np.generic) else value
+        for one in self.accepted:
+            if type(one) is type(plain) and one == plain:
+                return one
+        raise ArgumentError(f"{operator}: {self.name}={value!r}; accepted: {', '.join(map(repr, self.accepted))}")
 
 
 def faults(

@@ -136,9 +136,7 @@ class Operator:
             spec = next((o for o in self.options if o.name == name), None)
             if spec is None:
                 raise UnknownNameError(f"option of {self.name}", name, [o.name for o in self.options])
-            if value not in spec.accepted:
-                raise ArgumentError(f"{self.name}: {name}={value!r}; accepted: {', '.join(map(repr, spec.accepted))}")
-            chosen[name] = value
+            chosen[name] = spec.chosen(self.name, value)
         key = (fmt, frozenset(given), tuple(sorted(chosen.items())))
         if key not in self._graphs:
             with tracing(fmt):

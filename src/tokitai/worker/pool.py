@@ -122,7 +122,7 @@ class Pool:
         kind = np.dtype(dtype)
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         if any(size < 0 for size in sizes):
-            raise ArgumentError(f"shape={sizes}: a size must be at least 0")
+            raise ArgumentError(f"shape={sizes}; accepted: sizes of at least 0")
         nbytes = int(np.prod([kind.itemsize, *sizes], dtype=object))
         _, whole = self.memory.new(nbytes)
         made: Array = whole[:nbytes].view(kind).reshape(sizes)
