@@ -1,9 +1,10 @@
-"""`tokitai check`: what is a valid certificate, what is not and what cannot be told; never a traceback."""
+"""`tokitai check`: certificates are called by what was checked of them, and no more; never a traceback."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,17 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tokitai.errors import UsageError
-from tokitai.evidence.sign import envelope, keyid
-from tokitai.verification.recheck import Checked, overall
+from tokitai.evidence.sign import envelope, keyid, public_key
+from tokitai.verification.recheck import AS_STATED, FIRST_AS_STATED, Checked, overall
 
 V1 = Path(__file__).parents[1] / "evidence" / "v1"
 PLAIN, SIGNED, KEY = V1 / "rms_norm.f32.cpu.json", V1 / "silu.bf16.cpu.dsse.json", V1 / "key.pub.pem"
 KEYS = {
-    "file", "outcome", "problems", "operator", "dtype", "device", "verdict", "cases", "signature", "keyids", "rerun",
+    "file", "outcome", "problems", "operator", "dtype", "device", "verdict", "cases", "signature", "keyids", "signer",
+    "rerun", "as_stated", "lacking",
 }  # fmt: skip
+LACKING = r"lacks \d+ of the suite's \d+ cases"
+SIGNER = keyid(public_key(KEY))[:16]
 SMALL_CASE = ("--dtype", "f32", "--case", "seeded/normal@3x17#0", "--out", "out")
 
 
@@ -29,6 +33,7 @@ def refuted(predicate: Any) -> None:
     """As a run would have it that saw another result."""
     predicate.update(verdict="refuted", failure="tokitai verify rms_norm ...")
     predicate["cases"][1].update(equal=False, output_digests={})
+    predicate["claims"] = [line.replace("all equal", "not all equal") for line in predicate["claims"][:-1]]
 
 
 def undecided(predicate: Any) -> None:
@@ -46,11 +51,13 @@ def test_one_line_a_certificate(tokitai: Command) -> None:
     done = tokitai("check", PLAIN, SIGNED)
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
-        f"valid     rms_norm             f32   cpu   verified     2 cases, not signed: {PLAIN}",
-        f"valid     silu                 bf16  cpu   verified     1 case, signature not checked: {SIGNED}",
+        f"well-formed       rms_norm             f32   cpu   verified     2 cases, not signed: {PLAIN}",
+        f"well-formed       silu                 bf16  cpu   verified     1 case, signature not checked: {SIGNED}",
     ]
     again = tokitai("check", SIGNED, "--key", KEY, "--rerun")
-    assert again.out.endswith(f"1 case, signature good, 1 of 1 computed again: {SIGNED}\n")
+    assert again.out.startswith("partly recomputed ")
+    state = f"1 case, signed by {SIGNER}, 1 of 1 recomputed, {LACKING}"
+    assert re.search(f"{state}: {re.escape(str(SIGNED))}\n$", again.out)
 
 
 def test_with_json_it_is_one_object(tokitai: Command) -> None:
@@ -59,10 +66,12 @@ def test_with_json_it_is_one_object(tokitai: Command) -> None:
     good, bad = done.object["results"]
     assert done.object["verdict"] == "invalid" and set(good) == set(bad) == KEYS
     assert good == {
-        "file": str(SIGNED), "outcome": "valid", "problems": [], "operator": "silu", "dtype": "bf16", "device": "cpu",
-        "verdict": "verified", "cases": 1, "signature": "good", "keyids": good["keyids"],
-        "rerun": {"cases": 1, "of": 1},
+        "file": str(SIGNED), "outcome": "partly recomputed", "problems": [], "operator": "silu", "dtype": "bf16",
+        "device": "cpu",
+        "verdict": "verified", "cases": 1, "signature": "good", "keyids": good["keyids"], "signer": good["keyids"][0],
+        "rerun": {"cases": 1, "of": 1}, "lacking": good["lacking"], "as_stated": [*AS_STATED, *FIRST_AS_STATED],
     }  # fmt: skip
+    assert re.fullmatch(LACKING, good["lacking"])
     assert (bad["outcome"], bad["signature"], bad["operator"], bad["rerun"]) == ("invalid", "none", None, None)
     assert bad["problems"] == [f"it is not signed (accepted: signed by the key {good['keyids'][0]})"]
 
@@ -72,7 +81,7 @@ def test_a_signature_by_another_key_is_invalid(tokitai: Command) -> None:
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     (tokitai.folder / "other.pem").write_bytes(pem)
     done = tokitai("check", SIGNED, "--key", "other.pem")
-    assert done.code == 1 and done.out.startswith("invalid   signature wrong: ")
+    assert done.code == 1 and done.out.startswith("invalid           signature wrong: ")
     assert f"no signature on it is one by the key {keyid(key)} (it says by " in done.out
 
 
@@ -93,7 +102,8 @@ def test_what_is_not_a_certificate_of_a_verified_kernel(
     assert (done.code, done.object["verdict"], done.object["results"][0]["outcome"]) == (code, outcome, outcome)
     assert done.object["results"][0]["problems"] == [said]
     lines = tokitai("check", path, PLAIN).out.splitlines()
-    assert lines[0].startswith(f"{outcome:<10}") and lines[1] == f"  {said}" and lines[2].startswith("valid ")
+    assert lines[0].startswith(f"{outcome:<18}") and lines[1] == f"  {said}"
+    assert lines[2].startswith("well-formed ")
 
 
 def test_the_oracle_of_a_refuted_kernel_is_computed_again_as_well(tokitai: Command) -> None:
@@ -107,7 +117,7 @@ def test_the_oracle_of_a_refuted_kernel_is_computed_again_as_well(tokitai: Comma
 def test_the_worst_outcome_counts(tokitai: Command) -> None:
     bad = [altered(tokitai.folder, c, f"{c.__name__}.json") for c in (undecided, refuted)]
     assert [tokitai("check", PLAIN, *some).code for some in ((), bad[:1], bad[1:], bad)] == [0, 3, 1, 1]
-    outcomes = ["valid", "undecided", "refuted", "invalid"]
+    outcomes = ["recomputed", "partly recomputed", "well-formed", "undecided", "refuted", "invalid"]
     for i, worst in enumerate(outcomes):
         assert overall([Checked("x", o) for o in outcomes[: i + 1]]) == worst  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="nothing was checked"):
@@ -127,7 +137,7 @@ def test_a_folder_stands_for_every_certificate_below(tokitai: Command) -> None:
     assert done.code == 0
     (deep / "c.json").write_text('{"scripts": {}}')
     done = tokitai("check", "all", "--json")
-    assert (done.code, [r["outcome"] for r in done.object["results"]]) == (1, ["valid", "valid", "invalid"])
+    assert (done.code, [r["outcome"] for r in done.object["results"]]) == (1, ["well-formed", "well-formed", "invalid"])
 
 
 @pytest.mark.parametrize(
@@ -238,8 +248,8 @@ def test_other_scalars_are_found(tokitai: Command) -> None:
         (lambda p: p["operator"].update(graph_digest="1" * 64), "another definition of rms_norm: 1111"),
         (lambda p: p["operator"].update(numerics_version=9), "those of numerics version 9, which is"),
         (lambda p: p["operator"].update(name="mine"), "it is about mine, which is no operator known here"),
-        (lambda p: [c.update(kind="yours") for c in p["cases"]], "none of its cases can be computed again"),
-        (lambda p: [c.update(rows=1 << 20) for c in p["cases"]], "none of its cases can be computed again"),
+        (lambda p: [c.update(kind="yours") for c in p["cases"]], "none of its cases can be recomputed"),
+        (lambda p: [c.update(rows=1 << 20) for c in p["cases"]], "none of its cases can be recomputed"),
         (lambda p: (p.update(dtype="f8"), p["operator"]["contract"].update(formats=["f8"])), "has no format f8 here"),
     ],
 )
@@ -252,7 +262,7 @@ def test_what_cannot_be_computed_again_is_undecided(
     (found,) = done.object["results"]
     assert (done.code, found["outcome"], found["rerun"]["cases"]) == (3, "undecided", 0)
     (problem,) = found["problems"]
-    assert problem.startswith("no case was computed again: ") and said in problem
+    assert problem.startswith("nothing was recomputed: ") and said in problem
 
 
 def test_an_operator_of_your_own(tokitai: Command, small: str) -> None:
@@ -294,7 +304,7 @@ def test_verify_signs_and_check_says_so(tokitai: Command, small: str, secret: st
     done = tokitai("verify", small, *SMALL_CASE, "--without", "w", "--sign", "key.pem", "--json")
     assert (done.code, done.object["certificate"]) == (0, "out/small.f32.cpu.dsse.json")
     found = tokitai("check", "out", "--key", "pub.pem", "--json").object["results"]
-    assert [(r["outcome"], r["signature"]) for r in found] == [("valid", "good")]
+    assert [(r["outcome"], r["signature"]) for r in found] == [("well-formed", "good")]
     told = done.out + done.err + "".join(p.read_text() for p in (tokitai.folder / "out").iterdir())
     assert secret not in told and secret[-43:] not in told
 
@@ -322,4 +332,5 @@ def test_an_envelope_of_another_kind_of_statement_is_invalid(tokitai: Command, s
     other = json.dumps({"_type": "https://in-toto.io/Statement/v1", "predicateType": "https://slsa.dev/provenance/v1"})
     (tokitai.folder / "slsa.json").write_text(json.dumps(envelope(other.encode(), key)))
     done = tokitai("check", "slsa.json", "--key", "pub.pem")
-    assert done.code == 1 and done.out.startswith("invalid   signature good: slsa.json\n  statement: ")
+    signed = f"signed by {keyid(key.public_key())[:16]}"
+    assert done.code == 1 and done.out.startswith(f"invalid           {signed}: slsa.json\n  statement: ")

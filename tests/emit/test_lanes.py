@@ -53,14 +53,14 @@ def test_sixteen_lanes_evaluate_the_definition_on_any_processor(name: str) -> No
     """A structure build for AVX-512 has no wide instruction in it."""
     kernel = compile(ops.get(name), "cpu", "f16", isa="avx512", structure=True)
     for shape in (*suite.branch_shapes(kernel.plan, 16), *SHAPES):
-        assert run_structure(kernel, shape, {}, defaults(kernel.operator), 0, 2).failure is None
+        assert run_structure(kernel, shape, {}, defaults(kernel.operator), 0).failure is None
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_four_lanes_evaluate_the_definition(name: str) -> None:
     kernel = text_kernel(ops.get(name), "f16", "scalar", True, with_lanes(4))
     for shape in (*suite.branch_shapes(kernel.plan, 4), *SHAPES):
-        assert run_structure(kernel, shape, {}, defaults(kernel.operator), 0, 2).failure is None
+        assert run_structure(kernel, shape, {}, defaults(kernel.operator), 0).failure is None
 
 
 @needs_avx2
@@ -91,7 +91,7 @@ def test_sixteen_lanes_in_two_registers_have_the_same_bits(name: str, dtype: str
 def test_a_wrong_tree_is_refuted(lanes: int, old: str, new: str) -> None:
     edits = (replaced(old, new), *([with_lanes(16)] if lanes == 16 else []))
     kernel = text_kernel(ops.get("layer_norm"), "f16", "avx2", True, *edits)
-    assert any(run_structure(kernel, shape, {}, defaults(kernel.operator), 0, 1).failure for shape in SHAPES)
+    assert any(run_structure(kernel, shape, {}, defaults(kernel.operator), 0).failure for shape in SHAPES)
 
 
 @operator

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +49,7 @@ def test_an_unknown_keyword_is_not_passed_over() -> None:
         list(checker._structure(1, {"maximum": 3}, {}, "value"))
 
 
-LATER = {"inner", "batch", "isolation"}  # of a case: older certificates have none
+LATER = {"inner", "batch", "isolation", "suite", "layouts"}  # of a case: older certificates have none
 
 
 def test_the_schema_is_closed() -> None:
@@ -53,7 +57,7 @@ def test_the_schema_is_closed() -> None:
     every pattern is for the whole text."""
     parts = [part for at in paths(SCHEMA_OBJECT) if isinstance(part := at_place(SCHEMA_OBJECT, at), dict)]
     closed = [part for part in parts if part.get("type") == "object" and "properties" in part]
-    assert len(closed) == 12
+    assert len(closed) == 13
     for part in closed:
         assert sorted(part["required"]) == sorted(part["properties"].keys() - LATER)
         assert part["additionalProperties"] is False
@@ -150,8 +154,8 @@ def test_the_checker_works_alone(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
-    assert run("good.json") == (0, "no problems\n")
-    assert run("signed.json") == (0, "signed.json: signed; the signature is not checked\nno problems\n")
+    assert run("good.json") == (0, "well-formed\n")
+    assert run("signed.json") == (0, "signed.json: signed; the signature is not checked\nwell-formed\n")
     code, said = run("good.json", "bad.json")
     assert code == 1 and "bad.json: the verdict is verified, but 1 of 1 cases are not equal" in said
     assert run() == (2, "usage: python check.py CERTIFICATE...\n")
@@ -205,12 +209,88 @@ def test_not_every_problem_is_told(tmp_path: Path) -> None:
     assert len(found) == checker.MOST + 1 and found[-1] == "and more"
 
 
-def test_a_file_that_never_ends_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checker, "LARGEST", 1 << 20)
-    assert check("/dev/zero") == ["more than 1 MiB"]
+    (large := tmp_path / "large").write_bytes(b" " * (1 << 20) + b" ")
+    assert check(large) == ["more than 1 MiB"]
 
 
 @pytest.mark.parametrize("path", sorted((HERE / "certificates").glob("*.json")), ids=lambda path: path.name)
 def test_old_certificates_are_accepted_for_ever(path: Path) -> None:
     """Never edit or remove a file of this folder: add one for each new version of the format."""
     assert check(path) == []
+
+
+# ------------------------------------------------------------------ two readings, and what never ends
+@pytest.mark.parametrize("key", ["_type", "subject", "predicateType", "predicate"])
+def test_an_envelope_that_is_a_statement_as_well_is_refused(tmp_path: Path, key: str) -> None:
+    """A reader of statements would see another certificate than a reader of envelopes."""
+    envelope = json.loads((HERE / "v1" / "silu.bf16.cpu.dsse.json").read_text())
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({**envelope, "note": "others are ignored, as DSSE demands"}))
+    assert check(path) == []
+    path.write_text(json.dumps({**envelope, key: build_statement(SAMPLE)[key]}))
+    (problem,) = check(path)
+    assert problem == f"an envelope with the statement's key {key!r}: two readings (accepted: one of them)"
+    statement = build_statement(SAMPLE)
+    for name in envelope:
+        path.write_text(json.dumps({**statement, name: envelope[name]}))
+        assert check(path), "a statement with an envelope's keys"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "/dev/zero", "/dev/tty", "folder"])
+def test_what_is_no_regular_file_does_not_block(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind.replace("/", "")
+    with socket.socket(socket.AF_UNIX) as listener:
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            listener.bind(str(path))
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to(kind)
+        (problem,) = check(path)
+        assert "no regular file" in problem or "cannot be read" in problem
+
+
+def test_a_statement_of_very_many_cases_or_kinds_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    statement = build_statement(SAMPLE)
+    case = statement["predicate"]["cases"][1]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    statement["predicate"]["cases"] = [{**case, "kind": a + b + c} for a in letters for b in letters for c in "abcde"]
+    assert problems(statement) == ["3380 cases of 3380 kinds (accepted: at most 50000 of 32 kinds)"]
+    monkeypatch.setattr(checker, "MOST_CASES", 10)
+    statement["predicate"]["cases"] = [case] * 11
+    assert problems(statement) == ["11 cases of 1 kinds (accepted: at most 10 of 32 kinds)"]
+
+
+def test_a_key_that_stands_twice_is_found_at_once(tmp_path: Path) -> None:
+    """Among a hundred thousand keys."""
+    text = ", ".join(f'"k{i}": 0' for i in range(100_000))
+    (tmp_path / "x.json").write_text(f'{{{text}, "k99999": 1}}')
+    start = time.process_time()
+    assert check(tmp_path / "x.json") == ["the key 'k99999' stands twice in one object"]
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-ffinite-math-only", "-ffp-contract=fast", "-fmad=true",
+     "-ftz=true", "-prec-div=false", "-prec-sqrt=false", "--use_fast_math", "-mdaz-ftz",
+     "-fgpu-flush-denormals-to-zero"],
+)  # fmt: skip
+def test_a_flag_that_changes_arithmetic_is_found(flag: str) -> None:
+    statement = build_statement(SAMPLE)
+    statement["predicate"]["flags"].append(flag)
+    assert problems(statement) == [f'the flag "{flag}" lets results differ from IEEE 754']
+
+
+def test_the_checker_imports_nothing_of_the_package() -> None:
+    tree = ast.parse(Path(checker.__file__).read_text())
+    imported = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, "a relative import"
+            imported.add(node.module.split(".")[0])
+    assert imported <= sys.stdlib_module_names and "json" in imported

@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_read_or_is_huge(tmp_path: Path, monkeypatch: pyte
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(check, "open", refuse, raising=False)
+    monkeypatch.setattr(check, "open_regular", refuse)
     assert read(path).problems == ("cannot be read: Permission denied",)
 
 

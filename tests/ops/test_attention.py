@@ -35,7 +35,7 @@ from tokitai.lower import make_plan
 from tokitai.meaning import bits, bounds
 from tokitai.toolchain.build import Isa, isas_here
 from tokitai.verification import cases
-from tokitai.verification.run import Layout, run_numbers, run_structure
+from tokitai.verification.run import run_numbers, run_structure
 
 FORMATS = pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 SCALE = 0.375
@@ -233,7 +233,7 @@ def test_blocks_change_no_bit(name: str, blocking: str, isa: Isa) -> None:
     kernel = altered(name, BLOCKINGS[blocking], structure=True, isa=isa)
     for shape in SIZES:
         limit = cases.draw(kernel.operator, kernel.graph.inputs[-1], "normal", shape, 3)
-        found = run_structure(kernel, shape, dict(limit=limit), dict(scale=SCALE), 3, 2)
+        found = run_structure(kernel, shape, dict(limit=limit), dict(scale=SCALE), 3)
         assert found.failure is None and found.compared, f"{shape}: {found.failure}"
 
 
@@ -246,8 +246,8 @@ def test_instruction_sets_and_threads_change_no_bit(name: str, isa: Any) -> None
     kernel = compile(op, dtype="f16", isa=isa)
     for shape in (Sizes(37, 29, 19), Sizes(18, 70, 9, 3)):
         case = cases.seeded(op, kernel.graph, "normal", shape, 4)
-        found = run_numbers(kernel, case, None, 2)  # one thread, two and seven
-        assert found.failure is None and Layout("seven threads", 7).name in found.layouts
+        found = run_numbers(kernel, case, None, 2)  # one thread, and as many as are drawn
+        assert found.failure is None and found.layouts[0] == "plain, 1 thread" and len(set(found.layouts)) == 4
 
 
 def test_sixteen_lanes_evaluate_the_definition_on_any_processor() -> None:
@@ -256,7 +256,7 @@ def test_sixteen_lanes_evaluate_the_definition_on_any_processor() -> None:
         kernel = compile(ops.get(name), "cpu", "f16", isa="avx512", structure=True)
         for shape in (Sizes(65, 70, 33), Sizes(33, 13, 5, 2), Sizes(1, 1, 1)):
             limit = cases.draw(kernel.operator, kernel.graph.inputs[-1], "normal", shape, 3)
-            assert run_structure(kernel, shape, dict(limit=limit), dict(scale=SCALE), 3, 2).failure is None
+            assert run_structure(kernel, shape, dict(limit=limit), dict(scale=SCALE), 3).failure is None
 
 
 def test_memory_does_not_grow_with_queries_times_keys() -> None:

@@ -122,16 +122,16 @@ ARITHMETIC = {
 
 # Of `smaller`: right wherever tensors lie alike and NaN are canonical.
 ALIKE = {
-    "a result has an input's row stride": (r"\+ r \* shape\[4\]", "+ r * shape[2]", "gaps between rows: "),
+    "a result has an input's row stride": (r"\+ r \* shape\[4\]", "+ r * shape[2]", ": drawn "),
     "nothing is stored where only an input is aligned": (
         r"(int32_t threads\) \{)",
         r"\1 if (uintptr_t(tensors[0]) % 64 == 0 && uintptr_t(tensors[2]) % 64) return 0;",
-        "some tensors one element off: ",
+        ": drawn ",
     ),
     "nothing is stored where only a result is aligned": (
         r"(int32_t threads\) \{)",
         r"\1 if (uintptr_t(tensors[0]) % 64 && uintptr_t(tensors[2]) % 64 == 0) return 0;",
-        "some tensors one element off: ",
+        ": drawn ",
     ),
     "a NaN is stored as it came": (
         r"where\(ne\(x, x\), splat\(NOT_A_NUMBER\), x\)|x != x \? NOT_A_NUMBER : x",

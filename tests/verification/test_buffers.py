@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,9 @@ from mutants import centred, smaller
 from tokitai.formats import FORMATS
 from tokitai.kernel import compile
 from tokitai.verification.buffers import GUARD, POISON, Buffer, GuardError, digest
-from tokitai.verification.run import PLAIN, Launch, Layout, layouts
+from tokitai.verification.cases import rng_for
+from tokitai.verification.drawn import LARGE, Place, place_of
+from tokitai.verification.run import PLAIN, SMALL, Launch, Layout, layouts
 
 SHAPES: list[tuple[int, ...]] = [(3, 5), (1, 1), (7,), (4, 64), (2, 3, 4), (0, 5), (3, 0), (0,)]
 
@@ -40,8 +43,9 @@ def test_buffers_lie_as_asked(shape: tuple[int, ...], offset: int, gap: int, dty
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gap", [0, 2])
-def test_a_write_outside_is_found_on_every_byte(shape: tuple[int, ...], gap: int) -> None:
-    buffer = Buffer("y", shape, np.float32, 1, gap if len(shape) >= 2 else 0)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_write_outside_is_found_on_every_byte(shape: tuple[int, ...], gap: int, turned: bool) -> None:
+    buffer = Buffer("y", shape, np.float32, 1, gap if len(shape) >= 2 else 0, turned=turned)
     inside = np.zeros(buffer.raw.size, bool)
     for at in np.ndindex(*shape):
         place = (
@@ -87,28 +91,62 @@ def test_a_digest_is_that_of_the_elements() -> None:
     assert digest(np.array([0.0])) != digest(np.array([-0.0]))
 
 
-def test_small_cases_are_run_under_every_layout() -> None:
-    small, large = layouts(1 << 16, 2), layouts((1 << 16) + 1, 2)
-    off = {"one element off", "some tensors one element off"}
-    assert {x.name for x in small} == {"plain", "seven threads", "gaps between rows", *off}
-    assert {x.threads for x in small} == {1, 2, 7} and any(x.offset for x in small) and any(x.gap for x in small)
-    assert len(large) == 2 and any(x.offset and x.gap for x in large) and PLAIN in small
+def drawn_layouts(count: int = 300) -> list[Layout]:
+    return [x for i in range(count) for x in layouts(f"seeded/normal@3x{i}#0", 1, 0) if x.draws]
+
+
+def test_layouts_follow_from_seed_and_case() -> None:
+    one, two = layouts("a", 1, 0), layouts("a", 1, 1)
+    assert one == layouts("a", 1, 0) and one != two and one != layouts("b", 1, 0)
+    assert one[0] == PLAIN and len(one) == 4 and len(layouts("a", SMALL + 1, 0)) == 2
+    assert [x.aligned for x in layouts("a", LARGE, 0)] == [True], "what is stored past the caches is aligned"
+
+
+def test_threads_are_drawn_from_one_to_thirty_three() -> None:
+    assert {x.threads for x in drawn_layouts()} == set(range(1, 34))
+
+
+def places(space: Any, size: tuple[int, ...], itemsize: int, aligned: bool = False) -> list[Place]:
+    return [place_of(rng_for(0, str(i)), space, size, itemsize, aligned) for i in range(400)]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("space", ["rc", "t", "rk", "kr", "kc", "ck"])
+def test_tensors_of_two_sides_lie_in_every_way(space: Any, itemsize: int) -> None:
+    """Every offset behind a boundary; no gap, small ones, long ones, strides of whole lines; the last row first."""
+    found = places(space, (7, 37), itemsize)
+    line = 64 // itemsize
+    assert {p.offset for p in found} == set(range(line)) and {16, 32} <= {p.offset * itemsize for p in found}
+    assert max(p.gap for p in found) > 1000 and min(p.gap for p in found) < 8
+    assert any((37 + p.gap) % 16 == 0 for p in found) and any((37 + p.gap) % 2 for p in found)
+    assert 60 < sum(p.turned for p in found) < 140 and len({p.apart for p in found}) == 4
+    lines = places(space, (7, 37), itemsize, aligned=True)
+    assert all(p.offset == 0 and (37 + p.gap) % line == 0 for p in lines)
+
+
+@pytest.mark.parametrize("space", ["r", "c", "s", "gr", "gk"])
+def test_tensors_without_a_stride_lie_anywhere(space: Any) -> None:
+    assert {(p.gap, p.turned) for p in places(space, (37,), 4)} == {(0, False)}
+    assert {p.offset for p in places(space, (37,), 4)} == set(range(16))
 
 
 def test_layouts_tell_tensors_apart() -> None:
-    """No two tensors have the same row stride where there are gaps; over the shapes every choice of tensors is off."""
+    """Over a few cases any tensor has any stride beside those of the others."""
     kernel = compile(smaller, dtype="f32")
-    gaps, some = (next(x for x in layouts(1, 2) if x.gap), next(x for x in layouts(1, 2) if x.some))
-    off = set()
-    for cols in range(1, 40):
-        tensors = {n: np.ones((3, cols), np.float32) for n in "ab"}
-        launch = Launch(kernel, (3, cols), tensors, gaps)
-        buffers = [*launch.inputs.values(), *launch.results.values()]
-        assert len({b.array.strides[0] for b in buffers}) == len(buffers) == 3
-        launch = Launch(kernel, (3, cols), tensors, some)
-        buffers = [*launch.inputs.values(), *launch.results.values()]
-        off.add(tuple(b.array.ctypes.data % 64 for b in buffers))
-    assert off == {(a, b, y) for a in (0, 4) for b in (0, 4) for y in (0, 4)}
+    tensors = {n: np.ones((3, 9), np.float32) for n in "ab"}
+    strides = []
+    for layout in drawn_layouts(10):
+        launch = Launch(kernel, (3, 9), tensors, layout)
+        strides.append([b.array.strides[0] for b in (*launch.inputs.values(), *launch.results.values())])
+        assert launch.told().startswith(f"{layout.name}, {layout.threads} thread")
+    assert sum(len(set(s)) == 3 for s in strides) > 20 and any(min(s) < 0 for s in strides)
+
+
+def test_the_rows_of_an_expanded_input_are_the_same_memory() -> None:
+    kernel = compile(smaller, dtype="f32")
+    launch = Launch(kernel, (3, 9), {n: np.ones((3, 9), np.float32) for n in "ab"}, replace(PLAIN, expanded=True))
+    assert [b.array.strides for b in launch.inputs.values()] == [(0, 4), (0, 4)]
+    assert launch.results["y"].array.strides == (36, 4)
 
 
 def test_a_launch_checks_inputs_results_and_workspace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def wrong(k: GpuKernel, size: Sizes) -> str | None:
         if not format_of(str(t.format)).is_float
     }
     params = cases.drawn_scalars(k.operator, graph, size)
-    return run_structure(k, size, integers, params, seed=5, threads=2).failure
+    return run_structure(k, size, integers, params, seed=5).failure
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def wrong(kernel: GpuKernel, size: Sizes, seed: int = 2) -> str | None:
     op, graph = kernel.operator, kernel.graph
     if kernel.structure:
         offsets = {t.name: cases.draw(op, t, "normal", size, seed) for t in graph.inputs if t == graph.offsets}
-        return run_structure(kernel, size, offsets, {}, seed, threads=2).failure
+        return run_structure(kernel, size, offsets, {}, seed).failure
     return run_numbers(kernel, cases.seeded(op, graph, "normal", size, seed), None, 2).failure
 
 

@@ -50,7 +50,7 @@ def wrong(kernel: GpuKernel, size: Sizes) -> str | None:
     graph = kernel.graph
     if kernel.structure:
         params = cases.drawn_scalars(kernel.operator, graph, size)
-        return run_structure(kernel, size, {}, params, seed=5, threads=2).failure
+        return run_structure(kernel, size, {}, params, seed=5).failure
     return run_numbers(kernel, cases.seeded(kernel.operator, graph, "normal", size, 2), None, 2).failure
 
 

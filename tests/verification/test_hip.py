@@ -46,7 +46,7 @@ def test_every_hip_text_has_the_oracles_bits_and_structure(op: Operator, warp: i
     integers = {
         t.name: cases.draw(op, t, "normal", shape, 1) for t in graph.inputs if not format_of(t.format).is_float
     }
-    result = run_structure(hashed, shape, integers, cases.drawn_scalars(op, graph, shape), 1, 3)
+    result = run_structure(hashed, shape, integers, cases.drawn_scalars(op, graph, shape), 1)
     assert result.equal and result.compared, result.failure
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_header_is_refuted(warp: int, name: str, pattern: str, new: str)
         if name in ("loads", "stores"):  # hashes are twice as wide: numbers take these accesses
             kernel = replace(kernel, structure=False)
             return run_numbers(kernel, cases.seeded(op, graph, "normal", shape, 1), None, 3).equal
-        return run_structure(kernel, shape, {}, cases.settled(op, graph, cases.defaults(op)), 1, 3).equal
+        return run_structure(kernel, shape, {}, cases.settled(op, graph, cases.defaults(op)), 1).equal
 
     assert run(None)
     assert not run(edit) and edit.found

@@ -251,7 +251,7 @@ def test_slices_of_rows_are_whole_rows(name: str, dtype: str, warp: int) -> None
         numbers, hashed = (GpuKernel(op, graph, plan, s, SimTarget(warp=warp)) for s in (False, True))
         for result in (
             run_numbers(numbers, case, None, 3),
-            run_structure(hashed, shape, indices, case.params, seed=1, threads=0),
+            run_structure(hashed, shape, indices, case.params, seed=1),
         ):
             assert result.equal, result.failure
 

@@ -1,4 +1,4 @@
-"""``tokitai check``: are these valid certificates of verified kernels?"""
+"""``tokitai check``: what can be said of these certificates?"""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from ..verification.recheck import EXIT_CODES, Checked, check_file, overall
 from . import output, parse
 from .progress import Bar
 
-SAMPLE = 6  # cases of a certificate that are computed again, where it is not said how many
+SAMPLE = 6  # cases of a certificate that are recomputed, where it is not said how many
 
 
 def check(
     certificates: Annotated[list[Path], typer.Argument(metavar="CERT", help="Certificates, or folders of them.")],
-    rerun: Annotated[bool, typer.Option("--rerun", help="Compute inputs and oracle of some cases again.")] = False,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Recompute some cases and what follows from all.")] = False,
     cases: Annotated[int | None, typer.Option(min=0, help=f"How many of each; 0: all. By default {SAMPLE}.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the cases that are computed again.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the cases that are recomputed.")] = 0,
     op: Annotated[list[str] | None, typer.Option(metavar="FILE.py:NAME", help="An operator of your own.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="PUBLIC.pem", help="Whose signature they must have.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> int:
-    """Check that files are valid certificates of verified kernels, and that their parts agree.
+    """Check certificates of verified kernels. Each is called by what was checked: well-formed, recomputed, signed by.
 
-    Exit code 0: all are. 1: one is invalid, wrongly signed, or says refuted. 3: one says undecided, cannot be read, or
-    is about an operator that is not known here. 2: wrong usage. Without --key no signature is checked.
+    Exit code 0: nothing is wrong with what was checked. 1: one is invalid, wrongly signed, or says refuted. 3: one says
+    undecided, cannot be read, or is about an operator that is not known here. 2: wrong usage. Without
+    --key no signature is checked, without --rerun nothing is recomputed.
     """
     if not rerun and (cases is not None or op or seed):
         raise UsageError("--cases, --seed and --op go with --rerun")

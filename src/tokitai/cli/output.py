@@ -61,7 +61,7 @@ def verdict_text(v: Verdict) -> str:
 
 
 SIGNATURES = {
-    None: "", "none": "not signed", "not checked": "signature not checked", "good": "signature good",
+    None: "", "none": "not signed", "not checked": "signature not checked", "good": "signed by",
     "wrong": "signature wrong",
 }  # fmt: skip
 
@@ -71,8 +71,12 @@ def checked_text(c: Checked) -> str:
     about = ""
     if c.operator is not None:
         about = f"{c.operator:<20} {c.dtype:<5} {c.device:<5} {c.verdict:<10}{c.cases:>4} case{'s' * (c.cases != 1)}, "
-    state = SIGNATURES[c.signature]
+    state = SIGNATURES[c.signature] + (f" {c.signer[:16]}" if c.signer is not None else "")
     if c.rerun is not None:
-        state += f", {c.rerun['cases']} of {c.rerun['of']} computed again"
-    line = f"{c.outcome:<10}{about}{state}{': ' * bool(state)}{printable(c.file)}"
+        state += f", {c.rerun['cases']} of {c.cases} recomputed"
+    if c.lacking is not None:
+        state += f", {c.lacking}"
+    if c.as_stated and c.signer is None:
+        state += ", device and runs as stated"
+    line = f"{c.outcome:<18}{about}{state}{': ' * bool(state)}{printable(c.file)}"
     return "\n  ".join([line, *c.problems])

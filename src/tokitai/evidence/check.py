@@ -4,8 +4,10 @@ This file needs the standard library and `schema.json` beside it, nothing else:
 
     python check.py CERTIFICATE...
 
-It says whether a certificate is well-formed and whether its parts agree: the verdict with the cases, equality with the
-digests, the subjects with the kernels. It does not say that the runs took place; recomputing the oracle does that.
+It says whether a certificate is well-formed: whether its parts agree, the verdict with the cases, equality with the
+digests, the subjects with the kernels.
+It does not say that any of it is true: oracle, claims and contract are recomputed by `tokitai check --rerun`; that the
+runs took place is the signer's word.
 A certificate is a statement, or a DSSE envelope that holds one. Signatures are read here and checked in `sign`, since
 that takes a library.
 """
@@ -17,16 +19,27 @@ import datetime
 import itertools
 import json
 import math
+import os
 import re
+import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 SCHEMA = Path(__file__).with_name("schema.json")
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 LARGEST = 1 << 26  # bytes of a file: a hundred times the largest certificate so far
 MOST = 50  # problems that are told of one certificate
+MOST_CASES = 50_000  # of one certificate; the largest so far has 300
+MOST_KINDS = 32  # of cases; there are seven so far
+# Flags that let a compiler give other results than IEEE 754 asks for. Whoever states them contradicts every claim.
+INEXACT = re.compile(
+    r"-Ofast|-f(fast-math|(unsafe|finite)-math.*|(associative|reciprocal)-math|no-signed-zeros|cx-limited-range|approx-func"
+    r"|fp-(contract=(?!off)|model=(?!strict)).*|gpu-flush-denormals.*|denormal-fp-math=(?!ieee).*|no-hip-fp32-correct.*)"
+    r"|-m(fpmath=387|daz-ftz|recip.*)|-{1,2}(use_fast_math|(fmad|ftz)=true|prec-(div|sqrt)=false)"
+)
 
 _NOTES = {"$schema", "$id", "$defs", "title", "description"}
 _TYPES: dict[str, Any] = {
@@ -64,14 +77,25 @@ def check(path: str | Path) -> list[str]:
 
 def read(path: str | Path) -> Certificate:
     """The statement and the signatures that a file holds. Raises OSError, and ValueError where it is neither kind."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise ValueError(f"more than {LARGEST >> 20} MiB")
     found = parse(data)
     if isinstance(found, dict) and found.keys() & {"payload", "payloadType", "signatures"}:
+        if both := sorted(found.keys() & {"_type", "subject", "predicateType", "predicate"}):
+            raise ValueError(f"an envelope with the statement's key {both[0]!r}: two readings (accepted: one of them)")
         return _opened(found)
     return Certificate(data, None)
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file to read. Raises OSError, and ValueError for a pipe or a device, which might never end."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError("no regular file (accepted: a file that can be read to its end)")
+    return file
 
 
 def parse(payload: bytes) -> Any:
@@ -89,14 +113,12 @@ def parse(payload: bytes) -> Any:
 
 def problems(statement: object) -> list[str]:
     """What is wrong with a parsed statement. Its meaning is looked at only where its structure is right."""
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    return _first(_structure(statement, schema, schema, "statement")) or _first(_meaning(statement))
+    return _first(_departures(statement)) or _first(_meaning(statement))
 
 
 def well_formed(statement: object) -> bool:
     """Whether a parsed statement has the structure of the schema, whatever it says."""
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    return not any(_structure(statement, schema, schema, "statement"))
+    return not any(_departures(statement))
 
 
 def printable(text: str) -> str:
@@ -112,6 +134,11 @@ def _checked(path: str | Path) -> tuple[list[str], Certificate | None]:
         return [printable(f"cannot be read: {error.strerror or error}")], None
     except ValueError as error:
         return [printable(str(error))], None
+
+
+def _departures(statement: object) -> Iterator[str]:
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    yield from _structure(statement, schema, schema, "statement")
 
 
 def _first(found: Iterable[str]) -> list[str]:
@@ -155,8 +182,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. With a key given twice, two readers could each see another certificate."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object")
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
     return found
 
 
@@ -165,8 +192,7 @@ def _refuse(constant: str) -> None:
 
 
 def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
+    if not math.isfinite(value := float(text)):
         raise ValueError(f"the number {text if len(text) < 20 else text[:17] + '...'} is too large")
     return value
 
@@ -278,6 +304,10 @@ def _meaning(statement: Any) -> Iterator[str]:
     cases = predicate["cases"]
     if not cases:
         yield "there is no case: nothing was compared"
+    kinds = {case["kind"] for case in cases}
+    if len(cases) > MOST_CASES or len(kinds) > MOST_KINDS:
+        yield f"{len(cases)} cases of {len(kinds)} kinds (accepted: at most {MOST_CASES} of {MOST_KINDS} kinds)"
+        return
     for index, case in enumerate(cases):
         yield from (f"case {index} ({case['kind']}, {case['name']}): {what}" for what in _case(case, contract))
     for build, structure in (("structure", True), ("numeric", False)):
@@ -286,6 +316,8 @@ def _meaning(statement: Any) -> Iterator[str]:
             yield f"there are {build} cases, but no {build} kernel"
     yield from _verdict(predicate)
     yield from _error(predicate)
+    inexact = (flag for flag in predicate["flags"] if INEXACT.fullmatch(flag))
+    yield from (f"the flag {_short(flag)} lets results differ from IEEE 754" for flag in inexact)
     try:
         datetime.datetime.strptime(predicate["created"], "%Y-%m-%dT%H:%M:%SZ")
     except ValueError:
@@ -354,7 +386,7 @@ def main(names: list[str]) -> int:
         for problem in found:
             print(f"{printable(name)}: {problem}")
     if not wrong:
-        print("no problems")
+        print("well-formed")
     return int(wrong)
 
 

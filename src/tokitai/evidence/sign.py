@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import ArgumentError, KeyFileError, UnavailableError
-from .check import PAYLOAD_TYPE, Certificate
+from .check import PAYLOAD_TYPE, Certificate, open_regular
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -123,7 +123,7 @@ def _read(given: Path | str, accepted: str) -> bytes:
     if not isinstance(given, Path | str):
         raise ArgumentError(f"a key of type {type(given).__name__}; accepted: the path of {accepted}")
     try:
-        with open(given, "rb") as file:
+        with open_regular(given) as file:
             data = file.read(LARGEST_KEY + 1)
     except (OSError, ValueError) as error:
         said = (isinstance(error, OSError) and error.strerror) or error

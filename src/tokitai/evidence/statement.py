@@ -95,6 +95,7 @@ class Case:
     max_ulp_error: float | None = None
     inner: int | None = None  # of a product: the size over which it sums, and how many are in the batch
     batch: int | None = None
+    layouts: Sequence[str] = ()  # how each launch laid out its work and its tensors, in words
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,17 @@ class Proof:
     statement: str
     status: Literal["proved", "not proved"]
     how: str
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What was to be run: the version of the suite, the seed from which it draws, the only case or the shape that was
+    asked for."""
+
+    version: int
+    seed: int
+    only: str | None = None
+    shape: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +164,7 @@ class Verification:
     non_claims: Sequence[str]
     seconds: float
     isolation: Sequence[str] | None = None  # what limited the process of its own in which kernels ran, if they did
+    suite: Suite | None = None
     created: str = field(default_factory=lambda: utc_now())
     tool: Tool = field(default_factory=Tool.here)
 
@@ -181,6 +194,9 @@ def build_statement(verification: Verification) -> dict[str, Any]:
         "predicateType": PREDICATE_TYPE,
         "predicate": _plain(verification, "predicate"),
     }
+    if verification.suite is None:
+        del statement["predicate"]["suite"]  # as those have it that are of no suite
+
     found = problems(statement)
     if found:
         raise EvidenceError(f"{stem}: no certificate can say this: " + "; ".join(found))

@@ -26,9 +26,10 @@ from ..lower import Plan, make_plan
 from ..meaning import bits
 from ..verification import suite
 from ..verification.accuracy import exact_results
-from ..verification.cases import Array, Case
+from ..verification.cases import Array, Case, work_of
 from ..verification.compare import first_mismatch, patterns
-from ..verification.run import part_of, rows_are_apart, work_of
+from ..verification.drawn import rows_are_apart
+from ..verification.run import part_of
 from ..verification.verdict import Variant, asked_shape, named_sizes
 from .allowance import allowed
 from .elements import Finding, hold

@@ -24,20 +24,26 @@ class GuardError(TokitaiError):
 
 class Buffer:
     """An array inside guard zones, `offset` elements away from a 64-byte boundary, with `gap` elements between rows and
-    as many more between the matrices of a batch."""
+    as many (or `apart`) more between the matrices of a batch. Of a `turned` one the last row comes first in memory; of
+    an `expanded` one all rows are the same memory."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, offset: int = 0, gap: int = 0) -> None:
+    def __init__(
+        self, name: str, shape: tuple[int, ...], dtype: Any, offset: int = 0, gap: int = 0, apart: int | None = None,
+        turned: bool = False, expanded: bool = False,
+    ) -> None:  # fmt: skip
         self.name, self.dtype = name, np.dtype(dtype)
         self.shape = shape
         cols = shape[-1] if shape else 1
         batch, rows = math.prod(shape[:-2]), math.prod(shape[-2:-1])
-        pitch = cols + gap
-        apart = rows * pitch + gap  # from one matrix of a batch to the next
-        used = (batch * apart + offset) * self.dtype.itemsize
+        pitch = 0 if expanded else cols + gap
+        one = (cols if expanded else rows * pitch) + (gap if apart is None else apart)  # to the next of a batch
+        used = (batch * one + offset) * self.dtype.itemsize
         raw = np.full(used + 2 * GUARD + 64, CANARY, np.uint8)
         start = GUARD + (-(raw.ctypes.data + GUARD)) % 64 + offset * self.dtype.itemsize
+        if turned and rows > 1 and len(shape) > 1:
+            start, pitch = start + (rows - 1) * pitch * self.dtype.itemsize, -pitch
         self.raw = raw
-        strides = tuple(step * self.dtype.itemsize for step in (apart, pitch, 1)[3 - len(shape) :])
+        strides = tuple(step * self.dtype.itemsize for step in (one, pitch, 1)[3 - len(shape) :])
         self.array: Array = np.ndarray(shape, self.dtype, buffer=raw.data, offset=start, strides=strides)
 
     def poison(self) -> None:

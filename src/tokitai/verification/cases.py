@@ -40,6 +40,12 @@ class Case:
         return f"{self.kind}/{self.name}@{shape_text(self.shape)}#{self.seed}"
 
 
+def work_of(shape: tuple[int, int]) -> int:
+    """Elements of a result; of a product, sixteen multiplications count as one."""
+    elements = shape[0] * shape[1]
+    return max(elements, shape.steps // 16) if isinstance(shape, Sizes) else elements
+
+
 def size_of(space: Space, shape: tuple[int, int], entries: int | None = None, slots: int = 0) -> tuple[int, ...]:
     """The shape of a tensor of this space, as kernels take it; a table has as many entries as one that is drawn, unless
     it is said how many."""
@@ -110,10 +116,28 @@ def _nans(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array
     return np.where(rng.random(size) < 0.2, np.nan, rng.standard_normal(size))
 
 
-DRAWS = {
+def _exponents(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    """Magnitudes over all exponents of the format: in each row two binades that are neighbours, or all there are."""
+    low, top = fmt.emin - fmt.precision + 1, fmt.emax + 1
+    base = rng.integers(low, top, (*size[:-1], 1))
+    power = np.where(rng.random(base.shape) < 0.5, base + rng.integers(0, 2, size), rng.integers(low, top, size))
+    return np.ldexp(rng.choice([-1.0, 1.0], size) * rng.uniform(1, 2, size), np.minimum(power, fmt.emax))
+
+
+TILE = 64  # rows of a tensor that is tiled
+
+
+def _tiled(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    """Noise of which every TILE-th row is the same: so is its result where rows do not know each other."""
+    few = (min(size[0], TILE), *size[1:])
+    return np.resize(_normal(rng, few, fmt), size)
+
+
+FIRST_DRAWS = {
     "normal": _normal, "wide": _wide, "special": _special, "equal": _equal, "zeros": _zeros, "tiny": _tiny,
     "nans": _nans,
 }  # fmt: skip
+DRAWS = {**FIRST_DRAWS, "exponents": _exponents, "tiled": _tiled}
 
 
 def other_nans(rng: np.random.Generator, values: Array, fmt: Format) -> Array:
@@ -237,8 +261,8 @@ def forward_pass(operator: Operator, graph: Graph, case: Case) -> tuple[Operator
 def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
     """The operator's own hard inputs, in the graph's formats; tensors that one does not name are drawn."""
     for h in operator.hard_inputs():
-        if any(t.slots not in (0, np.shape(h.tensors[t.name])[-1]) for t in graph.inputs if t.name in h.tensors):
-            continue  # of another number of slots: it belongs to another variant
+        if _of_another_variant(h, graph):
+            continue
         shape = _shape_of(h, graph)
         tensors = {}
         for t in graph.inputs:
@@ -258,6 +282,18 @@ def hard(operator: Operator, graph: Graph) -> Iterator[Case]:
         made = saved(operator, graph, Case("hard", h.name, shape, 0, tensors, params), h)
         finite = all(np.isfinite(a.astype(np.float64)).all() for n, a in made.tensors.items() if _is_float(graph, n))
         yield replace(made, in_domain=h.in_domain and finite)
+
+
+def hard_shapes(operator: Operator, graph: Graph) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The names and shapes of the same cases."""
+    for h in operator.hard_inputs():
+        if not _of_another_variant(h, graph):
+            yield h.name, _shape_of(h, graph)
+
+
+def _of_another_variant(h: HardInput, graph: Graph) -> bool:
+    """Whether a hard input has another number of slots than the graph."""
+    return any(t.slots not in (0, np.shape(h.tensors[t.name])[-1]) for t in graph.inputs if t.name in h.tensors)
 
 
 def _is_float(graph: Graph, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from . import cases
 from .buffers import digest
 from .cases import Array
 from .compare import first_mismatch
-from .run import FAULTS, CaseResult, Launch, Layout, fault_text
+from .run import FAULTS, SMALL, CaseResult, Launch, Layout, fault_text, layouts
 
 # Numbers of elements: empty tensors first, last and between; tiles that are full, one short, one over; many small ones.
 LISTS: dict[str, tuple[int, ...]] = {
@@ -69,17 +70,30 @@ def hashed_list(
     return drawn, hashes[0][1]
 
 
+def list_id(kind: str, name: str, shapes: Sequence[tuple[int, int]], seed: int) -> str:
+    """The id of the case that runs a list."""
+    named = f"list, {name}" if kind == "structure" else name
+    return f"{kind}/{named}@1x{sum(n for _, n in shapes)}#{seed}"
+
+
+def layouts_of_list(case: str, seed: int) -> list[Layout]:
+    """Those of the first tensor of a list; the others' tensors lie elsewhere."""
+    return [replace(x, draws=(*x.draws, "0")) for x in layouts(case, SMALL + 1, seed)]
+
+
 def _run(
     kind: str, name: str, kernel: KernelBase, tensors: Sequence[Mapping[str, Array]],
     shapes: list[tuple[int, int]], scalars: Scalars, want: list[dict[str, Array]], seed: int, threads: int,
 ) -> CaseResult:  # fmt: skip
     elements = sum(n for _, n in shapes)
-    shape = (1, elements)
-    made = CaseResult(kind, name, shape, seed, f"{kind}/{name}@1x{elements}#{seed}", {}, ("plain", "one element off"))
+    shape, short = (1, elements), name.removeprefix("list, ")
+    made = CaseResult(kind, name, shape, seed, list_id(kind, short, shapes, seed), {})
     made.inputs = {f"{n}[{i}]": digest(a) for i, some in enumerate(tensors) for n, a in some.items()}
     made.oracle = {f"{n}[{i}]": digest(a) for i, some in enumerate(want) for n, a in some.items()}
-    for layout in (Layout("plain", threads), Layout("one element off", 7, offset=1)):
-        launches = [Launch(kernel, s, t, layout) for t, s in zip(tensors, shapes, strict=True)]
+    for layout in layouts_of_list(made.id, seed):
+        each = [replace(layout, draws=(*layout.draws[:-1], str(i))) for i in range(len(shapes))]
+        launches = [Launch(kernel, s, t, x) for t, s, x in zip(tensors, shapes, each, strict=True)]
+        made.layouts += (launches[0].told(),)
         made_by = [x.results for x in launches]
         if made_by:  # results that a list has one of are those of its first tensor
             single = [o.name for o in kernel.graph.outputs if o.space == "s"]
@@ -90,13 +104,13 @@ def _run(
             for x in launches:
                 x.check()
         except FAULTS as error:
-            made.failure = f"{layout.name}: {fault_text(error)}"
+            made.failure = f"{made.layouts[-1]}: {fault_text(error)}"
             return made
         for i, (got, wanted) in enumerate(zip(results, want, strict=True)):
             for n, values in got.items():
                 mismatch = first_mismatch(f"{n} of tensor {i}", values.reshape(wanted[n].shape), wanted[n])
                 if mismatch is not None:
-                    made.failure = f"{layout.name}: {mismatch}"
+                    made.failure = f"{made.layouts[-1]}: {mismatch}"
                     return made
                 made.compared += values.size
         made.outputs = {f"{n}[{i}]": digest(np.asarray(a)) for i, some in enumerate(results) for n, a in some.items()}

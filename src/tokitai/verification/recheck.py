@@ -1,7 +1,9 @@
-"""Check certificates: their form, their signature, and on request some of their cases again.
+"""Check certificates: their form, their signature, and on request whatever can be recomputed.
 
-The question is whether a file is a valid certificate of a verified kernel. One that honestly says `refuted` or
-`undecided` is well-formed, and still no yes.
+A certificate is called by what was checked of it, and no more: *well-formed* where its parts agree; *recomputed* where
+the inputs and the oracle of every case, the errors, the claims, the contract and the suite were computed again, and
+*partly recomputed* where not every case was; *signed by* a key. One that honestly says `refuted` or `undecided` is
+well-formed, and still no yes. That a kernel ran, and where, is the word of whoever signed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import UsageError
 from ..evidence.check import Certificate, parse, printable, problems, read
@@ -22,9 +24,18 @@ from .again import Again, compute_again
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-Outcome = Literal["valid", "invalid", "refuted", "undecided"]
-WORST_FIRST: Sequence[Outcome] = ("invalid", "refuted", "undecided", "valid")
-EXIT_CODES: Mapping[Outcome, int] = {"valid": 0, "invalid": 1, "refuted": 1, "undecided": 3}
+Outcome = Literal["invalid", "refuted", "undecided", "well-formed", "partly recomputed", "recomputed"]
+WORST_FIRST: Sequence[Outcome] = get_args(Outcome)
+EXIT_CODES: Mapping[Outcome, int] = {
+    "invalid": 1, "refuted": 1, "undecided": 3, "well-formed": 0, "partly recomputed": 0, "recomputed": 0,
+}  # fmt: skip
+AS_STATED = (
+    "subject", "output_digests", "threads", "device", "compiler", "isa", "flags", "kernels", "isolation", "created",
+    "seconds", "tool",
+)  # fmt: skip
+"""What no computation can check, whatever is recomputed: the word of whoever signed."""
+FIRST_AS_STATED = ("bound", "figures of derivatives")
+"""What is computed in another way since the first version of the suite."""
 
 
 @dataclass
@@ -33,8 +44,8 @@ class Checked:
     does not count since its signature is wrong."""
 
     file: str
-    outcome: Outcome = "valid"
-    problems: list[str] = field(default_factory=list)  # what is wrong, or why it is not valid; a sentence each
+    outcome: Outcome = "well-formed"
+    problems: list[str] = field(default_factory=list)  # what is wrong, or why that cannot be told; a sentence each
     operator: str | None = None
     dtype: str | None = None
     device: str | None = None
@@ -42,7 +53,10 @@ class Checked:
     cases: int | None = None
     signature: Literal["none", "not checked", "good", "wrong"] | None = None
     keyids: list[str] = field(default_factory=list)  # of the envelope's signatures, as it says
-    rerun: dict[str, int] | None = None  # how many cases were computed again, and of how many that can be
+    signer: str | None = None  # the id of the key whose signature is good
+    rerun: dict[str, int] | None = None  # how many cases were recomputed, and of how many that can be
+    lacking: str | None = None  # how many cases of the suite are not there
+    as_stated: list[str] = field(default_factory=list)  # parts that were recomputed by nobody, where the others were
 
     def as_json(self) -> dict[str, Any]:
         """The documented, stable keys of ``--json``."""
@@ -60,10 +74,10 @@ def check_file(
 ) -> Checked:
     """Check the certificate in a file. Nothing that a file holds raises.
 
-    With a ``key`` the certificate must be signed by it. ``rerun``: compute the inputs and the oracle of so many of its
-    cases again, drawn by ``seed``; 0: of all; None: of none. Its operator is looked up in ``operators`` (default: those
-    of the package), and where it is not there, or is another definition, the outcome is `undecided`. ``progress`` is
-    told of each case.
+    With a ``key`` the certificate must be signed by it. ``rerun``: recompute so many of its cases, drawn by ``seed``
+    (0: all), and whatever follows from its parts; None: nothing. Its operator is looked up in ``operators`` (default:
+    those of the package), and where it is not there, or is another definition, the outcome is `undecided`.
+    ``progress`` is told of each case.
     """
     found = Checked(str(path))
     try:
@@ -95,16 +109,16 @@ def check_file(
 
 
 def overall(results: Sequence[Checked]) -> Outcome:
-    """The worst outcome: invalid, refuted, undecided, valid, in this order. Raises UsageError where there is none."""
+    """The worst outcome: what was checked least, where nothing is wrong. Raises UsageError where there is none."""
     if not results:
         raise UsageError("nothing was checked; accepted: at least one certificate")
     return next(outcome for outcome in WORST_FIRST if any(r.outcome == outcome for r in results))
 
 
 def recheck(path: Path | str, operator: Operator, sample: int = 6, seed: int = 0) -> list[str]:
-    """Why a file is no valid certificate of `operator`, verified, one sentence each; empty where it is one.
+    """What is wrong with a file as a certificate of `operator`, verified, one sentence each; empty where nothing is.
 
-    ``sample`` of its cases, drawn by ``seed``, are computed again. Never raises for what a file holds.
+    ``sample`` of its cases, drawn by ``seed``, are recomputed. Never raises for what a file holds.
     """
     return check_file(path, rerun=sample, seed=seed, operators={operator.name: operator}).problems
 
@@ -123,7 +137,7 @@ def _signature(found: Checked, certificate: Certificate, key: Ed25519PublicKey |
     if key is None:
         return True
     if signatures is not None and is_signed_by(certificate, key):
-        found.signature = "good"
+        found.signature, found.signer = "good", keyid(key)
         return True
     if signatures is None:
         _ended(found, "invalid", f"it is not signed (accepted: signed by the key {keyid(key)})")
@@ -146,6 +160,10 @@ def _again(
         made = compute_again(predicate, operator, sample, seed, progress)
     found.rerun = {"cases": made.cases, "of": made.able}
     if made.unable is not None:
-        _ended(found, "undecided", f"no case was computed again: {made.unable}")
+        _ended(found, "undecided", f"nothing was recomputed: {made.unable}")
     elif made.problems:
         _ended(found, "invalid", *made.problems)
+    else:
+        whole = made.cases == found.cases and made.lacking is None
+        found.outcome, found.lacking = "recomputed" if whole else "partly recomputed", made.lacking
+        found.as_stated = [*AS_STATED, *([] if "suite" in predicate else FIRST_AS_STATED)]

@@ -9,23 +9,23 @@ zones, input digests, several thread counts, odd strides and alignments, split b
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..device import cpu
 from ..errors import KernelFaultError, WorkerFaultError
+from ..formats import FORMATS
 from ..kernel import KernelBase, Scalars
-from ..lang import MATRICES, TOTALS, Graph, Output, Sizes, shape_text
+from ..lang import MATRICES, Graph, Sizes, shape_text
 from ..lang.graph import Space
-from ..lower import Plan, RowPlan
 from ..meaning import bits, structure
 from .buffers import Buffer, GuardError, digest
-from .cases import Case, size_of
+from .cases import TILE, Case, rng_for, size_of, work_of
 from .compare import Mismatch, first_mismatch
+from .drawn import LARGE, Place, of_rows, place_of, rows_are_apart, threads_of
 
 Array = np.ndarray[Any, Any]
 
@@ -38,17 +38,33 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 class Layout:
     """How a launch lays out its tensors and its work: none of it may change a bit.
 
-    Where there are gaps, no two tensors have the same: a kernel that takes one's row stride for another's is seen.
+    `draws` are the words from which the place of each tensor is drawn; without any, all lie alike.
     """
 
     name: str
     threads: int
     offset: int = 0  # elements from a 64-byte boundary
     gap: int = 0  # elements between rows of the first tensor, one more of each that follows
-    some: bool = False  # the offset is that of some tensors, which the shape decides on; others begin at the boundary
+    draws: tuple[str, ...] = ()
+    seed: int = 0
+    aligned: bool = False  # what is drawn begins at a boundary, and so do its rows
+    expanded: bool = False  # all rows of an input are the same memory
+
+    def place(self, number: int, name: str, space: Space, size: tuple[int, ...], itemsize: int) -> Place:
+        """Where a tensor lies, the `number`-th that is placed."""
+        if self.draws:
+            return place_of(rng_for(self.seed, *self.draws, name), space, size, itemsize, self.aligned)
+        gap = self.gap + number if self.gap and space in MATRICES else 0
+        return Place(self.offset, gap, gap)
 
 
 PLAIN = Layout("plain", 1)
+FIRST_LAYOUTS = (
+    ("plain", "seven threads", "one element off", "gaps between rows", "some tensors one element off"),
+    ("plain", "gaps between rows"),
+)
+"""The names of what the first version of the suite ran small cases and large ones under."""
+SMALL = 1 << 16  # elements of a case that is run under all layouts
 
 FAULTS = (GuardError, KernelFaultError, WorkerFaultError)
 """What a wrong kernel does beside computing something else."""
@@ -73,7 +89,7 @@ class CaseResult:
     seed: int
     id: str
     params: Mapping[str, float]
-    layouts: tuple[str, ...]
+    layouts: tuple[str, ...] = ()  # in words, those that were run
     compared: int = 0
     split: bool = False  # its rows were also computed in two batches
     failure: str | None = None
@@ -90,6 +106,46 @@ class CaseResult:
         return self.failure is None
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A tensor of a launch: its extent, its dtype, and where it lies."""
+
+    name: str
+    size: tuple[int, ...]
+    dtype: np.dtype[Any]
+    place: Place
+    expanded: bool = False
+
+    def buffer(self) -> Buffer:
+        """Guarded memory for it."""
+        p = self.place
+        return Buffer(self.name, self.size, self.dtype, p.offset, p.gap, p.apart, p.turned, self.expanded)
+
+
+def placed(
+    graph: Graph, structure: bool, shape: tuple[int, int], layout: Layout, tables: Mapping[str, int], entries: int
+) -> list[Placed]:
+    """The tensors of a launch, inputs first; one that is replaced stands there once. ``tables`` are the entries of the
+    tables that are read, ``entries`` those of one that is summed into."""
+    replaced = {o.name for o in graph.outputs if o.inplace}
+    every = [(t.name, t.space, str(t.format), size_of(t.space, shape, tables.get(t.name), t.slots))
+             for t in graph.inputs]  # fmt: skip
+    every += [(o.name, o.space, o.format, size_of(o.space, shape, entries, o.slots))
+              for o in graph.outputs if not o.inplace]  # fmt: skip
+    made = []
+    for number, (name, space, fmt, size) in enumerate(every):
+        dtype = np.dtype(np.uint64) if structure and FORMATS[fmt].is_float else FORMATS[fmt].dtype
+        alike = layout.expanded and number < len(graph.inputs) and space in MATRICES and name not in replaced
+        made.append(Placed(name, size, dtype, layout.place(number, name, space, size, dtype.itemsize), alike))
+    return made
+
+
+def in_words(layout: Layout, tensors: Iterable[Placed]) -> str:
+    """A layout as a certificate lists it and a failure tells it."""
+    where = f": {', '.join(f'{t.name} {t.place}' for t in tensors)}" if layout.draws else ""
+    return f"{layout.name}, {layout.threads} thread{'s' * (layout.threads != 1)}{where}"
+
+
 class Launch:
     """One set of guarded, poisoned buffers for a kernel, filled with a case's tensors. Tables among the results have as
     many entries as are said, or as those that are drawn have."""
@@ -99,21 +155,16 @@ class Launch:
         entries: int | None = None,
     ) -> None:  # fmt: skip
         self.kernel, self.shape, self.layout = kernel, shape, layout
-        self.made, self.off = 0, zlib.crc32(shape_text(shape).encode()) if layout.some else -1  # a bit for each tensor
         entries = structure.drawn_entries(shape[0]) if entries is None else entries
-        self.inputs: dict[str, Buffer] = {}
-        self.results: dict[str, Buffer] = {}
-        for t in kernel.graph.inputs:
-            entries_here = len(tensors[t.name]) if t.space == "t" else None
-            size = size_of(t.space, shape, entries_here, t.slots)
-            self.inputs[t.name] = self._buffer(t.name, t.space, str(t.format), size)
-            self.inputs[t.name].array[...] = tensors[t.name].reshape(size)
+        tables = {t.name: len(tensors[t.name]) for t in kernel.graph.inputs if t.space == "t"}
+        self.placed = placed(kernel.graph, kernel.structure, shape, layout, tables, entries)
+        made = {t.name: t.buffer() for t in self.placed}
+        self.inputs = {t.name: made[t.name] for t in kernel.graph.inputs}
+        self.results = {o.name: made[o.name] for o in kernel.graph.outputs}
+        for name, buffer in self.inputs.items():
+            buffer.array[...] = tensors[name].reshape(buffer.shape)
         for o in kernel.graph.outputs:
-            if o.inplace:
-                self.results[o.name] = self.inputs[o.name]
-            else:
-                size = size_of(o.space, shape, entries, o.slots)
-                self.results[o.name] = self._buffer(o.name, o.space, o.format, size)
+            if not o.inplace:
                 self.results[o.name].poison()
         word = kernel.element("f32")  # poison is NaN where numbers are summed there
         need = -(-kernel.workspace_bytes([shape], layout.threads, entries) // word.itemsize)
@@ -122,11 +173,9 @@ class Launch:
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
         self.before = {n: digest(b.array) for n, b in self.inputs.items() if n not in replaced}
 
-    def _buffer(self, name: str, space: Space, format_name: str, size: tuple[int, ...]) -> Buffer:
-        number, self.made = self.made, self.made + 1
-        gap = self.layout.gap + number if self.layout.gap and space in MATRICES else 0
-        offset = self.layout.offset if self.off >> number % 32 & 1 else 0
-        return Buffer(name, size, self.kernel.element(format_name), offset, gap)
+    def told(self) -> str:
+        """The layout in words."""
+        return in_words(self.layout, self.placed)
 
     def run(self, scalars: Scalars) -> dict[str, Array]:
         """Launch and check what lies round the results. Raises GuardError."""
@@ -144,33 +193,23 @@ class Launch:
                 raise GuardError(f"{name}: the kernel changed this input")
 
 
-def layouts(case_size: int, threads: int) -> tuple[Layout, ...]:
-    """Small cases are run under every layout, large ones under two."""
-    every = (
-        PLAIN,
-        Layout("seven threads", 7),
-        Layout("one element off", threads, offset=1),
-        Layout("gaps between rows", threads, offset=3, gap=5),
-        Layout("some tensors one element off", threads, offset=1, some=True),
-    )
-    return (
-        every if case_size <= 1 << 16 else (Layout("plain", threads), Layout("gaps between rows", 1, offset=1, gap=3))
-    )
-
-
-def work_of(shape: tuple[int, int]) -> int:
-    """Elements of a result; of a product, sixteen multiplications count as one."""
-    elements = shape[0] * shape[1]
-    return max(elements, shape.steps // 16) if isinstance(shape, Sizes) else elements
+def layouts(case: str, work: int, seed: int) -> tuple[Layout, ...]:
+    """Those of a case, by its id and its elements: small ones are run under four, larger ones under two, and
+    those whose results are stored past the caches under one in which these are aligned."""
+    rng = rng_for(seed, "threads", case)
+    drawn = [
+        Layout(f"drawn {i}", threads_of(rng), draws=(case, str(i)), seed=seed, aligned=i == 2) for i in (1, 2, 3)
+    ]  # fmt: skip
+    return (PLAIN, *drawn) if work <= SMALL else tuple(drawn[:2]) if work < LARGE // 4 else (drawn[1],)
 
 
 def run_numbers(kernel: KernelBase, case: Case, measure: Measure | None, threads: int) -> CaseResult:
     """Compare a kernel with the oracle on one case, under several layouts, then measure the oracle's distance from the
     real result (the bits are equal, so it is the kernel's as well)."""
     graph = kernel.graph
-    want = bits.evaluate(graph, case.tensors, case.shape, case.params)
-    chosen = layouts(work_of(case.shape), threads)
-    result = _blank(case, chosen)
+    want = _oracle(graph, case)
+    chosen = layouts(case.id, work_of(case.shape), case.seed)
+    result = CaseResult(case.kind, case.name, case.shape, case.seed, case.id, dict(case.params))
     result.inputs = {t.name: digest(case.tensors[t.name]) for t in graph.inputs}
     result.oracle = {n: digest(a) for n, a in want.items()}
     scalars = kernel.scalar_table(*case.shape, case.params)
@@ -189,31 +228,39 @@ def run_numbers(kernel: KernelBase, case: Case, measure: Measure | None, threads
     return result
 
 
+def _oracle(graph: Graph, case: Case) -> dict[str, Array]:
+    """The defined results. Of a tiled tensor, whose rows do not know each other, the first rows' stand for all."""
+    if case.name != "tiled" or len(graph.outputs) > len(of_rows(graph)) or case.shape[0] <= TILE:
+        return bits.evaluate(graph, case.tensors, case.shape, case.params)
+    few = {t.name: part_of(t.space, case.tensors[t.name], slice(0, TILE)) for t in graph.inputs}
+    want = bits.evaluate(graph, few, (TILE, case.shape[1]), case.params)
+    return {n: np.resize(a, (case.shape[0], *a.shape[1:])) for n, a in want.items()}
+
+
 def run_structure(
     kernel: KernelBase,
     shape: tuple[int, int],
     integers: Mapping[str, Array],
     params: Mapping[str, float],
     seed: int,
-    threads: int,
+    expanded: bool = False,
 ) -> CaseResult:
     """Compare which expression a structure build evaluates with the definition: equal means the same one for all values
-    of the float inputs and of the scalars that become floats, beside these `integers`."""
+    of the float inputs and of the scalars that become floats, beside these `integers`. Of ``expanded`` inputs all rows
+    are the same memory."""
     graph = kernel.graph
     tensors, hashes = structure.hashes(graph, shape, seed)
     tensors |= integers
+    if expanded:
+        tensors = rows_alike(graph, tensors)
     want = structure.evaluate(graph, tensors, shape, hashes, params)
     scalars = kernel.hash_table(hashes, *shape, params)
-    chosen = layouts(work_of(shape), threads)
-    result = CaseResult(
-        "structure",
-        "all inputs",
-        shape,
-        seed,
-        f"structure/all inputs@{shape_text(shape)}#{seed}",
-        {},
-        tuple(x.name for x in chosen),
-    )
+    name = "rows alike" if expanded else "all inputs"
+    case = f"structure/{name}@{shape_text(shape)}#{seed}"
+    result = CaseResult("structure", name, shape, seed, case, {})
+    chosen = layouts(case, work_of(shape), seed)
+    if expanded:
+        chosen = tuple(replace(x, expanded=True) for x in chosen)
     result.inputs = {n: digest(a) for n, a in tensors.items()}
     result.oracle = {n: digest(a) for n, a in want.items()}
     for layout in chosen:
@@ -224,10 +271,11 @@ def run_structure(
     return result
 
 
-def _blank(case: Case, chosen: Iterable[Layout]) -> CaseResult:
-    return CaseResult(
-        case.kind, case.name, case.shape, case.seed, case.id, dict(case.params), tuple(x.name for x in chosen)
-    )
+def rows_alike(graph: Graph, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """The same inputs, whose matrices have their first row everywhere; but those that results replace."""
+    kept = {o.name for o in graph.outputs if o.inplace}
+    alike = {t.name for t in graph.inputs if t.space in MATRICES and t.name not in kept}
+    return {n: np.broadcast_to(a[..., :1, :], a.shape) if n in alike else a for n, a in tensors.items()}
 
 
 def _launch(
@@ -236,30 +284,19 @@ def _launch(
 ) -> dict[str, Array] | None:  # fmt: skip
     try:
         entries = next((len(want[o.name]) for o in kernel.graph.outputs if o.space == "t"), None)
-        got = Launch(kernel, shape, tensors, layout, entries).run(scalars)
+        launch = Launch(kernel, shape, tensors, layout, entries)
+        result.layouts += (launch.told(),)
+        got = launch.run(scalars)
     except FAULTS as error:
-        result.failure = f"{layout.name}: {fault_text(error)}"
+        result.failure = f"{result.layouts[-1]}: {fault_text(error)}"
         return None
     for name, values in got.items():
         mismatch = first_mismatch(name, values.reshape(want[name].shape), want[name])
         if mismatch is not None:
-            result.failure = f"{layout.name}: {mismatch}"
+            result.failure = f"{result.layouts[-1]}: {mismatch}"
             return None
         result.compared += values.size
     return got
-
-
-def _of_rows(graph: Graph) -> list[Output]:
-    return [o for o in graph.outputs if o.space in ("rc", "r")]
-
-
-def rows_are_apart(plan: Plan, shape: tuple[int, int]) -> bool:
-    """Whether each row is its own affair, and there are some."""
-    rows, cols = shape
-    early = isinstance(plan, RowPlan) and plan.early
-    meets = bool(early) or any(n.op in (*TOTALS, "row_index", "rows", "element_word") for n in plan.graph.nodes)
-    batch = isinstance(shape, Sizes) and shape.several
-    return rows >= 2 and not meets and not batch and bool(_of_rows(plan.graph)) and rows * cols <= 1 << 20
 
 
 def _split(
@@ -276,7 +313,7 @@ def _split(
             got = Launch(kernel, shape, some, Layout("split", threads)).run(scalars)
         except FAULTS as error:
             return fault_text(error)
-        for o in _of_rows(kernel.graph):
+        for o in of_rows(kernel.graph):
             mismatch = first_mismatch(
                 o.name, got[o.name].reshape(shape[0], -1), want[o.name][part].reshape(shape[0], -1)
             )

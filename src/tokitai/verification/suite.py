@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from ..lang import Operator, Sizes
 from ..lower import AttentionPlan, FlatPlan, GroupedPlan, Plan, ProductPlan
-from . import cases
+from . import cases, drawn
 from .cases import Case
+
+VERSION = 2  # of what is run: certificates that do not name it are of the first, whose cases go on being what they were
+STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
 
 # Odd sizes, tails of vectors of 4, 8 and 16 lanes, blocks of eight vectors and more than one of them.
 BRANCH_COLS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 191, 255, 257, 384, 641, 1000)
@@ -92,6 +95,13 @@ def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) ->
     return [*dict.fromkeys(shapes), *EMPTY]
 
 
+def expanded_shapes(operator: Operator, plan: Plan) -> list[tuple[int, int]]:
+    """Shapes of structure runs whose inputs have one row in memory that stands for all: with a row stride of 0."""
+    if operator.contract.max_rows == 1 or isinstance(plan, (AttentionPlan, GroupedPlan)):
+        return []
+    return [Sizes(7, 17, 33)] if isinstance(plan, ProductPlan) else [(35, max(21, operator.contract.min_cols))]
+
+
 def branch_shapes(plan: Plan, lanes: int, max_rows: int = 1 << 31) -> list[tuple[int, int]]:
     """Shapes that together take every branch of a plan with vectors of so many lanes, of at most `max_rows` rows where
     an operator takes no more; but for results too large for any cache (`STREAM_BYTES`), which would take too long."""
@@ -106,39 +116,65 @@ def branch_shapes(plan: Plan, lanes: int, max_rows: int = 1 << 31) -> list[tuple
     return list(dict.fromkeys(shapes))
 
 
+def structure_ids(
+    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int, device: str = "cpu",
+    version: int = VERSION,
+) -> list[tuple[int, int]]:  # fmt: skip
+    """The shapes of all structure runs: those of the plan, and the shape asked for or those of ordinary use."""
+    shapes = structure_shapes(operator, plan, lanes, device)
+    shapes += [shape] if shape is not None else list(default_shapes(operator, plan, device, version))
+    if version > 1:
+        shapes += [*drawn.long_shapes(operator, plan, device), *drawn.shapes(operator, plan, device, seed)]
+    return [
+        s for s in dict.fromkeys(shapes) if allowed(operator, s) and cases.work_of(s) <= STRUCTURE_LIMIT
+    ]  # fmt: skip
+
+
 def number_cases(
-    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int, device: str = "cpu"
-) -> Iterator[Case]:
+    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int, device: str = "cpu",
+    version: int = 1,
+) -> Iterator[Case]:  # fmt: skip
     """The cases of a verification, cheapest first: hard inputs, all values, seeded noise, the shape asked for."""
     graph = plan.graph
     yield from cases.hard(operator, graph)
-    if isinstance(plan, (ProductPlan, AttentionPlan)):
-        of_use = [shape] if shape is not None else default_shapes(operator, plan, device)
-        shapes = structure_shapes(operator, plan, lanes, device)
-        tried = [(how, shapes[i + 3]) for i, how in enumerate(cases.DRAWS)]
-        # Structure runs take every shape for all inputs; numbers take every other one again.
-        tried += [("normal", s) for s in (*shapes[::2], *_larger(plan, device), *of_use)]
-        yield from (cases.seeded(operator, graph, how, s, seed) for how, s in dict.fromkeys(tried))
-        return
-    every = cases.exhaustive(operator, graph)
+    every = None if isinstance(plan, (ProductPlan, AttentionPlan)) else cases.exhaustive(operator, graph)
     if every is not None:
         yield every
-    most = operator.contract.max_rows
-    branches = branch_shapes(plan, lanes, most) if device == "cpu" else structure_shapes(operator, plan, lanes, device)
-    small = [(how, shape) for how in cases.DRAWS for shape in ((1, 1), (3, 2 * lanes + 1), (5, 257))]
-    # Structure runs take every branch for all inputs; numbers take one in three again, and shapes of ordinary use.
-    some = branches[:: 3 if device == "cpu" else 2]
-    small += [("normal", shape) for shape in [(67, 130 if device == "cpu" else 200), *some, *EMPTY]]
-    # An empty sum is +0, which zeros tell from nothing: hashes do not (`meaning.structure.add`).
-    small += [("zeros", shape) for shape in EMPTY]
-    drawn = [(how, (min(rows, most), cols)) for how, (rows, cols) in small]
-    drawn += [("normal", asked) for asked in ([shape] if shape is not None else default_shapes(operator, plan, device))]
-    for how, chosen in dict.fromkeys(drawn):
-        if allowed(operator, chosen):
-            yield cases.seeded(operator, graph, how, chosen, seed)
+    for how, chosen in seeded_ids(operator, plan, lanes, shape, seed, device, version):
+        yield cases.seeded(operator, graph, how, chosen, seed)
 
 
-def default_shapes(operator: Operator, plan: Plan, device: str = "cpu") -> Sequence[tuple[int, int]]:
+def seeded_ids(
+    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int, device: str,
+    version: int = VERSION,
+) -> list[tuple[str, tuple[int, int]]]:  # fmt: skip
+    """How and in which shape the inputs of a verification's seeded cases are drawn.
+
+    What the first version has is never changed: certificates name its cases, and are checked for ever.
+    """
+    of_use = [shape] if shape is not None else list(default_shapes(operator, plan, device, version))
+    if isinstance(plan, (ProductPlan, AttentionPlan)):
+        shapes = structure_shapes(operator, plan, lanes, device)
+        tried = [(how, shapes[i + 3]) for i, how in enumerate(cases.FIRST_DRAWS)]
+        # Structure runs take every shape for all inputs; numbers take every other one again.
+        tried += [("normal", s) for s in (*shapes[::2], *_larger(plan, device), *of_use)]
+    else:
+        most = operator.contract.max_rows
+        first = branch_shapes(plan, lanes, most) if device == "cpu" else structure_shapes(operator, plan, lanes, device)
+        small = [(how, s) for how in cases.FIRST_DRAWS for s in ((1, 1), (3, 2 * lanes + 1), (5, 257))]
+        # Structure runs take every branch for all inputs; numbers take one in three again, and shapes of ordinary use.
+        some = first[:: 3 if device == "cpu" else 2]
+        small += [("normal", s) for s in [(67, 130 if device == "cpu" else 200), *some, *EMPTY]]
+        tried = [(how, (min(rows, most), cols)) for how, (rows, cols) in small]
+        tried = [(how, s) for how, s in tried + [("normal", asked) for asked in of_use] if allowed(operator, s)]
+    if version > 1:
+        tried += drawn.seeded_ids(operator, plan, lanes, device, seed)
+    return [(how, s) for how, s in dict.fromkeys(tried) if isinstance(s, Sizes) or allowed(operator, s)]
+
+
+def default_shapes(
+    operator: Operator, plan: Plan, device: str = "cpu", version: int = 1
+) -> Sequence[tuple[int, int]]:  # fmt: skip
     """Shapes of ordinary use, where none is asked for."""
     if isinstance(plan, GroupedPlan):
         return [_shared(GROUPED_OF_USE, plan)]
@@ -148,7 +184,9 @@ def default_shapes(operator: Operator, plan: Plan, device: str = "cpu") -> Seque
         return PRODUCTS_OF_USE
     if device == "sim":
         return []
-    return [(96, 1024), (17, 4096)] if operator.contract.max_rows > 1 else [(1, 98304), (1, 69632)]
+    if operator.contract.max_rows == 1:
+        return [(1, 98304), (1, 69632)]
+    return [(96, 1024)] if version > 1 and drawn.long_shapes(operator, plan, device) else [(96, 1024), (17, 4096)]
 
 
 def _larger(plan: Plan, device: str) -> Sequence[tuple[int, int]]:

@@ -15,40 +15,21 @@ from ..evidence.sign import SigningKey, signing_key
 from ..formats import format_of
 from ..kernel import Kernel, KernelBase, KernelList, build_text, compile, is_grouped, is_product, target_of
 from ..lang import Graph, Operator, Sizes, check_operator, shape_from_text, shape_text
-from ..meaning.derivative import check_backward
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
-from .accuracy import measure_error
+from .accuracy import is_measured, measure_error
+from .derived import GPU_LANES, LANES, derivatives
 from .files import case_from_file
 from .lists import run_lists
 from .run import CaseResult
+from .variant import Variant, variants
 
 if TYPE_CHECKING:
     from ..worker import Pool
 
-LANES: Mapping[Isa, int] = {"avx512": 16, "avx2": 8, "neon": 4, "scalar": 1}
-STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
-GPU_LANES = 8  # a thread's chunk: the cases of a GPU kernel do not depend on the host's processor
-MEASURED_ELSEWHERE = 1 << 14  # elements of a GPU case up to which its distance from the real result is measured
 
 Edit = Callable[[str], str]
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One graph of an operator: which optional tensors are present, and the options that are not the default."""
-
-    present: frozenset[str]
-    options: tuple[tuple[str, object], ...] = ()
-
-    def __str__(self) -> str:
-        return ",".join([*sorted(self.present), *(f"{n}={v}" for n, v in self.options)]) or "plain"
-
-    def flags(self, operator: Operator) -> str:
-        """As command line flags."""
-        absent = [t.name for t in operator.tensors if t.optional and t.name not in self.present]
-        return "".join(f" --without {n}" for n in absent) + "".join(f" --option {n}={v}" for n, v in self.options)
 
 
 @dataclass
@@ -67,6 +48,8 @@ class Verdict:
     isolation: list[str] | None = None  # what limited the worker process in which kernels ran; None where they ran here
     derivative: list[tuple[str, float, float]] = field(default_factory=list)
     failure: str | None = None
+    seed: int = 0
+    only: str | None = None  # the id of the one case that was asked for
     not_run: str | None = None  # why a kernel that was compiled for a card was not run on one
     seconds: float = 0.0
     certificate: Path | None = None
@@ -115,16 +98,6 @@ class Verdict:
         }
 
 
-def variants(operator: Operator) -> list[Variant]:
-    """All optional tensors; none of them; each option's other values, one at a time."""
-    every = frozenset(t.name for t in operator.tensors if t.optional)
-    found = [Variant(every)]
-    if every:
-        found.append(Variant(frozenset()))
-    found += [Variant(every, ((o.name, v),)) for o in operator.options for v in o.accepted if v != o.default]
-    return found
-
-
 def verify(
     operator: Operator,
     *,
@@ -166,6 +139,7 @@ def verify(
     fmt = format_of(dtype).name
     asked = asked_shape(operator, shape)
     verdict = Verdict(operator.name, fmt, device, None if asked is None else named_sizes(asked))
+    verdict.seed, verdict.only = seed, case
     started = time.perf_counter()
     files = [Path(p) for p in ([inputs] if isinstance(inputs, (str, Path)) else inputs or ())]
     yours = [(_optional(graph), c) for graph, c in (case_from_file(operator, p, fmt) for p in files)]
@@ -319,11 +293,9 @@ def _run_variant(
     device = "sim" if verdict.device == "hip" else target_of(verdict.device)  # whose shapes
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
-    structures = suite.structure_shapes(operator, plan, lanes, device)
-    structures += [asked] if asked is not None else list(suite.default_shapes(operator, plan, device))
-    for shape in dict.fromkeys(structures):
-        name = f"structure/all inputs@{shape_text(shape)}#{seed}"
-        if not suite.allowed(operator, shape) or run.work_of(shape) > STRUCTURE_LIMIT or only not in (None, name):
+    runs = [(s, "all inputs") for s in suite.structure_ids(operator, plan, lanes, asked, seed, device)]
+    for shape, name in [*runs, *((s, "rows alike") for s in suite.expanded_shapes(operator, plan))]:
+        if only not in (None, f"structure/{name}@{shape_text(shape)}#{seed}"):
             continue
         integers = {
             t.name: cases.draw(operator, t, "normal", shape, seed)
@@ -335,7 +307,8 @@ def _run_variant(
             operator,
             v,
             run.run_structure(
-                hashed, shape, integers, cases.drawn_scalars(operator, numbers.graph, shape), seed, threads
+                hashed, shape, integers, cases.drawn_scalars(operator, numbers.graph, shape), seed,
+                name == "rows alike",
             ),
             progress,
         )
@@ -348,11 +321,10 @@ def _run_variant(
                 return
 
     def measure(graph: Graph, c: cases.Case, want: Mapping[str, Any], result: CaseResult) -> None:
-        # The bits are those of the CPU's kernels, whose distance is measured at every shape: small ones do here.
-        if verdict.device == "cpu" or c.shape[0] * c.shape[1] <= MEASURED_ELSEWHERE:
+        if is_measured(c, target_of(verdict.device)):
             measure_error(graph, c, want, operator, result)
 
-    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, device)):
+    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, device, suite.VERSION)):
         if only in (None, c.id):
             _add(verdict, operator, v, run.run_numbers(numbers, c, measure, threads), progress)
             if verdict.failure:
@@ -378,9 +350,7 @@ def _add(verdict: Verdict, operator: Operator, v: Variant, result: CaseResult, p
 
 
 def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: str) -> None:
-    both = [o for o in operator.options if any(o.name == other.name for other in forward.options)]
-    for options in [{}, *({o.name: v} for o in both for v in o.accepted if v != o.default)]:
-        verdict.derivative += check_backward(operator, forward, dtype, (5, 7), seed=1, options=options)
+    verdict.derivative += derivatives(operator, forward, dtype)
     for name, error, explained in verdict.derivative:
         if not error <= explained:
             verdict.failure = (
@@ -396,3 +366,6 @@ def _evidence(verdict: Verdict) -> list[str]:
     kinds: list[str] = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
     kinds += ["derivative"] if verdict.derivative else []
     return kinds + (["compiled"] if gpu_hip.compiled(verdict.kernels) else [])
+
+
+__all__ = ["Progress", "Variant", "Verdict", "asked_shape", "named_sizes", "variants", "verify"]

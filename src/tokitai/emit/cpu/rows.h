@@ -40,7 +40,11 @@ template <class P, class T> INLINE void store(P* p, T x, Part part) {
 }
 
 // Results that no cache will hold are written round it: that saves reading each line first. It never changes a bit.
+#if TOKITAI_STRUCTURE
+constexpr int64_t STREAM_BYTES = 4 << 10;  // small shapes show what is wrong with it
+#else
 constexpr int64_t STREAM_BYTES = 8 << 20;
+#endif
 template <class P> INLINE bool streams(const P* p, int64_t stride, int64_t rows, int64_t cols) {
   const auto misaligned = (uintptr_t(p) | uintptr_t(stride) * sizeof(P)) % (LANES * sizeof(P));
   return LANES > 1 && !misaligned && rows * cols * int64_t(sizeof(P)) >= STREAM_BYTES;

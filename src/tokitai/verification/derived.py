@@ -1,0 +1,276 @@
+"""What a certificate states beside its cases, derived again: contract, plan, sentences, the suite, the build.
+
+What only the machine that ran can know is not here: outputs, device, compiler, kernels, times. That is the word of
+whoever signed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..errors import TokitaiError
+from ..formats import format_of
+from ..gpu_kernel import gpu_plan
+from ..lang import Graph, Operator, Sizes, shape_text
+from ..lower import AttentionPlan, Plan, ProductPlan, make_plan
+from ..meaning.derivative import check_backward
+from ..toolchain import build, hip, nvrtc
+from . import cases, sentences, suite
+from .drawn import rows_are_apart
+from .lists import lists_of
+from .run import FIRST_LAYOUTS, SMALL
+
+Predicate = Mapping[str, Any]
+LANES: Mapping[str, int] = {"avx512": 16, "avx2": 8, "neon": 4, "scalar": 1}
+GPU_LANES = 8  # a thread's chunk: the cases of a GPU kernel do not depend on the host's processor
+
+_CPU = {
+    *build.COMMON, *build.STRUCTURE, "-fno-threadsafe-statics", *build.LIBRARIES["gcc"], *build.LIBRARIES["clang"],
+    *(f for rows in build.ISAS.values() for row in rows.values() for f in row.flags),
+}  # fmt: skip
+KNOWN = {"cpu": _CPU, "sim": _CPU, "cuda": set(nvrtc.OPTIONS), "hip": {*_CPU, *hip.FRONT}}
+NEEDED = {
+    "cpu": ("-ffp-contract=off",), "sim": ("-ffp-contract=off",), "hip": ("-ffp-contract=off",),
+    "cuda": ("-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"),
+}  # fmt: skip
+
+
+def departures(predicate: Predicate, operator: Operator) -> Iterator[str]:
+    """Where what a certificate of `operator` states is not what follows from the definition and its other parts."""
+    c, stated = operator.contract, predicate["operator"]["contract"]
+    there = dict(formats=list(c.formats), max_rows=c.max_rows, max_cols=c.max_cols, domain=c.domain)
+    wrong = [name for name, value in there.items() if stated[name] != value]
+    if wrong:
+        yield f"its contract has another {', '.join(wrong)} than that of {operator.name}"
+    graphs = sentences.stated_graphs(operator, predicate["dtype"], predicate["claims"])
+    if graphs is None:
+        yield f"no claim says which variants of {operator.name} were run"
+        return
+    if predicate["operator"]["graph_digest"] != graphs[0].digest:
+        yield "its definition is not that of the first variant that was run"
+    yield from _build(predicate)
+    plans = [_plan(graph, predicate["target"]) for graph in graphs]
+    of_gpu = predicate["target"] != "cpu" and isinstance(plans[0], (ProductPlan, AttentionPlan))
+    planned, plan = dict(plans[0].describe()), dict(predicate["plan"])
+    if of_gpu:  # which tiles were used only the device knows
+        planned, plan = ({k: v for k, v in p.items() if k not in _TILES} for p in (planned, plan))
+    if not _same(planned, plan):
+        yield "its plan is not the definition's"
+    if predicate["verdict"] != "refuted" and "suite" in predicate:
+        yield from _suite(predicate, operator, plans)
+    facts = _facts(predicate, operator, graphs, plans)
+    proofs = [dict(statement=p.statement, status=p.status, how=p.how) for p in sentences.proofs(facts)]
+    yield from _sentences("proofs", predicate["proofs"], proofs)
+    yield from _sentences("claims", predicate["claims"], sentences.claims(facts))
+    yield from _sentences("non-claims", predicate["non_claims"], sentences.non_claims(facts))
+
+
+_TILES = {"tiles", "tile", "panels of queries x keys", "task", "rows packed at a time"}
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two objects are the same as JSON has them, in which 1 is not true."""
+    first, second = (json.dumps(x, sort_keys=True) for x in (one, other))
+    return first == second
+
+
+def _plan(graph: Graph, target: str) -> Plan:
+    return make_plan(graph) if target == "cpu" else gpu_plan(graph, target)
+
+
+def _sentences(what: str, there: Sequence[Any], here: Sequence[Any]) -> Iterator[str]:
+    """Sentences that do not follow, and those that are not there."""
+    for line in (line for line in there if line not in here):
+        yield f"its {what} do not follow from its parts: {line}"
+    for line in (line for line in here if line not in there):
+        yield f"its {what} lack: {line}"
+    if not [line for line in there if line not in here] and len(there) != len(here):
+        yield f"its {what} say something twice"
+
+
+def _build(predicate: Predicate) -> Iterator[str]:
+    """Where target, device, compiler, instruction set and flags do not belong together."""
+    target, device, isa, flags = (predicate[k] for k in ("target", "device", "isa", "flags"))
+    if target not in KNOWN:
+        yield f"its target is {target} (accepted: {', '.join(KNOWN)})"
+        return
+    named = (f"-arch={isa}", f"--offload-arch={isa}")
+    odd = [f for f in flags if f not in KNOWN[target] and f not in named and not f.startswith("-DTOKITAI_")]
+    yield from (f"the flag {flag} is none that kernels are built with" for flag in odd)
+    yield from (f"the flag {flag} is not there" for flag in NEEDED[target] if flag not in flags)
+    if target == "cuda":
+        if device.get("arch") != isa or named[0] not in flags:
+            yield f"built for {isa}, on a device whose arch is {device.get('arch')}"
+        if predicate["compiler"]["kind"] != "nvrtc" or device.get("nvrtc") != predicate["compiler"]["version"]:
+            yield "its compiler is not the one that its device names"
+    elif target == "cpu" and isa not in list(device["isas"] if isinstance(device.get("isas"), list) else ()):
+        yield f"built for {isa}, on a device that has {device.get('isas')}"
+
+
+# ------------------------------------------------------------------ the suite
+def lacking(predicate: Predicate, operator: Operator) -> str | None:
+    """What a certificate lacks of the suite as it is here: an operator may have got more hard inputs since. Where one
+    case was asked for, it says so itself."""
+    found = _counted(predicate, operator)
+    if found is None:
+        return None
+    wanted, there = found
+    missing = (wanted - there).total()
+    return f"lacks {missing} of the suite's {wanted.total()} cases" if missing else None
+
+
+def _suite(predicate: Predicate, operator: Operator, plans: Sequence[Plan]) -> Iterator[str]:
+    """Cases that the certificate has, and the suite has not."""
+    stated, there = predicate["suite"], _there(predicate, plans)
+    if int(stated["version"]) > suite.VERSION:
+        yield f"its suite is of version {stated['version']} (accepted: up to {suite.VERSION})"
+        return
+    if stated["only"] is not None:
+        yield from (f"only {stated['only']} was asked for, but {i} is there" for i in there if i != stated["only"])
+        if stated["shape"] is not None or stated["only"].rpartition("#")[2] != str(stated["seed"]):
+            yield f"its suite names another seed or shape than the case {stated['only']}"
+        return
+    found = _counted(predicate, operator)
+    others = [i for i in there - found[0] if not i.startswith("yours/")] if found is not None else []
+    yield from (f"the suite has no case {i}, or has it less often" for i in others[:3])
+
+
+def _counted(predicate: Predicate, operator: Operator) -> tuple[Counter[str], Counter[str]] | None:
+    """The ids of the cases that the suite has, and of those that are there; None where one was asked for."""
+    stated = predicate.get("suite")
+    graphs = sentences.stated_graphs(operator, predicate["dtype"], predicate["claims"])
+    if graphs is None or (stated is not None and stated["only"] is not None):
+        return None
+    plans = [_plan(graph, predicate["target"]) for graph in graphs]
+    shape = None if stated is None or stated["shape"] is None else _asked(stated["shape"], plans[0])
+    seed, version = (_seed(predicate), 1) if stated is None else (int(stated["seed"]), int(stated["version"]))
+    wanted = Counter(i for plan in plans for i in ids(operator, plan, predicate, shape, seed, version))
+    return wanted, _there(predicate, plans)
+
+
+def _there(predicate: Predicate, plans: Sequence[Plan]) -> Counter[str]:
+    ragged = plans[0].graph.ragged
+    return Counter(_id(c, ragged) for c in predicate["cases"])
+
+
+def ids(
+    operator: Operator, plan: Plan, predicate: Predicate, shape: tuple[int, int] | None, seed: int, version: int
+) -> Iterator[str]:
+    """The ids of the cases that the suite has for a plan."""
+    target = predicate["target"]
+    lanes = LANES.get(predicate["isa"], GPU_LANES) if target == "cpu" else GPU_LANES
+    device = "sim" if target == "hip" else target
+    for s in suite.structure_ids(operator, plan, lanes, shape, seed, device, version):
+        yield f"structure/all inputs@{shape_text(s)}#{seed}"
+    if version > 1:
+        yield from (f"structure/rows alike@{shape_text(s)}#{seed}" for s in suite.expanded_shapes(operator, plan))
+    for name, sizes in lists_of(plan.graph).items() if plan.flat else ():
+        yield f"list/{name}@1x{sum(sizes)}#{seed}"
+        yield f"structure/list, {name}@1x{sum(sizes)}#{seed}"
+    yield from (f"hard/{name}@{shape_text(s)}#0" for name, s in cases.hard_shapes(operator, plan.graph))
+    every = cases.exhaustive(operator, plan.graph)
+    if every is not None:
+        yield every.id
+    for how, s in suite.seeded_ids(operator, plan, lanes, shape, seed, device, version):
+        yield f"seeded/{how}@{shape_text(cases.in_groups(plan.graph, s))}#{seed}"
+
+
+def _id(case: Mapping[str, Any], ragged: str) -> str:
+    return f"{case['kind']}/{case['name']}@{shape_text(shape_of(case, ragged))}#{case['seed']}"
+
+
+def shape_of(case: Mapping[str, Any], ragged: str = "") -> tuple[int, int]:
+    """The shape that a case states, whose whole numbers are integers; `ragged` is the side that groups share."""
+    rows, cols, inner = case["rows"], case["cols"], case.get("inner")
+    return (rows, cols) if inner is None else Sizes(rows, cols, inner, case.get("batch") or 1, ragged)
+
+
+def _asked(shape: Mapping[str, int], plan: Plan) -> tuple[int, int]:
+    if "inner" not in shape:
+        return int(shape.get("rows", 0)), int(shape.get("cols", 0))
+    rows, cols, inner, batch = (int(shape.get(side, 1)) for side in ("rows", "cols", "inner", "batch"))
+    return Sizes(rows, cols, inner, batch, plan.graph.ragged)
+
+
+def _seed(predicate: Predicate) -> int:
+    """The seed of the first version's certificates: that of their drawn cases."""
+    drawn = [c["seed"] for c in predicate["cases"] if c["kind"] in ("structure", "seeded") and c["seed"] is not None]
+    return Counter(drawn).most_common(1)[0][0] if drawn else 0
+
+
+# ------------------------------------------------------------------ sentences
+def _facts(
+    predicate: Predicate, operator: Operator, graphs: Sequence[Graph], plans: Sequence[Plan]
+) -> sentences.Facts:
+    stated = predicate.get("suite")
+    only = None if stated is None else stated["only"]
+    ragged = graphs[0].ragged
+    ran = []
+    for c in predicate["cases"]:
+        shape = shape_of(c, ragged)
+        whole = c["kind"] not in ("structure", "list", "derivative")
+        apart = whole and c["equal"] and any(
+            rows_are_apart(p, shape) for p in plans if c["input_digests"].keys() == {t.name for t in p.graph.inputs}
+        )  # fmt: skip
+        ran.append(sentences.Ran(c["kind"], shape, c["compared"], c["equal"], _layouts(c, stated, shape), apart))
+    derivative: list[tuple[str, float, float]] = []
+    said = any(line.startswith("At the sampled points ") for line in predicate["claims"])
+    if operator.backward_of is not None and (said if stated is None else only is None) and not predicate["failure"]:
+        derivative = _derivative(operator, operator.backward_of, predicate["dtype"])
+        if stated is None:  # whose points were others: the figures are as they say
+            derivative = _as_said(predicate["claims"], derivative)
+    device = predicate["device"]
+    archs = [a for a in str(device.get("architectures", "")).split(", ") if a]
+    return sentences.Facts(
+        operator, predicate["dtype"], predicate["target"], graphs, ran, bool(predicate["failure"]),
+        predicate.get("isolation"), derivative, only, archs,
+        str(device.get("warp", "")), _not_run(predicate), 1 if stated is None else int(stated["version"]),
+    )  # fmt: skip
+
+
+def _layouts(case: Mapping[str, Any], stated: object, shape: tuple[int, int]) -> Sequence[str]:
+    if stated is not None:
+        return list(case.get("layouts", ()))
+    of_list = case["kind"] == "list" or case["name"].startswith("list, ")
+    if of_list:
+        return ("plain", "one element off")
+    return () if case["kind"] == "derivative" else FIRST_LAYOUTS[cases.work_of(shape) > SMALL]
+
+
+def _not_run(predicate: Predicate) -> str:
+    """Why a kernel for AMD GPUs was not run, which only the machine knew."""
+    start = "No kernel ran on an AMD device: "
+    return next((s[len(start) : -1] for s in predicate["non_claims"] if s.startswith(start)), "")
+
+
+def _derivative(operator: Operator, forward: Operator, dtype: str) -> list[tuple[str, float, float]]:
+    try:
+        return list(derivatives(operator, forward, format_of(dtype).name))
+    except TokitaiError:
+        return []
+
+
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]{1,3})?"
+_FIGURES = re.compile(
+    rf"At the sampled points (\w+) is the derivative .* is ({_NUMBER}) of the largest element away, where rounding "
+    rf"explains ({_NUMBER})\."
+)
+
+
+def _as_said(claims: Sequence[str], here: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+    """Derivatives with the errors, and what explains them, that claims state, where they are about the same results."""
+    found = [m for line in claims if (m := _FIGURES.fullmatch(line))]
+    if [m[1] for m in found] != [name for name, _, _ in here]:
+        return list(here)
+    return [(m[1], float(m[2]), float(m[3])) for m in found]
+
+
+def derivatives(operator: Operator, forward: Operator, dtype: str) -> Iterator[tuple[str, float, float]]:
+    """How far each result of a backward pass is from the derivative of the forward one, and what rounding explains."""
+    both = [o for o in operator.options if any(o.name == other.name for other in forward.options)]
+    for options in [{}, *({o.name: v} for o in both for v in o.accepted if v != o.default)]:
+        yield from check_backward(operator, forward, dtype, (5, 7), seed=1, options=options)

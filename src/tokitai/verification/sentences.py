@@ -1,0 +1,214 @@
+"""What a certificate says in sentences: proofs, claims and non-claims, all of which follow from its other parts.
+
+They are made twice: from a verdict, when a certificate is written, and from the certificate, when it is checked. A
+sentence that does not follow from the parts is a false one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import DefinitionError
+from ..evidence.statement import Proof
+from ..formats import FORMATS
+from ..lang import Graph, Operator, Sizes, shape_text
+from .buffers import GUARD
+from .variant import Variant, variants
+
+SIMULATED = " on the simulated device"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One case, as far as sentences tell of it: ``split`` where its rows were also computed in two batches."""
+
+    kind: str
+    shape: tuple[int, int]
+    compared: int
+    equal: bool
+    layouts: Sequence[str]
+    split: bool
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the sentences are made of. ``graphs`` are those of the variants that were run, in order; ``derivative`` is a
+    result, its error and what rounding explains; ``only`` the id of the one case that was asked for; ``archs`` and
+    ``not_run`` are told of kernels for AMD GPUs."""
+
+    operator: Operator
+    dtype: str
+    target: str
+    graphs: Sequence[Graph]
+    cases: Sequence[Ran]
+    failed: bool
+    isolation: Sequence[str] | None = None
+    derivative: Sequence[tuple[str, float, float]] = ()
+    only: str | None = None
+    archs: Sequence[str] = ()
+    warp: str = ""
+    not_run: str = ""
+    layouts: int = 1  # the version by which layouts are chosen
+    integers: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = {t.name for g in self.graphs for t in g.inputs if not FORMATS[str(t.format)].is_float}
+        object.__setattr__(self, "integers", frozenset(found))
+
+
+def proofs(facts: Facts) -> list[Proof]:
+    """What was shown for all inputs."""
+    found = {r.shape for r in facts.cases if r.kind == "structure" and r.equal}
+    shapes = sorted(found, key=lambda s: (*s, *((s.inner, s.batch) if isinstance(s, Sizes) else ())))
+    if not shapes:
+        return []
+    sides = "rows x cols x inner" if any(isinstance(s, Sizes) for s in shapes) else "rows x cols"
+    listed = ", ".join(map(shape_text, shapes))
+    return [
+        Proof(
+            f"for {_inputs(facts)} at {sides} of {listed}, the kernel evaluates exactly the defined expression",
+            "proved",
+            f"structure run{SIMULATED if facts.target == 'hip' else ''}: 64-bit hashes in place of numbers, "
+            "collision probability below 2**-50",
+        )
+    ]
+
+
+def claims(facts: Facts) -> list[str]:
+    """What the certificate says."""
+    compared = sum(r.compared for r in facts.cases if r.kind != "structure")
+    outcome = "not all equal" if facts.failed else "all equal"
+    made = _compiled(facts) if facts.target == "hip" else []
+    if facts.isolation is not None:
+        limits = ", ".join(facts.isolation)
+        made.append(f"Kernels ran in a worker process, apart from the comparison ({limits}).")
+    made += [f"{compared} result elements were compared with the oracle bit for bit, {outcome}."]
+    if _has_variants(facts.operator):
+        made.append(f"{RUN_WITH}{'; '.join(in_words(facts.operator, facts.graphs))}.")
+    if any(r.kind == "exhaustive" for r in facts.cases):
+        made.append(f"Every one of the 65,536 {facts.dtype} inputs was tried.")
+    if any(r.kind == "structure" and r.equal for r in facts.cases):
+        made.append(
+            f"At the shapes listed under proofs the kernel evaluates the defined expression for {_inputs(facts)}, "
+            "but for a chance below 2**-50; the arithmetic of its operations is what the other cases compare."
+        )
+    for name, error, explained in facts.derivative:
+        if error <= explained:
+            made.append(
+                f"At the sampled points {name} is the derivative of the forward definition: reverse mode in extended "
+                f"precision is {error:.2g} of the largest element away, where rounding explains {explained:.2g}."
+            )
+    if not facts.failed:
+        made.append(_unchanged(facts))
+    return made
+
+
+def non_claims(facts: Facts) -> list[str]:
+    """What it does not say."""
+    there = math.prod([*(len(o.accepted) for o in facts.operator.options),
+                       *(2 for t in facts.operator.tensors if t.optional)])  # fmt: skip
+    others = there > len(in_words(facts.operator, facts.graphs))
+    return [
+        *([f"No kernel ran on an AMD device: {facts.not_run}."] if facts.target == "hip" else []),
+        *([f"The suite was not run: only its case {facts.only}."] if facts.only is not None else []),
+        *(["Combinations of optional inputs and options that are not listed were not run."] * others),
+        *ALWAYS,
+    ]
+
+
+RUN_WITH = "It was run with: "
+
+
+def in_words(operator: Operator, graphs: Iterable[Graph]) -> list[str]:
+    """The variants of an operator that these graphs are, in words."""
+    usual, optional = {o.name: o.default for o in operator.options}, any(t.optional for t in operator.tensors)
+    found = []
+    for graph in graphs:
+        present = sorted(t.name for t in graph.inputs if t.optional)
+        chosen = [f"{n}={v}" for n, v in graph.options.items() if v != usual.get(n)]
+        found.append(" and ".join([*present, *chosen]) or ("no optional input" if optional else "its defaults"))
+    return list(dict.fromkeys(found))
+
+
+def graphs_of(operator: Operator, dtype: str) -> Iterator[Graph]:
+    """Every graph of the operator, each once: first those that a verification takes, then all other combinations."""
+    names, optional = [o.name for o in operator.options], [t.name for t in operator.tensors if t.optional]
+    others = (
+        Variant(frozenset(itertools.compress(optional, there)), tuple(zip(names, values, strict=True)))
+        for there in itertools.product((True, False), repeat=len(optional))
+        for values in itertools.product(*(o.accepted for o in operator.options))
+    )
+    seen = set()
+    for v in itertools.chain(variants(operator), others):
+        try:
+            graph = operator.trace(dtype, v.present, dict(v.options))
+        except DefinitionError:  # a combination that the definition does not have
+            continue
+        if graph.digest not in seen:
+            seen.add(graph.digest)
+            yield graph
+
+
+def stated_graphs(operator: Operator, dtype: str, said: Iterable[str]) -> list[Graph] | None:
+    """The graphs that were run, as claims tell; None where they name what there is not."""
+    if not _has_variants(operator):
+        return [operator.trace(dtype)]
+    words = next((s[len(RUN_WITH) : -1].split("; ") for s in said if s.startswith(RUN_WITH)), [])
+    known: dict[str, Graph] = {}
+    for graph in graphs_of(operator, dtype):
+        known.setdefault(in_words(operator, [graph])[0], graph)
+    return [known[w] for w in words] if words and all(w in known for w in words) else None
+
+
+def _has_variants(operator: Operator) -> bool:
+    return bool(operator.options) or any(t.optional for t in operator.tensors)
+
+
+def _inputs(facts: Facts) -> str:
+    """What the hashes of a structure run stand for: integers stay numbers in it."""
+    return (
+        f"all values of float inputs beside the drawn {', '.join(sorted(facts.integers))}"
+        if facts.integers
+        else "all inputs"
+    )
+
+
+def _unchanged(facts: Facts) -> str:
+    names = {name for r in facts.cases for name in r.layouts}
+    if facts.layouts > 1:
+        tried = f"{len(names)} ways of laying out tensors and work, drawn for each case and listed there"
+    else:
+        tried = f"every layout that was tried ({', '.join(sorted(names))})"
+    split = sum(r.split for r in facts.cases)
+    return (
+        f"No kernel wrote into the {GUARD} bytes round its tensors or between their rows or changed an input, and "
+        f"results had the same bits under {tried}"
+        + (f" and, in {split} of the cases, in batches split in two." if split else ".")
+    )
+
+
+def _compiled(facts: Facts) -> list[str]:
+    """What was seen of kernels for AMD GPUs, which were not run on one."""
+    inspected = (
+        f"Every text over numbers was compiled for {', '.join(facts.archs)}. In LLVM's text and in the assembly there "
+        "was no contraction, no flushed subnormal number, no approximate division or square root and no float atomic; "
+        "no kernel takes another argument, fewer threads, other wavefronts or more LDS than its launches have."
+    )
+    return [
+        *([inspected] if facts.archs else []),
+        f"All cases ran{SIMULATED}: the same text as HIP, with its header over fibers of the CPU, in wavefronts of "
+        f"{facts.warp} lanes.",
+    ]
+
+
+ALWAYS = [
+    "The compiler and the processor are trusted to execute the IEEE 754 operations that the text asks for; machine "
+    "code is not verified.",
+    "Shapes that are not listed were not run.",
+    "Reads outside the inputs that no result depends on, and writes far from every tensor, were not looked for.",
+    "Speed is not a subject of this certificate.",
+    "Nothing is said about values outside the operator's stated domain but that the bits equal the definition's.",
+]

@@ -1,0 +1,196 @@
+"""Whatever is altered in a certificate, it is not called more than was checked of it.
+
+`TOKITAI_ALTERED` says how many statements are altered at random; by default there are few, for the loop while editing.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample import VALUES, altered, at_place, paths
+
+from tokitai.lang import Graph, Operator
+from tokitai.ops import get, registry
+from tokitai.verification import again, verify
+from tokitai.verification.recheck import AS_STATED, check_file
+from tokitai.verification.variant import variants
+
+Statement = dict[str, Any]
+CASES = {"silu": "3x17", "softmax": "3x17", "matmul": "3x5x7", "layer_norm": "3x17", "global_norm": "1x17"}
+WORDS = ("recomputed", "partly recomputed")
+COUNT = int(os.environ.get("TOKITAI_ALTERED", "1500"))
+SAID = {*AS_STATED, "tiles"}  # of the plan of a product for GPUs: which tiles were used
+
+
+@pytest.fixture(autouse=True, scope="module")
+def remembered() -> Iterator[None]:
+    """Each case is recomputed once."""
+    known: dict[object, again.Recomputed | None] = {}
+    whole = again.recomputed
+
+    def once(
+        operator: Operator, graph: Graph, case: Any, target: str = "cpu", version: int = 2
+    ) -> again.Recomputed | None:
+        key = (graph.digest, *(case.get(n) for n in ("kind", "name", *again.WHOLE)), target)
+        if key not in known:
+            known[key] = whole(operator, graph, case, target, version)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(again, "recomputed", once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def statements(tmp_path_factory: pytest.TempPathFactory) -> list[Statement]:
+    """One case each, as `--case` asks for; each is recomputed as it is."""
+    folder = tmp_path_factory.mktemp("certificates")
+    made = []
+    for name, shape in CASES.items():
+        v = verify(get(name), dtype="f16", case=f"seeded/normal@{shape}#0", variant=variants(get(name))[0], out=folder)
+        assert v.certificate is not None
+        found = check_file(v.certificate, rerun=0)
+        assert found.outcome == "recomputed" and found.as_stated, found.problems
+        made.append(json.loads(v.certificate.read_text()))
+    return made
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Statement:
+    """The whole suite of an operator."""
+    verdict = verify(get("silu"), dtype="f16", out=tmp_path_factory.mktemp("whole"))
+    assert verdict.certificate is not None
+    found = check_file(verdict.certificate, rerun=0)
+    assert found.outcome == "partly recomputed" and found.rerun is not None and found.cases is not None, found.problems
+    assert found.cases - found.rerun["cases"] == 1, "one is large"
+    made: Statement = json.loads(verdict.certificate.read_text())
+    return made
+
+
+def asked(statement: Statement, folder: Path) -> str:
+    path = folder / "altered.json"
+    path.write_text(json.dumps(statement))
+    return check_file(path, rerun=0).outcome
+
+
+def told(value: Any) -> Any:
+    """A JSON value without what only the signer knows, and without null, which is as good as nothing. 3 and 3.0 are the
+    same, 1 and true are not."""
+    if isinstance(value, dict):
+        return {k: told(v) for k, v in value.items() if k not in SAID and v is not None}
+    if isinstance(value, list):
+        return [told(v) for v in value]
+    return (type(value) is bool, value)
+
+
+def others(value: Any) -> list[Any]:
+    """What is put in place of a value: of another type, nearly the same, a little less, a little more."""
+    found: list[Any] = [*VALUES, ...]
+    if isinstance(value, bool):
+        found.append(not value)
+    elif isinstance(value, int | float):
+        found += [value + 1, value - 1, value * 2, -value, 0.0, 1e30]
+    elif isinstance(value, str):
+        found += [value + "x", value[:-1], value[::-1], value.replace("1", "2"), value.replace("all", "most")]
+    elif isinstance(value, list):
+        found += [value[:-1], value[1:], value * 2, value[::-1] + value[:1], [*value, "everything is verified"]]
+    elif isinstance(value, dict):
+        found += [{**value, "more": 1}, dict(list(value.items())[1:])]
+    return found
+
+
+def test_every_field(statements: list[Statement], tmp_path: Path) -> None:
+    """Each place of a statement, with everything else in it."""
+    tried: Counter[str] = Counter()
+    for statement in statements[:: 1 if COUNT > 50_000 else 3]:
+        for at in paths(statement):
+            if not at:
+                continue
+            for new in others(at_place(statement, at)):
+                made = altered(statement, at, new)
+                outcome = asked(made, tmp_path)
+                tried[outcome] += 1
+                assert outcome not in WORDS or told(made) == told(statement), (at, new)
+    assert tried["invalid"] > 3000 and tried["recomputed"] > 20
+
+
+def test_many_at_once(statements: list[Statement], tmp_path: Path) -> None:
+    """Several places of a statement, drawn; many of the results agree with themselves."""
+    rng, tried = random.Random(COUNT), Counter[str]()
+    for _ in range(COUNT):
+        statement = rng.choice(statements)
+        made, places = copy.deepcopy(statement), [at for at in paths(statement) if at]
+        for at in rng.choices(places, k=rng.randint(1, 3)):
+            try:
+                made = altered(made, at, rng.choice(others(at_place(made, at))))
+            except (LookupError, TypeError):
+                continue  # what lay there was replaced
+        outcome = asked(made, tmp_path)
+        tried[outcome] += 1
+        assert outcome not in WORDS or told(made) == told(statement), made
+    print(dict(tried))
+    assert tried["invalid"] > COUNT / 2
+
+
+UNTRUE = {
+    "claims of everything": lambda p: p["claims"].append("It is right for all inputs on every device."),
+    "another number of elements": lambda p: p["claims"].__setitem__(0, "9" + p["claims"][0]),
+    "no non-claims": lambda p: p.update(non_claims=["None."]),
+    "errors of zero": lambda p: (
+        p["error"].update(max_ulp_error=0.0, bound=0.0),
+        [c.update(max_ulp_error=0.0) for c in p["cases"] if c["max_ulp_error"]],
+    ),
+    "a smaller bound": lambda p: p["error"].update(bound=p["error"]["max_ulp_error"]),
+    "another device": lambda p: p.update(target="cuda", device=dict(name="NVIDIA H200", arch="sm_90")),
+    "a device without the instruction set": lambda p: p["device"].update(isas=["scalar"]),
+    "-ffast-math": lambda p: p["flags"].append("-ffast-math"),
+    "-Ofast": lambda p: p["flags"].append("-Ofast"),
+    "a flag that nobody knows": lambda p: p["flags"].append("-fplugin=x.so"),
+    "no word on contraction": lambda p: p["flags"].remove("-ffp-contract=off"),
+    "a contract of 1e30": lambda p: p["operator"]["contract"].update(max_cols=int(1e30)),
+    "a wider domain": lambda p: p["operator"]["contract"].update(domain="everything"),
+    "another plan": lambda p: p["plan"].update({next(iter(p["plan"])): 77}),
+    "hard cases removed": lambda p: p.update(cases=[c for c in p["cases"] if c["kind"] != "hard"]),
+    "a kind removed, and its claim": lambda p: p.update(
+        cases=[c for c in p["cases"] if c["kind"] != "exhaustive"], claims=[c for c in p["claims"] if "65,536" not in c]
+    ),
+    "a shape removed": lambda p: p["cases"].pop(),
+    "a case twice": lambda p: p["cases"].append(p["cases"][-1]),
+    "a proof at more shapes": lambda p: p["proofs"][0].update(
+        statement=p["proofs"][0]["statement"].replace(" of ", " of 7777x7777, ", 1)
+    ),
+    "a proof of everything": lambda p: p["proofs"].append(dict(statement="It is right.", status="proved", how="known")),
+    "more elements compared": lambda p: p["cases"][0].update(compared=10**9),
+    "other layouts": lambda p: p["cases"][0]["layouts"].append("drawn 9, 1000 threads"),
+    "no suite": lambda p: p.pop("suite"),
+    "an older suite": lambda p: p["suite"].update(version=2.0, seed=7),
+    "another seed": lambda p: [c.update(seed=3) for c in p["cases"]],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", UNTRUE)
+def test_what_is_untrue_of_a_whole_suite(whole: Statement, tmp_path: Path, what: str) -> None:
+    made = copy.deepcopy(whole)
+    UNTRUE[what](made["predicate"])  # type: ignore[no-untyped-call]
+    assert made != whole
+    assert asked(made, tmp_path) == "invalid", what
+
+
+def test_what_cannot_be_checked_is_told(statements: list[Statement], tmp_path: Path) -> None:
+    """Another device of the same kind is believed, and that it is only believed is said."""
+    made = copy.deepcopy(statements[0])
+    made["predicate"]["device"]["cpu"] = "a faster one"
+    (tmp_path / "x.json").write_text(json.dumps(made))
+    found = check_file(tmp_path / "x.json", rerun=0)
+    assert found.outcome == "recomputed" and {"device", "output_digests", "compiler"} <= set(found.as_stated)
+    assert check_file(tmp_path / "x.json").as_stated == []
+    assert set(CASES) <= registry().keys()

@@ -1,0 +1,98 @@
+"""Wrong kernels that no list of shapes and layouts had shown: wrong at some threads, offsets, strides, tails, exponents
+or lengths only. What a verification draws shows each."""
+
+from __future__ import annotations
+
+import pytest
+from mutants import Edit, centred, examine, scaled, smaller
+
+from tokitai.lang import Operator
+
+ENTRY = r"(int32_t threads\) \{)"
+NUMBERS = "#if !TOKITAI_STRUCTURE\n{}\n#endif\n"
+
+
+def at_entry(condition: str) -> tuple[str, str]:
+    """A kernel that writes nothing where a condition holds."""
+    return ENTRY, rf"\1 if ({condition}) return 0;"
+
+
+# Of `smaller`: inputs a and b, result y; sizes hold how many tensors a list has, rows, cols, and row strides.
+SMALLER = {
+    "four threads": at_entry("threads == 4"),
+    "more threads than seven": at_entry("threads > 7"),
+    "thirty-three threads": at_entry("threads == 33"),
+    "an input 16 bytes off": at_entry("uintptr_t(tensors[0]) % 64 == 16"),
+    "an input 32 bytes off": at_entry("uintptr_t(tensors[1]) % 64 == 32"),
+    "a result 16 bytes off": at_entry("uintptr_t(tensors[2]) % 64 == 16"),
+    "a result 48 bytes off, an input at a boundary": at_entry(
+        "uintptr_t(tensors[2]) % 64 == 48 && uintptr_t(tensors[0]) % 64 == 0"
+    ),
+    "strides of whole lines": at_entry("sizes[3] % 16 == 0 && sizes[3] > sizes[2]"),
+    "gaps of more than a thousand": at_entry("sizes[4] - sizes[2] > 1000"),
+    "the last row first": at_entry("sizes[3] < 0"),
+    "a result whose last row is first": at_entry("sizes[5] < 0"),
+    "all rows the same memory": at_entry("sizes[3] == 0 && sizes[1] > 1"),
+    "all results stored past the caches": at_entry("sizes[1] * sizes[2] * 4 >= 8 << 20"),
+}
+TAILS = {
+    f"a tail of {n}": (
+        r"(INLINE void copy\(P\* to, const P\* from, int64_t count\) \{)",
+        rf"\1\n{NUMBERS.format(f'if (count == {n}) --count;')}",
+    )
+    for n in (11, 13)
+}
+SCALED = {
+    **TAILS,
+    "stores past the caches that take one vector for all": (
+        r"stream_number\(p \+ i \* LANES, x.v\[i\]\)", "stream_number(p + i * LANES, x.v[0])",
+    ),
+}  # fmt: skip
+CENTRED = {
+    "sums of more than forty thousand": (
+        r"(S tree\(Stored\* s, int64_t count\) \{)", rf"\1\n{NUMBERS.format('if (count > 2500) count -= 2 * LANES;')}",
+    ),
+    "squares of 2**70 to 2**120": (
+        r"INLINE V mul\(V a, V b\) \{ return a \* b; \}",
+        "INLINE V mul(V a, V b) { const V x = a * b; return x > 0x1p70f && x < 0x1p120f ? x * 2.0f : x; }",
+    ),
+}  # fmt: skip
+
+
+def shown(edit: Edit, op: Operator, dtype: str) -> str:
+    verdict = examine(edit, op, dtype=dtype)
+    assert verdict.verdict == "refuted" and verdict.failure is not None
+    return verdict.failure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", SMALLER)
+def test_what_is_wrong_in_some_layouts_is_refuted(what: str) -> None:
+    assert "--case '" in shown(Edit(*SMALLER[what]), smaller, "f32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", SCALED)
+def test_what_is_wrong_at_some_tails_and_sizes_is_refuted(what: str) -> None:
+    assert "seeded/" in shown(Edit(*SCALED[what]), scaled, "f16"), "hashes do not see it"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", CENTRED)
+def test_what_is_wrong_at_some_lengths_and_exponents_is_refuted(what: str) -> None:
+    assert "seeded/" in shown(Edit(*CENTRED[what]), centred, "f32"), "hashes do not see it"
+
+
+@pytest.mark.slow
+def test_results_that_are_stored_past_the_caches_are_run_over_hashes_as_well() -> None:
+    edit = Edit(r"streamed \? stream\(p, x\) : store\(p, x\)", "streamed ? void() : store(p, x)")
+    assert "structure/" in shown(edit, scaled, "f16")
+
+
+@pytest.mark.slow
+def test_other_nans_in_long_rows_are_refuted() -> None:
+    """Stored as they came, where a row has more than 300 columns."""
+    where = r"where\(ne\(x, x\), splat\(NOT_A_NUMBER\), x\)|x != x \? NOT_A_NUMBER : x"
+    assert "seeded/nans@" in shown(Edit(where, "x"), smaller, "f32")
+    seen = {r.shape[1] for r in examine(lambda text: text, smaller, dtype="f32").results if r.name == "nans"}
+    assert max(seen) > 4000
