@@ -64,9 +64,10 @@ def expert_layer(
     """y = sum over the chosen experts e of weight[e] * down_e (silu(gate_e x) * up_e x), for tokens (..., features).
 
     The weights are those of the softmax over all experts; with ``renormalise`` they are divided by their sum. Without a
-    ``capacity`` or a ``capacity_factor`` no choice is dropped; with one of them, and for ``padding``, (tokens,) of
-    bool, see `permutation`. A token of which all choices are dropped gets 0. The ``logits`` stay in f32; ``"storage"``
-    rounds them to the storage format before the choice, which in 16 bits sends some tokens to other experts.
+    ``capacity`` or a ``capacity_factor`` no choice is dropped; with one of them, and for ``padding``, (tokens,) or
+    (...) of bool, see `permutation`. A token of which all choices are dropped gets 0. The ``logits`` stay in f32;
+    ``"storage"`` rounds them to the storage format before the choice, which in 16 bits sends some tokens to other
+    experts.
 
     Raises ArgumentError for shapes that do not match and for NaN logits, those of padding too; UnknownNameError for
     another word for ``logits``.
@@ -75,6 +76,8 @@ def expert_layer(
     if logits not in LOGITS:
         raise UnknownNameError("format of logits", logits, LOGITS)
     tokens, more = x.reshape(-1, x.shape[-1]), _words(x, threads)
+    if padding is not None and tuple(padding.shape) == tuple(x.shape[:-1]):
+        padding = padding.reshape(-1)
     routed = LOGITS[logits](tokens, layer.router, **more)
     weights, chosen = ops.router(routed, k=k, renormalise=renormalise, **{**more, "check": True})
     there = permutation(
@@ -116,7 +119,7 @@ def expert_layer_backward(
         dx = ops.matmul(dlogits, layer.router, moved, **more)
         drouter = ops.linear_backward_weight(dlogits, saved.x, **more)
     else:
-        dx = ops.router_logits_backward_input(dlogits, layer.router, moved, **more)
+        dx = ops.router_logits_accumulate_input(moved, dlogits, layer.router, **more)
         drouter = ops.router_logits_backward_weight(dlogits, saved.x, **more)
     gradients = Experts(
         router=drouter,

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from bench.training import LARGE
 from examples.mixture import __main__ as command
@@ -134,6 +136,24 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(dtype: str, tmp_path: Pa
     assert some.losses[:2] == train(TEXT, replace(whole, steps=2)).losses
     assert train(TEXT, whole, checkpoint=file) == train(TEXT, whole) == train(TEXT, whole, checkpoint=file)
     assert [p.name for p in tmp_path.iterdir()] == [file.name]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_from_before_the_choice_of_logits_goes_on_as_it_began(tmp_path: Path) -> None:
+    """Its settings do not name what experts are chosen by: it was the format that all is stored in."""
+    run, file = replace(SHORT, router_logits="storage"), tmp_path / "run.safetensors"
+    train(TEXT, replace(run, steps=2), checkpoint=file)
+    with safe_open(file, "pt") as opened:
+        about = json.loads(opened.metadata()["tokitai"])
+        tensors = {n: opened.get_tensor(n) for n in opened.keys()}  # noqa: SIM118
+    del about["run"]["router_logits"]
+    save_file(tensors, file, {"tokitai": json.dumps(about)})
+    before = file.read_bytes()
+    with pytest.raises(ArgumentError, match=r"router_logits='storage'; accepted beside this run: 'f32'"):
+        train(TEXT, SHORT, checkpoint=file)
+    assert file.read_bytes() == before
+    went_on = train(TEXT, run, checkpoint=file)
+    assert went_on == train(TEXT, run) and went_on.digest != train(TEXT, SHORT).digest
 
 
 @pytest.mark.slow

@@ -162,8 +162,8 @@ def carried(layer: Experts, saved: Saved, dy: Array) -> dict[str, Near]:
         found["dx"] = dx.computed(ops.matmul, "y", a=dlogits_now, b=layer.router, c=moved_now)
         found["router"] = drouter.computed(ops.linear_backward_weight, "dweight", dy=dlogits_now, x=saved.x)
     else:
-        back, to_weight = ops.router_logits_backward_input, ops.router_logits_backward_weight
-        found["dx"] = dx.computed(back, "dx", dlogits=dlogits_now, weight=layer.router, dx=moved_now)
+        given, to_weight = dict(total=moved_now, dlogits=dlogits_now), ops.router_logits_backward_weight
+        found["dx"] = dx.computed(ops.router_logits_accumulate_input, "total", **given, weight=layer.router)
         found["router"] = drouter.computed(to_weight, "dweight", dlogits=dlogits_now, x=saved.x)
     sums = dict(
         gate_up=(dgated, x[there.order], dgated_now, saved.sorted), down=(dmade, hidden, dmade_now, saved.hidden),
@@ -348,6 +348,8 @@ def test_padding_goes_nowhere() -> None:
     y, saved = expert_layer(x, layer, padding=padding)
     dx, gradients = expert_layer_backward(dy, layer, saved)
     assert not y[padding].any() and not dx[padding].any()
+    shaped, _ = expert_layer(x.reshape(1, TOKENS, FEATURES), layer, padding=padding.reshape(1, TOKENS))
+    assert same_bits(shaped[0], y)
     some, saved_some = expert_layer(x[~padding], layer)
     dx_some, gradients_some = expert_layer_backward(dy[~padding], layer, saved_some)
     assert same_bits(y[~padding], some) and same_bits(dx[~padding], dx_some)

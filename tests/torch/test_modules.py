@@ -120,6 +120,34 @@ def test_where_no_choice_is_kept_all_is_zero(why: str) -> None:
         assert t.grad is not None and not t.grad.any()
 
 
+def test_padding_is_in_no_loss() -> None:
+    torch.manual_seed(1)
+    layer, x = nn.Experts(FEATURES, HIDDEN, COUNT), noise(1, *TOKENS, FEATURES)
+    padding = torch.arange(18).reshape(TOKENS) % 5 == 0
+    y, logits, chosen = layer(x, padding)
+    assert not y[padding].any()
+    want = layer.losses(*layer(x[~padding])[1:])
+    assert all(map(equal, layer.losses(logits, chosen, padding), want))
+    assert not any(map(equal, layer.losses(logits, chosen), want))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_router_of_ones_own(dtype: torch.dtype) -> None:
+    """Logits in f32 of tokens in any format, and gradients back in theirs: the layer's own, put together by hand."""
+    layer, dlogits = Layer.drawn(dtype), noise(6, *TOKENS, COUNT)
+    logits = functional.router_logits(layer.x, layer.router)
+    assert equal(logits, ops.router_logits(layer.x.detach(), layer.router.detach())) and logits.dtype == torch.float32
+    assert equal(logits.reshape(-1, COUNT), experts(*layer.all)[1])
+    wide = functional.linear(layer.x.float(), layer.router.float())
+    assert equal(logits, wide)
+    found = torch.autograd.grad(logits, (layer.x, layer.router), dlogits)
+    want = torch.autograd.grad(wide, (layer.x, layer.router), dlogits)
+    assert all(map(equal, found, want)) and found[0].dtype == dtype
+    weights, chosen = functional.router(logits, k=2)
+    assert weights.dtype == torch.float32 and equal(chosen.reshape(-1, 2), experts(*layer.all)[2])
+
+
 def tensors_of(node: Any) -> list[Tensor]:
     """What a node of the graph holds where neither hooks nor torch's own release can see it."""
     held, seen = list(vars(node).values()), list[Tensor]()

@@ -58,7 +58,7 @@ def test_a_layer_of_experts(dtype: torch.dtype, capacity: int | None) -> None:
     found = []
     for given in (here, moved):
         y, logits, _ = experts(*given, k=2, capacity=capacity)
-        dy, dlogits = noise(8, *y.shape, dtype=dtype), noise(9, *logits.shape, dtype=dtype)
+        dy, dlogits = noise(8, *y.shape, dtype=dtype), noise(9, *logits.shape, dtype=logits.dtype)
         torch.autograd.backward([y, logits], [dy.to(y.device), dlogits.to(y.device)])
         found.append([y, logits, *(t.grad for t in given)])
     assert all(equal(a, b.cpu()) for a, b in zip(*found, strict=True))

@@ -27,12 +27,19 @@ def router_logits(x: Operand[storage], weight: Operand[storage], *, accumulator:
 
 @operator(contract=CONTRACT, backward_of=router_logits)
 def router_logits_backward_input(
-    dlogits: Operand[f32], weight: Operand[storage], dx: Matrix[storage] | None, *, accumulator: Accumulator = "f32"
+    dlogits: Operand[f32], weight: Operand[storage], *, accumulator: Accumulator = "f32"
 ) -> Outputs:
-    """dx = dlogits W; where ``dx`` is given it is added to in place: the old gradient plus the product in f32, then one
-    rounding."""
-    product = matmul(dlogits, weight, "NN", accumulator)
-    return outputs(dx=product if dx is None else dx + product)
+    """dx = dlogits W."""
+    return outputs(dx=matmul(dlogits, weight, "NN", accumulator))
+
+
+@operator(contract=CONTRACT)
+def router_logits_accumulate_input(
+    total: Matrix[storage], dlogits: Operand[f32], weight: Operand[storage], *, accumulator: Accumulator = "f32"
+) -> Outputs:
+    """total += dlogits W, in place: the sum is taken in f32 and rounded once. What experts give back to their tokens
+    and what their router does meet in it."""
+    return outputs(total=total + matmul(dlogits, weight, "NN", accumulator))
 
 
 @operator(contract=CONTRACT, backward_of=router_logits)
@@ -51,9 +58,15 @@ def textbook(x: Any, weight: Any, *, accumulator: str) -> dict[str, Any]:
 
 
 @router_logits_backward_input.set_textbook
-def textbook_input(dlogits: Any, weight: Any, *, accumulator: str, dx: Any = 0.0) -> dict[str, Any]:
+def textbook_input(dlogits: Any, weight: Any, *, accumulator: str) -> dict[str, Any]:
+    """The product rule."""
+    return dict(dx=dlogits @ weight)
+
+
+@router_logits_accumulate_input.set_textbook
+def textbook_accumulate(total: Any, dlogits: Any, weight: Any, *, accumulator: str) -> dict[str, Any]:
     """The product rule, and a sum over the ways that a gradient comes."""
-    return dict(dx=dx + dlogits @ weight)
+    return dict(total=total + dlogits @ weight)
 
 
 @router_logits_backward_weight.set_textbook
@@ -72,11 +85,19 @@ def hard_inputs() -> Iterator[HardInput]:
 
 @router_logits_backward_input.set_hard_inputs
 def hard_input() -> Iterator[HardInput]:
-    """Products; a gradient in f32 that 16 bits do not hold; one that what is there already cancels."""
+    """Products; a gradient in f32 that 16 bits do not hold."""
+    yield from hard_products("dlogits", "weight")
+    yield HardInput("not of 16 bits", dict(dlogits=[[1 + 2.0**-20, -1.0]], weight=[[1.0], [1.0]]))
+
+
+@router_logits_accumulate_input.set_hard_inputs
+def hard_accumulate() -> Iterator[HardInput]:
+    """The same beside a total that they cancel, and one that they do not change."""
     yield from hard_products("dlogits", "weight")
     ones = np.ones((33, 33))
-    yield HardInput("they cancel", dict(dlogits=ones, weight=ones, dx=ones * -33.0))
-    yield HardInput("not of 16 bits", dict(dlogits=[[1 + 2.0**-20, -1.0]], weight=[[1.0], [1.0]], dx=[[0.0]]))
+    yield HardInput("they cancel", dict(total=ones * -33.0, dlogits=ones, weight=ones))
+    yield HardInput("too small to change it", dict(total=[[4096.0]], dlogits=[[0.5]], weight=[[1.0]]))
+    yield HardInput("not of 16 bits", dict(total=[[0.0]], dlogits=[[1 + 2.0**-20, -1.0]], weight=[[1.0], [1.0]]))
 
 
 @router_logits_backward_weight.set_hard_inputs

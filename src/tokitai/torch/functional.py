@@ -29,6 +29,7 @@ from .operators import (
     load_balance_loss,
     masked_softmax,
     router,
+    router_logits,
     router_z_loss,
     scale,
     silu,
@@ -41,7 +42,7 @@ F32_EPS = torch.finfo(torch.float32).eps
 __all__ = [
     "add_layer_norm", "add_rms_norm", "attention", "clip", "cross_entropy", "dropout", "embedding", "expert_load",
     "geglu", "gelu", "gelu_erf", "gelu_tanh", "layer_norm", "linear", "load_balance_loss", "log_softmax",
-    "masked_softmax", "matmul", "rms_norm", "rotary", "router", "router_z_loss", "scale",
+    "masked_softmax", "matmul", "rms_norm", "rotary", "router", "router_logits", "router_z_loss", "scale",
     "scaled_dot_product_attention", "silu", "softmax", "swiglu",
 ]  # fmt: skip
 

@@ -306,15 +306,19 @@ class Experts(Module):
             uniform(weight, weight.shape[-1], generator)
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """y, logits and chosen experts, as `experts.experts`; what is ``padding``, (tokens,) of bool, gives 0."""
+        """y, logits and chosen experts, as `experts.experts`; what is ``padding``, (...) of bool, gives 0."""
         made: tuple[Tensor, Tensor, Tensor] = experts(
             x, self.router, self.gate_up, self.down, k=self.k, renormalise=self.renormalise, capacity=self.capacity,
             capacity_factor=self.capacity_factor, padding=padding, logits=self.logits,
         )  # fmt: skip
         return made
 
-    def losses(self, logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """How unevenly experts are used, 1 where evenly; and the mean square of log(sum(exp(logits)))."""
+    def losses(self, logits: Tensor, chosen: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """How unevenly experts are used, 1 where evenly; and the mean square of log(sum(exp(logits))). Tokens that are
+        ``padding`` do not count."""
+        if padding is not None:
+            kept = ~padding.reshape(-1)
+            logits, chosen = logits[kept], chosen[kept]
         load, probability = functional.expert_load(logits, chosen, k=self.k, check=False)
         return functional.load_balance_loss(load, probability), functional.router_z_loss(logits, reduction="mean")
 
