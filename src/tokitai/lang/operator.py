@@ -159,6 +159,8 @@ class Operator:
                 arguments[t.name] = Operand(t.name, stored_as)
                 continue
             if t.space in GROUPS:
+                if stored_as != "i64":
+                    self._refuse(f"the groups {t.name} stored as {stored_as}", "Groups[i64]")
                 arguments[t.name] = Groups(t.name)
                 continue
             exact = kind in INTEGERS
@@ -186,6 +188,9 @@ class Operator:
         names = tuple(p.name for p in self.params)
         one_row = self.contract.max_rows == 1
         graph = Graph(self.name, dtype, tuple(inputs), names, results, dict(options), one_row)
+        if self.contract.batched and not any(n.op == "weighted_sum" for n in graph.nodes):
+            for t in (t for t in inputs if t.space == "r"):
+                self._refuse(f"the input {t.name} with one value a row beside a batch of products", "rows x cols, Cols")
         return replace(graph, inputs=tuple(self._placed(t, graph) for t in inputs))
 
     def _placed(self, t: TensorSpec, graph: Graph) -> TensorSpec:
@@ -213,7 +218,8 @@ class Operator:
             self._refuse(f"the result {name} is a condition", "a number; where(condition, 1, 0) makes one")
         replaced = next((t for t in inputs if t.name == name), None)
         if replaced is not None:
-            if replaced.space != node.space:
+            beside = len(node.args) if node.op == "slots" else 0
+            if replaced.space != node.space or replaced.slots != beside:
                 self._refuse(f"the result {name} is {value}, its input is not", "a result of the input's own space")
             if declared not in (None, replaced.format) or not _same_kind(node, str(replaced.format)):
                 found = f"the result {name} of type {node.type}, stored as {declared or 'its input'}"

@@ -95,6 +95,8 @@ def make(
 ) -> Node:
     """The node for this operation; equal operations on equal operands are one node. ``origin`` is the user's line,
     where that is not the one that is running."""
+    if any(a.op == "slots" for a in args):
+        refuse(f"{op} of several values a row (slots)", "slots(...) as a result, and computations before it")
     if space is None:
         space = join(*(a.space for a in args))
     if exact is None:
