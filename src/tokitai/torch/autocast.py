@@ -5,6 +5,7 @@ torch's `register_autocast` fixes one format when an operator is registered; the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -19,18 +20,26 @@ the widest format among the arguments, for what has several; one argument stays 
 DEVICES = ("cpu", "cuda")
 
 
-def cast(rule: Rule, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Tensors of one storage format, where autocast is on for their device; else the same. Gradients pass through."""
-    given = [t for t in tensors if t is not None and t.dtype in FORMATS]
-    where = given[0].device.type if given else ""
+def chosen_by(rule: Rule, tensors: Sequence[Tensor | None]) -> torch.dtype | None:
+    """The format for tensors of one storage format, where autocast is on for their device; else None."""
+    first = next((t for t in tensors if t is not None), None)
+    where = "" if first is None else first.device.type
     if where not in DEVICES or not torch.is_autocast_enabled(where):
-        return list(tensors)
+        return None
     if rule == "lower":
-        chosen = torch.get_autocast_dtype(where)
-    elif rule == "f32":
-        chosen = torch.float32
-    else:
-        chosen = given[0].dtype
-        for t in given:
-            chosen = torch.promote_types(chosen, t.dtype)
-    return [t if t is None or t.dtype not in FORMATS else t.to(chosen) for t in tensors]
+        return torch.get_autocast_dtype(where)
+    if rule == "f32":
+        return torch.float32
+    found = [t.dtype for t in tensors if t is not None and t.dtype in FORMATS]
+    return functools.reduce(torch.promote_types, found) if found else None
+
+
+def to_format(x: Tensor | None, chosen: torch.dtype | None) -> Tensor | None:
+    """The tensor in the format that was chosen, where it is one of floats; gradients pass through."""
+    return x if x is None or chosen is None or x.dtype not in FORMATS else x.to(chosen)
+
+
+def cast(rule: Rule, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Tensors of one storage format as autocast wants them; the same where it is off."""
+    chosen = chosen_by(rule, tensors)
+    return [to_format(t, chosen) for t in tensors]

@@ -74,7 +74,7 @@ class TorchOp:
         for n, h in zip(self.numbers, held, strict=True):
             if h is not None and n in self.missing:
                 rest[n] = self.missing[n]
-        return self.op(*tensors, *([None] * (len(self.tensors) - len(tensors))), *held, **rest)
+        return self.op(*tensors, *[None] * (len(self.tensors) - len(tensors)), *held, **rest)
 
     def split(self, given: Sequence[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The positional arguments that are there, by name: tensors, and tensors that hold scalars."""
@@ -90,7 +90,7 @@ class TorchOp:
         first = next(iter(tensors.values()), None)
         if not (not self.several if check is None else check) and first is not None and first.is_cuda:
             words["check"] = False  # what a backward pass takes was looked at before; in host memory that costs little
-        made = self.operator(**{n: plain(x) for n, x in tensors.items()}, **words)
+        made = self.operator(*map(plain, given[: len(self.tensors)]), **words)
         return list(made if isinstance(made, tuple) else (made,)) if self.several else made
 
     def _shapes(self, *given: Tensor | None, check: bool | None = None, **words: Any) -> Any:

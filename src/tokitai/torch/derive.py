@@ -24,7 +24,7 @@ from .. import ops
 from ..errors import ArgumentError, DefinitionError
 from ..lang import Operator
 from .arguments import checked
-from .autocast import Rule, cast
+from .autocast import Rule, chosen_by, to_format
 from .custom_ops import TorchOp, full_graph, looks_at_values, torch_op
 from .integers import narrow
 from .transforms import refuse_gradient, refuse_transforms
@@ -59,22 +59,24 @@ def differentiable(
     rule = _Rule(forward, [_Gradient(b) for b in backward or _backward_of(operator)], same, constant, spread)
     forward.op.register_autograd(rule.differentiate, setup_context=rule.keep)
     names = forward.tensors
-    storage = tuple(t.format == "storage" for t in operator.tensors)
-    whole = tuple(t.name for t in operator.tensors if t.format == "i32")
+    place = {n: i for i, n in enumerate(names)}
+    storage = tuple(i for i, t in enumerate(operator.tensors) if t.format == "storage")
+    whole = tuple(i for i, t in enumerate(operator.tensors) if t.format == "i32")
+    fixed = tuple(place[n] for n in constant if n in place)
 
     def function(*args: Tensor | None, **words: Any) -> Any:
-        given = dict(zip(names, args, strict=False))
-        for n in names:
-            if n in words:
-                given[n] = words.pop(n)
-        for n in constant:
-            x = given.get(n)
+        tensors = [*args, *[None] * (len(names) - len(args))]
+        for n in [n for n in words if n in place]:
+            tensors[place[n]] = words.pop(n)
+        for i in fixed:
+            x, n = tensors[i], names[i]
             if x is not None and x.requires_grad:
                 raise ArgumentError(f"{operator.name}: {n} requires a gradient and has none; accepted: {n}.detach()")
-        tensors = [given.get(n) for n in names]
-        cast_to = iter(cast(autocast, [x for x, s in zip(tensors, storage, strict=True) if s]))
-        tensors = [next(cast_to) if s else x for x, s in zip(tensors, storage, strict=True)]
-        tensors = [narrow(operator.name, n, x) if n in whole else x for n, x in zip(names, tensors, strict=True)]
+        chosen = chosen_by(autocast, [tensors[i] for i in storage])
+        for i in storage if chosen is not None else ():
+            tensors[i] = to_format(tensors[i], chosen)
+        for i in whole:
+            tensors[i] = narrow(operator.name, names[i], tensors[i])
         made = forward(tensors, words)
         every = list(made) if isinstance(made, tuple) else [made]
         # A graph that is traced gives every result a gradient, wanted or not: only a plain call can refuse one.
