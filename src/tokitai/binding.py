@@ -75,6 +75,16 @@ def check_params(operator: Operator, params: Mapping[str, float]) -> None:
         low, high = operator.contract.ranges.get(p.name, (-math.inf, math.inf))
         if p.name in operator.contract.ranges and not low <= value <= high:  # NaN lies in no range
             raise ArgumentError(f"{operator.name}: {p.name}={value!r}; accepted: {low!r} to {high!r}")
+    for name, none in operator.contract.entry.items():
+        if params[name] != none:
+            check_entry(operator.name, name, params[name], int(params["entries"]))
+
+
+def check_entry(called: str, name: str, value: float, entries: int) -> None:
+    """A scalar names one of so many entries of a table, a negative one from the table's end. Raises ArgumentError."""
+    if not -entries <= value < entries:
+        accepted = f"{-entries} to {entries - 1}" if entries else "None, of no entries"
+        raise ArgumentError(f"{called}: {name}={value}; accepted: {accepted}")
 
 
 # ------------------------------------------------------------------ calls that are repeated

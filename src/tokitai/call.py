@@ -14,8 +14,8 @@ import numpy as np
 
 from .binding import bind, check_flag, check_params
 from .call_again import Seen, recipe_for, remember, seen_as
-from .call_checks import check_indices, check_slots, table_entries
-from .call_layout import flatten, place_results
+from .call_checks import check_indices, check_slots, check_whole, table_entries
+from .call_layout import flatten, place_results, readable
 from .call_list import Prepared, prepare
 from .device import cpu
 from .device.dlpack import as_numpy, like, on_gpu
@@ -24,10 +24,11 @@ from .device.results import maker
 from .errors import ArgumentError
 from .formats import FORMATS, format_of
 from .kernel import Kernel, compile
-from .lang import Operator, Output
+from .lang import Operator, Output, TensorSpec
 from .lower import AttentionPlan, ProductPlan
 
 Array = np.ndarray[Any, Any]
+WHOLE = {name: FORMATS[name].dtype for name in ("i32", "i64")}  # which a call takes for one another
 
 
 @functools.cache
@@ -107,7 +108,7 @@ def call_with(
             raise ArgumentError(f"{operator.name}: out beside lists; accepted: results in place or new ones")
         return prepare_lists(operator, given, options, copy, kernel_for)(params, threads or cpu.default_threads())
     arrays = {name: as_numpy(name, value) for name, value in given.items()}
-    arrays = widened(operator, arrays, copy)
+    arrays = as_declared(operator, arrays, copy)
     dtype = storage_format(operator, arrays)
     kernel = kernel_for(operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
     if isinstance(kernel.plan, ProductPlan):
@@ -123,6 +124,7 @@ def call_with(
     entries = table_entries(operator, arrays, params)
     check_indices(operator, arrays, params, shape, entries)
     tensors = {t.name: flatten(t, arrays[t.name], shape, copy) for t in kernel.graph.inputs}
+    tensors = readable(kernel.graph, tensors, shape[0], lambda t, size: np.zeros(size, tensors[t.name].dtype))
     full = {o.name: full_shape(o, lead, shape, entries) for o in kernel.graph.outputs}
     made, results, supplied = launch(kernel, given, arrays, tensors, shape, entries, full, params, out, threads)
     if seen is not None:
@@ -185,11 +187,23 @@ def prepare_lists(
     return prepare(operator, given, build, copy)
 
 
-def widened(operator: Operator, arrays: Mapping[str, Array], copy: bool) -> dict[str, Array]:
-    """The arrays, with i32 indices as i64 where those are declared: a copy of the indices, exact."""
-    wide = {t.name for t in operator.tensors if t.format == "i64"}
-    narrow = FORMATS["i32"].dtype
-    return {n: a.astype(np.int64) if copy and n in wide and a.dtype == narrow else a for n, a in arrays.items()}
+def as_declared(operator: Operator, arrays: Mapping[str, Array], copy: bool) -> dict[str, Array]:
+    """The arrays, with whole numbers of i32 and i64 in that of both which is declared: an exact copy. Raises
+    ArgumentError for a number that is out of its range."""
+    found = dict(arrays)
+    for t in operator.tensors:
+        if copy and t.name in arrays and is_other_whole(operator, t, arrays[t.name]):
+            wanted = FORMATS[str(t.format)].dtype
+            check_whole(t.name, arrays[t.name], wanted)
+            found[t.name] = arrays[t.name].astype(wanted)
+    return found
+
+
+def is_other_whole(operator: Operator, t: TensorSpec, array: Array) -> bool:
+    """Whether an array is of i32 where i64 is declared, or the other way round, and not also a result."""
+    if t.format not in WHOLE or array.dtype not in WHOLE.values() or array.dtype == WHOLE[str(t.format)]:
+        return False
+    return not any(o.inplace and o.name == t.name for o in operator.trace(operator.contract.formats[0]).outputs)
 
 
 def storage_format(operator: Operator, arrays: Mapping[str, Array]) -> str:

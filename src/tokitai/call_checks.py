@@ -37,6 +37,17 @@ def check_nan_rows(name: str, found: Array) -> None:
         raise ArgumentError(f"{name}[{row}] holds NaN ({int(found.sum())} such rows); accepted: rows without NaN")
 
 
+def check_whole(name: str, values: Array, wanted: np.dtype[Any]) -> None:
+    """Whole numbers fit in a format. Raises ArgumentError for the first that does not."""
+    limits = np.iinfo(wanted)
+    flat = values.reshape(-1)
+    bad = (flat < limits.min) | (flat > limits.max)
+    if bad.any():
+        at = int(bad.argmax())
+        found = f"{name}[{at}]={flat[at]} ({int(bad.sum())} such)"
+        raise ArgumentError(f"{found}; accepted: {limits.min} to {limits.max}")
+
+
 def table_entries(operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float]) -> int:
     """The number of entries of the call's tables; 0 where it has none. Raises ArgumentError where they differ."""
     found = {t.name: len(arrays[t.name]) for t in operator.tensors if t.space == "t" and t.name in arrays}
@@ -57,8 +68,6 @@ def check_indices(
     for name, index in operator.contract.indices.items():
         if name not in arrays or arrays[name].size == 0:
             continue
-        if index.entries and entries == 0:
-            raise ArgumentError(f"{name}: {arrays[name].size} indices of a table without entries; accepted: none")
         values = arrays[name].reshape(-1)
         count = entries if index.entries else shape[1] + index.upto
         bad = (values < 0) | (values >= count)
@@ -66,6 +75,9 @@ def check_indices(
             bad &= values != int(params[index.besides])
         if bad.any():
             row = int(bad.argmax())
-            also = f", or {index.besides}={int(params[index.besides])}" if index.besides else ""
+            also = f"{index.besides}={int(params[index.besides])}" if index.besides else ""
+            if index.entries and count == 0:
+                found = f"{name}: {int(bad.sum())} indices of a table without entries"
+                raise ArgumentError(f"{found}; accepted: {also or 'none'}")
             found = f"{name}[{row}]={values[row]} ({int(bad.sum())} such rows)"
-            raise ArgumentError(f"{found}; accepted: 0 to {count - 1}{also}")
+            raise ArgumentError(f"{found}; accepted: 0 to {count - 1}{f', or {also}' if also else ''}")

@@ -17,7 +17,7 @@ from .device.libraries import IMMUTABLE, library_of
 from .errors import ArgumentError
 from .formats import FORMATS
 from .kernel import KernelBase
-from .lang import MATRICES, Output, TensorSpec, extent
+from .lang import MATRICES, Graph, Output, TensorSpec, extent
 from .lang.graph import Space
 
 Array = np.ndarray[Any, Any]
@@ -53,6 +53,18 @@ def flatten(
     want = extent(tensor.space, shape, len(array) if tensor.space == "t" else 0, tensor.slots)
     view = view_as(array, want, tensor.space)
     return view if view is not None else copied_once(tensor, array, copy, copied).reshape(want)
+
+
+def readable(
+    graph: Graph, tensors: Mapping[str, Array], rows: int, new: Callable[[TensorSpec, tuple[int, int]], Array]
+) -> dict[str, Array]:
+    """The tensors, but for tables without entries beside rows that choose none of them: kernels look up before they
+    know, so each of these is one with an entry, whatever it holds. ``new`` makes it."""
+    replaced = {o.name for o in graph.outputs if o.inplace}
+    bare = [
+        t for t in graph.inputs if t.space == "t" and rows and not len(tensors[t.name]) and t.name not in replaced
+    ]
+    return {**tensors, **{t.name: new(t, (1, tensors[t.name].shape[1])) for t in bare}}
 
 
 def copied_once(tensor: TensorSpec, array: Array, copy: bool, copied: Callable[[Array], Array]) -> Array:

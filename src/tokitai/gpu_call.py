@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 
 from .binding import bind, check_flag, check_params
-from .call import common_shape, full_shape, storage_format
+from .call import common_shape, full_shape, is_other_whole, storage_format
 from .call_attention import as_read, heads_of
 from .call_checks import check_chosen, table_entries
-from .call_layout import flatten, place_results
+from .call_layout import flatten, place_results, readable
 from .call_product import flat, sizes_of
 from .device.device_array import as_device, empty_like, handed_out, name_of
 from .device.libraries import library_of, written
 from .errors import ArgumentError
+from .formats import FORMATS
 from .gpu_card import (
     Card,
     as_columns,
+    as_whole,
     card,
     check_columns,
     copied,
@@ -33,14 +35,13 @@ from .gpu_card import (
     kernel_on,
     phantom,
     stream_of,
-    widened,
     within,
 )
 from .gpu_checks import Checks, refuse_capture
 from .gpu_kernel import GpuKernel, Ready
 from .gpu_recipe import Look, Recipes, look_at, recipe_of
 from .kernel import Array, Scalars
-from .lang import Operator, Output, Sizes
+from .lang import Operator, Output, Sizes, TensorSpec
 from .lower import AttentionPlan, ProductPlan
 
 _recipes = Recipes()
@@ -114,11 +115,10 @@ def _checked(
     alive: list[Any] = []  # copies
     with within(example, chosen, now, index):
         for t in operator.tensors:
-            if copy and t.format == "i64" and t.name in given and arrays[t.name].dtype == np.int32:
-                wide = widened(given[t.name])
-                alive.append(wide)
-                arrays[t.name] = located(t.name, wide)
-                given[t.name] = wide
+            if copy and t.name in given and is_other_whole(operator, t, arrays[t.name]):
+                alive.append(as_whole(t.name, given[t.name], str(t.format), check))
+                given[t.name] = alive[-1]
+                arrays[t.name] = located(t.name, alive[-1])
     dtype = storage_format(operator, arrays)
     kernel = kernel_on(where, operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
     heads = heads_of(operator, kernel.graph, arrays) if isinstance(kernel.plan, AttentionPlan) else None
@@ -151,6 +151,11 @@ def _checked(
                 continue
             flattened = flat if isinstance(shape, Sizes) else flatten
             tensors[t.name] = flattened(t, arrays[t.name], shape, copy, again)  # type: ignore[arg-type]
+        def entry(t: TensorSpec, size: tuple[int, int]) -> Array:
+            alive.append(empty_like(example, size, FORMATS[str(t.format) if t.format != "storage" else dtype], chosen))
+            return phantom(as_device(t.name, alive[-1], chosen))
+
+        tensors = readable(kernel.graph, tensors, shape[0], entry)
         checks = Checks(where, operator, tensors, shape, entries)
         if check and checks:
             checks({n: a.ctypes.data for n, a in tensors.items()}, params, chosen)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-import numpy as np
-
+from .call_checks import check_whole
 from .device.cuda import current_stream
 from .device.cuda_driver import call
 from .device.device_array import DeviceArray, DeviceView, handed_out
 from .device.libraries import array_at, library_of
 from .device.sim import SIM, open_sim
 from .errors import ArgumentError
+from .formats import FORMATS
 from .gpu_kernel import GpuKernel, Ready, Target, gpu_plan
 from .gpu_targets import CudaProgram, CudaTarget, SimTarget
 from .kernel import Array
@@ -170,14 +170,18 @@ def copied(name: str, x: Any, shape: tuple[int, ...] | None = None) -> Any:
     )
 
 
-def widened(x: Any) -> Any:
-    """Indices of i32 as i64, in the caller's library where that makes copies; else as they are."""
-    library = library_of(x)
-    if library == "torch" and x.dtype == sys.modules["torch"].int32:
-        return x.long()
-    if library == "cupy" and x.dtype == np.int32:
-        return x.astype(np.int64)
-    return x
+def as_whole(name: str, x: Any, wanted: str, check: bool) -> Any:
+    """Whole numbers of i32 or i64 in ``wanted``, the other of both, in the caller's library where that makes copies;
+    else as they are. Raises ArgumentError for one out of range; without ``check``, which waits for the device, those
+    become the range's ends."""
+    library, dtype = library_of(x), FORMATS[wanted].dtype
+    if library not in ("torch", "cupy"):
+        return x
+    if wanted == "i32":
+        if check:
+            check_whole(name, x.detach().cpu().numpy() if library == "torch" else x.get(), dtype)
+        x = x.clip(-(2**31), 2**31 - 1)
+    return x.to(getattr(sys.modules["torch"], dtype.name)) if library == "torch" else x.astype(dtype)
 
 
 def as_columns(made: Any, example: Any, into: Any = None) -> Any:

@@ -118,7 +118,8 @@ def test_scalars_and_options_go_by_name() -> None:
         (dict(by=1.0, kind=b"up"), r"shifted: kind=b'up'; accepted: 'up', 'down'"),
         (dict(by=1.0, copy="no"), r"shifted: copy='no'; accepted: True, False"),
         (dict(by=1.0, kind=["up"]), r"shifted: kind=\['up'\]; accepted: 'up', 'down'"),
-        (dict(by=1.0, ids=IDS.astype(np.int64)), r"ids: format i64; accepted: i32"),
+        (dict(by=1.0, ids=IDS + np.int64(2**31)), r"ids\[0\]=\d+ \(\d+ such\); accepted: -2147483648 to 2147483647"),
+        (dict(by=1.0, ids=IDS.astype(np.int64), copy=False), r"ids: format i64; accepted: i32"),
         (dict(by=1.0, ids=IDS.astype(">i4")), r"ids: format >i4; accepted: i32"),
     ],
 )

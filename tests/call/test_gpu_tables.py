@@ -121,6 +121,48 @@ def test_columns_go_where_the_caller_wants_them() -> None:
         ops.top_k(on_gpu(x), k=2, out=(None, on_gpu(torch.zeros(40, 2))))
 
 
+def test_numbers_of_64_bits_are_taken_where_32_are_declared() -> None:
+    x, logits = drawn(6, 9), drawn(6, 9, seed=4)
+    limit, position, experts = numbers(10, 6), numbers(2000, 6), numbers(9, 6, 2)
+    frequency = drawn(9, seed=3).abs()
+    calls: list[Callable[..., Any]] = [
+        lambda to, kind, **more: ops.masked_softmax(to(x), to(limit.to(kind)), **more),
+        lambda to, kind, **more: ops.rotary(to(x), to(x), to(position.to(kind)), to(frequency), **more),
+        lambda to, kind, **more: ops.expert_load(to(logits), to(experts.to(kind)), k=2, **more),
+    ]
+    for call in calls:
+        want, got = (call(lambda t: t, kind) for kind in (torch.int32, torch.int64))
+        assert all(bits(a) == bits(b) for a, b in zip(_all(got), _all(want), strict=True))
+        for check in (True, False, True):
+            assert equal(call(on_gpu, torch.int64, check=check), want)
+    far = position + 2**31
+    for to in (lambda t: t, on_gpu):
+        with pytest.raises(ArgumentError, match=r"^position\[0\]=\d+ \(6 such\); accepted: -2147483648 to 2147483647"):
+            ops.rotary(to(x), to(x), to(far), to(drawn(9)))
+        with pytest.raises(ArgumentError, match=r"^position: format i64; accepted: i32"):
+            ops.rotary(to(x), to(x), to(position), to(drawn(9)), copy=False)
+
+
+def _all(made: Any) -> tuple[Any, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_table_without_entries_of_which_nothing_is_chosen(dtype: torch.dtype) -> None:
+    """No token was routed: what comes back is zero, and so are the gradients of weights."""
+    bare, weights, none = torch.zeros(0, 8, dtype=dtype), torch.full((5, 2), float("nan")), torch.full((5, 2), -1)
+    for to in (lambda t: t, on_gpu):
+        for _ in range(2):
+            x = ops.combine(to(bare), to(weights), to(none), k=2)
+            assert x.shape == (5, 8) and x.dtype == dtype and bits(x) == bytes(5 * 8 * dtype.itemsize)
+            slopes = ops.combine_backward(to(drawn(5, 8, dtype=dtype)), to(bare), to(none), k=2)
+            assert bits(slopes) == bytes(5 * 2 * 4)
+        one = none.clone()
+        one[3, 1] = 0
+        with pytest.raises(ArgumentError, match=r"^place: 1 indices of a table without entries; accepted: dropped=-1"):
+            ops.combine(to(bare), to(weights), to(one), k=2)
+
+
 @pytest.mark.parametrize("rows", [0, 3])
 def test_nothing_to_look_up(rows: int) -> None:
     table, ids = drawn(5, 8), torch.zeros(0, dtype=torch.int64)

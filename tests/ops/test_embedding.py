@@ -92,6 +92,20 @@ def test_negative_padding_counts_from_the_end() -> None:
         backward(np.ones((1, 3), F32), [-1], 10, padding_idx=-1)
 
 
+OUTSIDE = [(10, 10), (-11, 10), (2**40, 10), (-(2**53) + 1, 10), (0, 0), (-1, 0)]
+
+
+@pytest.mark.parametrize(("padding", "entries"), OUTSIDE)
+def test_padding_that_is_no_entry_is_refused(padding: int, entries: int) -> None:
+    accepted = f"-{entries} to {entries - 1}" if entries else "None, of no entries"
+    for ids in ([0, 1], [1, 0]):  # no call of the kind is known, and one is
+        with pytest.raises(ArgumentError, match=f"embedding_backward: padding_idx={padding}; accepted: {accepted}"):
+            backward(np.ones((2, 3), F32), ids, entries, padding_idx=padding)
+        if entries:
+            assert backward(np.ones((2, 3), F32), ids, entries).sum() == 6
+            assert backward(np.ones((2, 3), F32), ids, entries, padding_idx=-entries).sum() == 3
+
+
 def test_an_empty_table() -> None:
     empty = np.zeros((0, 4), F32)
     with pytest.raises(ArgumentError, match="1 indices of a table without entries; accepted: none"):

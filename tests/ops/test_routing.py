@@ -235,3 +235,24 @@ def test_router_backward_is_the_slope(renormalise: bool) -> None:
         moved = np.zeros_like(logits)
         moved[at] = 1e-4
         assert abs((value(logits + moved) - value(logits - moved)) / 2e-4 - got[at]) < 1e-5
+
+
+# ------------------------------------------------------------------ nobody goes anywhere
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_where_no_token_is_routed_every_step_gives_zeros(dtype: Any) -> None:
+    """A capacity of 0: no places, three experts without rows."""
+    x, weight = np.ones((5, 4), dtype), np.full((3, 6, 4), np.nan, dtype)
+    weights, chosen = ops.router(np.eye(5, 3, dtype=dtype), k=2)
+    there = permutation(chosen, count=3, capacity=0, weights=weights)
+    brought = ops.dispatch(x, there.order)
+    made = ops.grouped_linear(brought, weight, there.offsets)
+    assert brought.shape == (0, 4) and made.shape == (0, 6)
+    y = ops.combine(made, weights, there.place, k=2)
+    assert same_bits(y, np.zeros((5, 6), dtype))
+    dy = np.full((5, 6), np.inf, dtype)
+    assert same_bits(ops.combine_backward(dy, made, there.place, k=2), np.zeros((5, 2), np.float32))
+    dmade = ops.dispatch(dy, there.order, weights.reshape(-1)[there.choice])
+    slopes = ops.grouped_linear_backward_weight(dmade, brought, there.offsets)
+    assert same_bits(slopes, np.zeros((3, 6, 4), dtype))
+    back = ops.grouped_linear_backward_input(dmade, weight, there.offsets)
+    assert same_bits(ops.dispatch_backward(back, there.order, entries=5), np.zeros((5, 4), dtype))

@@ -16,6 +16,7 @@ from .graph import TensorSpec
 if TYPE_CHECKING:
     from .operator import Operator
 
+LARGEST = float(np.finfo(np.float32).max)  # of the finite numbers that a scalar may be where it meets tensors
 DRAWS = ("positive", "unit", "probabilities", "below COUNT", "lengths", "saved", "anchor")
 
 
@@ -40,6 +41,7 @@ class Contract:
     domain: str = "all values"
     defaults: Mapping[str, float] = field(default_factory=dict)  # scalars that `verify` uses where none are given
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # scalars, both ends included
+    entry: Mapping[str, float] = field(default_factory=dict)  # scalars that name one of `entries`; what means none
     switches: Mapping[str, str] = field(default_factory=dict)  # options that follow from a scalar: on where it is not 0
     indices: Mapping[str, Index] = field(default_factory=dict)  # integer inputs that choose a column
     no_nan: tuple[str, ...] = ()  # inputs in which a NaN is an error
@@ -94,6 +96,8 @@ def faults(
         for name, known, kind in ((option, choices, "options"), (scalar, scalars, "scalars")):
             if name not in known:
                 yield f"the contract's switches name {name}", f"{kind}: {', '.join(known) or 'there are none'}"
+    if set(contract.entry) & set(scalars) and "entries" not in scalars:
+        yield f"the contract's entry names {', '.join(contract.entry)}", "beside the scalar entries"
     for t in tensors:
         if t.name in contract.indices and (t.format not in FORMATS or FORMATS[t.format].is_float):
             yield f"the contract's indices name {t.name}, stored as {t.format}", "tensors of whole numbers"

@@ -10,12 +10,14 @@ Bias corrections are f64 on the host, rounded once: lr/(1 - beta1**step) and 1/s
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 
 from ..lang import (
+    LARGEST,
     Contract,
     HardInput,
     Matrix,
@@ -45,12 +47,12 @@ CONTRACT = Contract(
     draw={"exp_avg_sq": "positive"},
     ranges={
         "step": (1, 2**32 - 1),
-        "lr": (0, math.inf),
+        "lr": (0, LARGEST),
         "beta1": (0, BELOW_ONE),  # at 1 the bias correction divides by zero
         "beta2": (0, BELOW_ONE),
-        "eps": (0, math.inf),
-        "weight_decay": (0, math.inf),
-        "loss_scale": (5e-324, math.inf),
+        "eps": (0, LARGEST),
+        "weight_decay": (0, LARGEST),
+        "loss_scale": (5e-324, sys.float_info.max),  # at infinity every gradient counts as 0
         "seed": (0, 2**32 - 1),
     },
 )

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..elementary import exp, exp_down
 from ..lang import (
+    LARGEST,
     Contract,
     HardInput,
     Index,
@@ -39,7 +40,7 @@ DOMAIN = (
 )
 CONTRACT = Contract(
     domain=DOMAIN, batched=True, defaults={"scale": 0.125}, indices={"limit": Index(upto=True)},
-    draw={"limit": "lengths"},
+    draw={"limit": "lengths"}, ranges={"scale": (-LARGEST, LARGEST)},
 )  # fmt: skip
 SAVED = replace(CONTRACT, draw={"limit": "lengths", "top": "saved", "total": "saved"})
 

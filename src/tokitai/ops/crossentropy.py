@@ -8,13 +8,13 @@ multiplied by 0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 
 from ..lang import (
+    LARGEST,
     Contract,
     HardInput,
     Index,
@@ -46,7 +46,7 @@ CONTRACT = Contract(
     defaults={"ignore_index": -100},
     switches={"smooth": "label_smoothing", "penalty": "z_loss"},
     indices={"target": Index(besides="ignore_index")},
-    ranges={"label_smoothing": (0, 1), "z_loss": (0, math.inf)},
+    ranges={"label_smoothing": (0, 1), "z_loss": (0, LARGEST)},
     min_cols=1,
 )
 

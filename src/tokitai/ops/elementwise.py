@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,10 @@ import numpy as np
 from ..lang import Contract, HardInput, Matrix, Outputs, maximum, minimum, operator, outputs, storage, where
 
 SCALE = Contract(defaults={"factor": 0.37})
-CLIP = Contract(defaults={"low": -1.5, "high": 1.25})
+CLIP = Contract(
+    defaults={"low": -1.5, "high": 1.25},
+    ranges={"low": (-math.inf, math.inf), "high": (-math.inf, math.inf)},  # any number, but not NaN
+)
 
 
 @operator(contract=SCALE)

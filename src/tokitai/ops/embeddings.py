@@ -39,7 +39,8 @@ NO_PADDING = -(2**53)  # further below than any table has entries
 BACKWARD = Contract(
     domain="all values",
     indices={"ids": Index(entries=True)},
-    ranges={"entries": (0, 2**31), "padding_idx": (NO_PADDING, 2**31)},
+    ranges={"entries": (0, 2**31)},
+    entry={"padding_idx": NO_PADDING},
     defaults={"padding_idx": -1},
 )
 
@@ -52,7 +53,7 @@ def embedding_backward(
 
     Where ``dtable`` is given, it is added to in place: old gradient plus sum in f32, then the one rounding (an entry
     that nobody chose gets +0 added: -0 becomes +0). Rows whose id is ``padding_idx`` contribute nothing; a negative one
-    counts from the end of the table.
+    counts from the end of the table. One out of range is refused.
     """
     padding = convert(padding_idx, i64)
     padding = where(padding < 0, padding + convert(entries, i64), padding)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..lang import (
+    LARGEST,
     Cols,
     Contract,
     HardInput,
@@ -39,6 +40,7 @@ CONTRACT = Contract(
     domain="rows whose squared deviations from the computed mean do not overflow f32: |mean| below 1e20, and "
     "|x - mean| below 1.8e19/sqrt(columns)",
     defaults={"eps": 1e-5},
+    ranges={"eps": (0, LARGEST)},
     draw={"mean": "anchor", "rstd": "saved"},
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..lang import (
+    LARGEST,
     Cols,
     Contract,
     HardInput,
@@ -28,6 +29,7 @@ from ..lang import (
 CONTRACT = Contract(
     domain="rows whose squares do not overflow f32: |x| below 1.8e19/sqrt(columns)",
     defaults={"eps": 1e-6},
+    ranges={"eps": (0, LARGEST)},
     draw={"rstd": "positive"},
 )
 

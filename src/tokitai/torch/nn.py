@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter, init
 
+from ..binding import check_entry
 from ..errors import ArgumentError, UnknownNameError
 from ..experts import LOGITS, Logits
 from . import functional
@@ -100,9 +101,8 @@ class Embedding(torch.nn.Embedding):
         for name, value in dict(max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse).items():
             if value is not None and value is not False:
                 raise ArgumentError(f"Embedding: {name}={value!r}; accepted: leave it out")
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            accepted = f"{-num_embeddings} to {num_embeddings - 1}" if num_embeddings else "None, of no entries"
-            raise ArgumentError(f"Embedding: padding_idx={padding_idx}; accepted: {accepted}")
+        if padding_idx is not None:
+            check_entry("Embedding", "padding_idx", padding_idx, num_embeddings)
         given = dict(padding_idx=padding_idx, norm_type=norm_type, _weight=_weight, _freeze=_freeze, dtype=dtype)
         super().__init__(num_embeddings, embedding_dim, device="meta", **given)  # type: ignore[arg-type]
         if _weight is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..binding import check_entry
 from ..errors import ArgumentError, UnknownNameError
 from ..ops.embeddings import NO_PADDING
 from .arguments import checked
@@ -151,8 +152,8 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     if weight.ndim != 2:
         raise ArgumentError(f"embedding: weight of shape {tuple(weight.shape)}; accepted: (entries, columns)")
     entries = weight.shape[0]
-    if padding_idx is not None and not -entries <= padding_idx < entries:
-        raise ArgumentError(f"embedding: padding_idx={padding_idx}; accepted: {-entries} to {entries - 1}")
+    if padding_idx is not None:
+        check_entry("embedding", "padding_idx", padding_idx, entries)
     made: Tensor = _embed(weight, input, padding_idx)
     return made
 
