@@ -17,15 +17,17 @@ from ..device import cpu
 from ..errors import ArgumentError, UnavailableError, UnknownNameError
 from ..formats import FORMATS
 from ..lang import OPERANDS, Operator, extent
+from . import held
 from .count import bytes_of, operations_of
 from .timing import Copy, alternate
 from .workload import Array, Workload, workload
 
 PEERS = ("torch",)
+POISON = 0xA5
 
 
 class Peer(Protocol):
-    """Somebody else's function on the same inputs."""
+    """A third-party function on the same inputs."""
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -35,11 +37,16 @@ class Peer(Protocol):
     def version(self) -> str:
         """The library's."""
 
-    def call(self) -> object:
-        """Run it once, as it is timed."""
+    @property
+    def call(self) -> Callable[[], object]:
+        """Run it once: what is timed, and what is checked."""
 
-    def outcome(self) -> Mapping[str, Array]:
-        """Run it once on the inputs as they were at first, and return its results by our names."""
+    @property
+    def given(self) -> Callable[[], tuple[held.Tensors, Mapping[str, float]]] | None:
+        """Its inputs now and its scalars, by our names, where they are not ours."""
+
+    def read(self, returned: object) -> Mapping[str, Array]:
+        """The results of a call by our names, from what it returned."""
 
 
 def check_peer(against: str | None, operators: Sequence[Operator]) -> None:
@@ -60,19 +67,23 @@ def check_peer(against: str | None, operators: Sequence[Operator]) -> None:
 def measure(
     operator: Operator, dtype: str, shapes: tuple[tuple[int, int], ...], threads: int, blocks: int, against: str | None
 ) -> dict[str, Any]:
-    """Time one operator. Raises ArgumentError where the counterpart computes something else: times of different
-    functions say nothing."""
+    """Time one operator. The results of the timed calls themselves are held against the definition, before the timing
+    and after it. Raises ArgumentError where they are wrong, or where the counterpart computes something else: times of
+    different functions say nothing."""
     work = workload(operator, dtype, shapes)
+    ours = _ours(work, threads)
     peer = _peer(work, threads) if against else None
-    once, call, outcome = _ours(work, threads)
-    _compare(operator, peer, outcome)
+    shares, left_out = _hold(work, ours, peer)
     moved = bytes_of(work.kernel.graph, shapes)
-    calls: dict[str, Callable[[], object]] = {"kernel": once, "call": call, "copy": Copy(moved, threads)}
+    calls: dict[str, Callable[[], object]] = {name: call for name, (call, _) in ours.items()}
+    calls["copy"] = Copy(moved, threads)
     if peer is not None:
         calls["torch"] = peer.call
     load = os.getloadavg()[0]
-    times = alternate(calls, blocks)
-    _compare(operator, peer, outcome)
+    last: dict[str, object] = {}
+    times = alternate(calls, blocks, last)
+    again, _ = _hold(work, ours, peer, last)
+    shares = {name: max(share, again[name]) for name, share in shares.items()}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load": round(max(load, os.getloadavg()[0]), 2),
@@ -86,6 +97,9 @@ def measure(
         "kernel": work.kernel.fingerprint,
         "build_seconds": round(work.kernel.artifact.seconds, 2),
         "times": {name: t.as_json() for name, t in times.items()},
+        "share_of_bound": {name: round(share, 4) for name, share in shares.items()},
+        "not_held": left_out,
+        "flags": held.flags(times, moved, shares),
         "environment": environment(work, threads, peer),
     }
 
@@ -111,57 +125,68 @@ def _peer(work: Workload, threads: int) -> Peer:
     return peer(work.operator.name, work.kernel.graph.dtype, work.tensors, work.scalars, threads)
 
 
-_Calls = tuple[Callable[[], object], Callable[[], object], Callable[[], Mapping[str, Array]]]
+_Call = tuple[Callable[[], object], Callable[[object], held.Results]]  # and how its results are read by name
 
 
-def _ours(work: Workload, threads: int) -> _Calls:
-    """A call into memory that is there, a call as a user makes it, and the results of the first inputs by name."""
+def _ours(work: Workload, threads: int) -> dict[str, _Call]:
+    """A call into memory that is there (``kernel``), and a call as a user makes it (``call``)."""
     op, args = work.operator, work.arguments
-    outputs = work.kernel.graph.outputs
+    names = [o.name for o in work.kernel.graph.outputs]
 
     def call() -> object:
         return op(*args, threads=threads, **work.scalars)
 
+    def read(returned: object) -> held.Results:
+        several = returned if isinstance(returned, tuple) else (returned,)
+        return {n: a if isinstance(a, list) else [a] for n, a in zip(names, several, strict=True)}
+
     if work.lists:
         given, scalars, options = bind(op, args, work.scalars)
         prepared = prepare_lists(op, given, options)
-        replaced = {o.name: [a.copy() for a in work.tensors[o.name]] for o in outputs if o.inplace}
-
-        def first() -> Mapping[str, Array]:
-            for name, arrays in replaced.items():
-                for array, was in zip(work.tensors[name], arrays, strict=True):
-                    array[...] = was
-            made = prepared(scalars, threads)
-            several = made if len(outputs) > 1 else (made,)
-            return {o.name: m[0] if isinstance(m, list) else m for o, m in zip(outputs, several, strict=True)}
-
-        return lambda: prepared(scalars, threads), call, first
-    shape = work.shapes[0]
+        return {"kernel": (lambda: prepared(scalars, threads), read), "call": (call, read)}
+    outputs, shape = work.kernel.graph.outputs, work.shapes[0]
     full: dict[str, tuple[int, ...]] = {"rc": shape, "r": shape[:1], "c": shape[1:], "s": ()}
-    sizes = [extent(o.space, shape) if o.space in OPERANDS else full[o.space] for o in outputs]
-    out = tuple(cpu.aligned_empty(size, FORMATS[o.format].dtype) for size, o in zip(sizes, outputs, strict=True))
+    sizes = [
+        extent(o.space, shape) if o.space in OPERANDS else (*full[o.space], *((o.slots,) if o.slots else ()))
+        for o in outputs
+    ]
+    kinds = ("i32" if o.name in op.contract.places else o.format for o in outputs)
+    out = tuple(cpu.aligned_empty(size, FORMATS[kind].dtype) for size, kind in zip(sizes, kinds, strict=True))
 
     def into() -> object:
-        return op(*args, out=out if len(out) > 1 else out[0], threads=threads, **work.scalars)
+        op(*args, out=out if len(out) > 1 else out[0], threads=threads, **work.scalars)
+        return out
 
-    def results() -> Mapping[str, Array]:
-        into()
-        return dict(zip((o.name for o in outputs), out, strict=True))
-
-    return into, call, results
+    for array in out:
+        array.reshape(-1).view(np.uint8)[...] = POISON  # what no call has written is no result
+    return {"kernel": (into, read), "call": (call, read)}
 
 
-def _compare(operator: Operator, peer: Peer | None, outcome: Callable[[], Mapping[str, Array]]) -> None:
-    """What is close enough here says nothing about accuracy: 16-bit gradients of PyTorch were seen 0.07 away."""
-    ours = outcome()
+def _hold(
+    work: Workload, ours: Mapping[str, _Call], peer: Peer | None, last: Mapping[str, object] | None = None
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Hold the results of everything that is timed: of the ``last`` timed call, or of one more where there is none, or
+    where each call finds other inputs. Gives the counterpart's shares of the bound, and which results were not held.
+    Raises ArgumentError."""
+    name, dtype, graph = work.operator.name, work.kernel.graph.dtype, work.kernel.graph
+    _, params, _ = bind(work.operator, work.arguments, work.scalars)
+    replaced = any(o.inplace for o in graph.outputs)
+    expected, left_out = held.wanted(work, work.tensors, params)
+    for what, (call, read) in ours.items():
+        if replaced:  # by every call: what its inputs are now
+            expected, left_out = held.wanted(work, work.tensors, params)
+        returned = call() if replaced or last is None else last[what]
+        held.hold_ours(name, what, expected, read(returned))
     if peer is None:
-        return
-    theirs = peer.outcome()
-    for name in peer.results:
-        a, b = (np.asarray(r[name]).astype(np.float64).reshape(-1) for r in (ours, theirs))
-        apart = np.abs(a - b).max() / np.abs(b).max()
-        if not apart < 0.25:
-            raise ArgumentError(
-                f"{operator.name}: {name} of the counterpart lies {apart:.3g} of its largest element away from ours; "
-                "accepted: the same function"
-            )
+        return {}, left_out
+    if peer.given is not None:
+        tensors, scalars = peer.given()
+        expected, _ = held.wanted(work, tensors, {**params, **scalars})
+    elif replaced:
+        expected, _ = held.wanted(work, work.tensors, params)
+    returned = peer.call() if replaced or last is None else last["torch"]
+    results = {n: a if isinstance(a, list) else [a] for n, a in peer.read(returned).items()}
+    missing = sorted(set(peer.results) - set(results))
+    if missing:
+        raise ArgumentError(f"{name}: the timed call of the counterpart gives no {', '.join(missing)}")
+    return held.hold_theirs(name, "the counterpart", expected, results, peer.results, dtype), left_out

@@ -21,6 +21,8 @@ HEAD = """# Times on the CPU
   ours, so above 1 ours is faster.
 * GB/s counts each tensor once: inputs read, results written. **copy** is that rate over the rate of a plain copy of as
   many bytes, timed in the same turns. What several passes over a row read again is not counted.
+* The results of the timed calls are held against the definition. What stands below a table in words is a rate that
+  memory does not allow, or a counterpart whose results are further away than rounding in f32 explains.
 * Gop/s counts the primitive operations of the definition, functions such as exp by their own.
 * Every operator computes in f32 and rounds once, at the store, to bits that are the same on every machine; PyTorch
   promises no such thing. Its fused AdamW keeps moments in the format of the weights, ours are f32: for 16-bit weights
@@ -60,6 +62,9 @@ def table(records: Iterable[Record], head: str = HEAD) -> str:
         parts.append(f"## {environment}\n\n{' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {busy}.\n")
         columns = f"| {' | '.join(_NAMES)} |"
         parts.append("\n".join([columns, "|---" * 3 + "|--:" * 9 + "|", *(_row(r) for r in rows.values())]) + "\n")
+        named = ((f"{r['operator']} {r['dtype']} {label(r).partition(' ')[2]}", r) for r in rows.values())
+        flags = [f"* {name}: {flag}" for name, r in named for flag in r.get("flags", ())]
+        parts += ["\n".join(flags) + "\n"] if flags else []
     return "\n".join(parts)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 BLOCK_SECONDS = 0.05
+ALONE = 1 << 19  # bytes: to hand out less takes longer than to copy it
 
 
 @dataclass(frozen=True)
@@ -39,23 +40,30 @@ class Times:
         return {"min_ms": min(milliseconds), "median_ms": median, "calls": self.calls, "blocks": milliseconds}
 
 
-def _block(call: Callable[[], object], count: int) -> float:
+def _block(call: Callable[[], object], count: int) -> tuple[float, object]:
+    """Seconds a call, and what the last one returned."""
+    found: object = None
     start = time.perf_counter()
     for _ in range(count):
-        call()
-    return (time.perf_counter() - start) / count
+        found = call()
+    return (time.perf_counter() - start) / count, found
 
 
-def alternate(calls: Mapping[str, Callable[[], object]], blocks: int) -> dict[str, Times]:
-    """Time each call in `blocks` blocks, taking turns. Each is called twice before, untimed."""
+def alternate(
+    calls: Mapping[str, Callable[[], object]], blocks: int, last: dict[str, object] | None = None
+) -> dict[str, Times]:
+    """Time each call in `blocks` blocks, taking turns. Each is called twice before, untimed. ``last`` gets what the
+    last timed call of each returned."""
+    last = {} if last is None else last
     counts = {}
     for name, call in calls.items():
         call()
-        counts[name] = max(1, int(BLOCK_SECONDS / max(_block(call, 1), 1e-9)))
+        counts[name] = max(1, int(BLOCK_SECONDS / max(_block(call, 1)[0], 1e-9)))
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(blocks):
         for name, call in calls.items():
-            seconds[name].append(_block(call, counts[name]))
+            took, last[name] = _block(call, counts[name])
+            seconds[name].append(took)
     return {name: Times(tuple(s), counts[name]) for name, s in seconds.items()}
 
 
@@ -65,11 +73,14 @@ class Copy:
     def __init__(self, bytes_moved: int, threads: int) -> None:
         half = bytes_moved // 2
         self.source, self.target = np.ones(half, np.uint8), np.empty(half, np.uint8)
+        threads = threads if half >= ALONE else 1
         cuts = [half * i // threads for i in range(threads + 1)]
         self.parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
         self.pool = ThreadPoolExecutor(threads)
 
     def __call__(self) -> None:
+        if len(self.parts) == 1:
+            return self._part(self.parts[0])
         list(self.pool.map(self._part, self.parts))
 
     def _part(self, part: slice) -> None:

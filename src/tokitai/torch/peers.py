@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -22,22 +22,25 @@ OPERATORS = (
 
 @dataclass(frozen=True)
 class TorchPeer:
-    """A call of PyTorch's and our names for what it returns, in order. ``reset`` comes before a call whose results are
-    looked at, ``look`` gives them where the call itself returns nothing."""
+    """A call of PyTorch's and our names for what it returns, in order. Where a call changes tensors of its own,
+    ``look`` gives its results after it, and ``given`` its inputs and scalars, by our names, as the next call finds
+    them."""
 
     call: Callable[[], Any]
     results: tuple[str, ...]
-    reset: Callable[[], None] = field(default=lambda: None)
     look: Callable[[], Sequence[Any]] | None = None
+    given: Callable[[], tuple[Mapping[str, Sequence[Array]], Mapping[str, float]]] | None = None
     version: str = str(torch.__version__)
 
-    def outcome(self) -> Mapping[str, Array]:
-        """The results of the first inputs by our names."""
-        self.reset()
-        returned = self.call()
+    def read(self, returned: Any) -> Mapping[str, Any]:
+        """The results of a call by our names; of a list of tensors, lists."""
         found = returned if self.look is None else self.look()
-        several = found if isinstance(found, (tuple, list)) else (found,)
-        return dict(zip(self.results, (as_array(t) for t in several), strict=False))
+        several = found if isinstance(found, tuple) else (found,)
+        return {
+            name: [as_array(x) for x in t] if isinstance(t, list) else as_array(t)
+            for name, t in zip(self.results, several, strict=False)
+            if t is not None
+        }
 
 
 def as_array(tensor: Any) -> Array:
@@ -131,14 +134,26 @@ def _adamw(tensors: Mapping[str, Sequence[Array]], scalars: Mapping[str, float])
     leaves = [as_tensor(p.copy()).requires_grad_() for p in tensors["param"]]
     for leaf, g in zip(leaves, tensors["grad"], strict=True):
         leaf.grad = as_tensor(g.copy())
-    step = torch.optim.AdamW(leaves, lr=float(scalars.get("lr", 1e-3)), weight_decay=0.01, fused=True)
-    first = {name: [a.copy() for a in tensors[name]] for name in ("exp_avg", "exp_avg_sq")}
+    every = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "step": 1.0, **scalars}
+    step = torch.optim.AdamW(
+        leaves, lr=every["lr"], betas=(every["beta1"], every["beta2"]), eps=every["eps"],
+        weight_decay=every["weight_decay"], fused=True,
+    )  # fmt: skip
+    step.step()  # makes the state
+    for i, leaf in enumerate(leaves):
+        leaf.detach().copy_(as_tensor(tensors["param"][i]))
+        for name in ("exp_avg", "exp_avg_sq"):
+            step.state[leaf][name].copy_(torch.from_numpy(tensors[name][i]))
 
-    def reset() -> None:
-        if not step.state:
-            step.step()  # makes the state
-        for i, leaf in enumerate(leaves):
-            for name, arrays in first.items():
-                step.state[leaf][name].copy_(torch.from_numpy(arrays[i]))
+    def state(name: str) -> list[Any]:
+        return [step.state[leaf][name] for leaf in leaves]
 
-    return TorchPeer(step.step, tuple(first), reset, lambda: [step.state[leaves[0]][n] for n in first])
+    def given() -> tuple[Mapping[str, Sequence[Array]], Mapping[str, float]]:
+        moments = {n: [as_array(t.float()).copy() for t in state(n)] for n in ("exp_avg", "exp_avg_sq")}
+        weights = {"param": [as_array(leaf).copy() for leaf in leaves], "grad": tensors["grad"]}
+        return {**weights, **moments}, {**every, "step": float(step.state[leaves[0]]["step"]) + 1}
+
+    def look() -> Sequence[Any]:
+        return leaves, state("exp_avg"), state("exp_avg_sq")
+
+    return TorchPeer(step.step, ("param", "exp_avg", "exp_avg_sq"), look, given)
