@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -189,3 +192,27 @@ def test_describe_is_plain_json() -> None:
     assert told["isas"] == list(isas_here())
     assert told["cpu"] and told["cpu"] != "unknown"
     assert told["float_mode"] is None
+
+
+NO_ROOM = """
+import resource
+import numpy as np
+from tokitai import ops
+from tokitai.errors import ArgumentError
+x = np.ones((3, 3), np.float32)
+want = ops.softmax(x, threads=2).tobytes()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29),) * 2)
+try:
+    ops.softmax(x, threads=1000)
+except ArgumentError as error:
+    print(error)
+print(ops.softmax(x, threads=2).tobytes() == want)
+"""
+
+
+def test_threads_that_the_system_does_not_start_are_refused_and_the_process_lives() -> None:
+    made = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, timeout=300)
+    said, lives = made.stdout.splitlines()
+    assert re.fullmatch(r"threads=1000; accepted: a whole number, 1 to \d+, as the system starts no more now .*", said)
+    assert lives == "True" and made.returncode == 0

@@ -32,10 +32,14 @@ from ..toolchain.build import ISAS, Artifact, cpu_features, isas_here, machine_h
 from ..toolchain.fingerprint import file_digest
 from ..toolchain.folders import no_execution
 from .kept import room
+from .threads import Started
 
 SYMBOL = "tokitai_kernel"
 ENV_THREADS = "TOKITAI_NUM_THREADS"
-MOST_THREADS = 4096  # more than a machine has processors: the OpenMP runtime ends a process that asks for far too many
+MOST_THREADS = 4096  # more than a machine has processors
+
+
+_started = Started()
 
 
 class LoadedKernel:
@@ -70,7 +74,10 @@ class LoadedKernel:
         )
 
     def prepared(self, tensors: Any, sizes: Any, scalars: int | None, workspace: int | None, threads: int) -> int:
-        """The same on arrays of ctypes and addresses."""
+        """The same on arrays of ctypes and addresses. Raises ArgumentError where the system starts no such number of
+        threads."""
+        if threads > _started.most:
+            _started.attempt(threads)
         return int(self._function(tensors, sizes, scalars, workspace, threads))
 
 
