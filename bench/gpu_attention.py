@@ -20,6 +20,7 @@ from tokitai import ops
 from tokitai.gpu_targets import CudaTarget, target_named
 
 from .gpu import TORCH, about
+from .gpu_timing import between_events
 
 RESULTS = Path(__file__).parent / "results" / "gpu_attention.jsonl"
 SHAPES = ((8, 12, 1024, 64), (2, 16, 4096, 128), (1, 12, 128, 64))  # sentences, heads, tokens, dimension
@@ -31,13 +32,10 @@ def fastest(calls: Calls, repeats: int) -> dict[str, float]:
     best = dict.fromkeys(calls, float("inf"))
     for i in range(repeats + 1):
         for name, call in calls.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
             if i:
-                best[name] = min(best[name], float(begin.elapsed_time(end)))
+                best[name] = min(best[name], 1e3 * between_events(call))
+            else:
+                call()
     return {name: round(ms, 4) for name, ms in best.items()}
 
 

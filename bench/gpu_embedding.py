@@ -24,6 +24,7 @@ from tokitai.gpu_targets import CudaTarget, target_named
 
 from .embedding import COLUMNS, ENTRIES, IDS, choices
 from .gpu import TORCH, about, copy_bandwidth
+from .gpu_timing import between_events
 
 RESULTS = Path(__file__).parent / "results" / "gpu_embedding.jsonl"
 IN_A_ROW = 10  # calls between two events: the host is ahead of the card then
@@ -31,16 +32,8 @@ IN_A_ROW = 10  # calls between two events: the host is ahead of the card then
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
     """The median time of one call."""
-    found = []
-    for _ in range(repeats + 1):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        for _ in range(IN_A_ROW):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(float(begin.elapsed_time(end)) / 1e3 / IN_A_ROW)
-    return statistics.median(found[1:])
+    call()
+    return statistics.median(between_events(call, IN_A_ROW) for _ in range(repeats))
 
 
 def measure(target: CudaTarget, dtype: str, name: str, chosen: np.ndarray, repeats: int, copy: float) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from tokitai.gpu_targets import CudaTarget, target_named
 from tokitai.lang import Sizes
 from tokitai.meaning import bits
 
-from .gpu import TORCH, about, as_numpy, copy_bandwidth, seconds
+from .gpu import TORCH, about, as_numpy, copy_bandwidth
+from .gpu_timing import seconds
 
 RESULTS = Path(__file__).parent / "results" / "gpu_groups.jsonl"
 ROWS, GROUPS, OUTPUTS, INPUTS = 32768, 64, 4096, 4096
@@ -96,9 +97,10 @@ class Run:
         made = torch.empty(self.rows, OUTPUTS, device="cuda")
         parts = [(x[a:b], w[g].T, made[a:b]) for g, (a, b) in enumerate(itertools.pairwise(self.ends)) if b > a]
 
-        def each() -> None:
+        def each() -> Any:
             for a, b, c in parts:
                 torch.matmul(a, b, out=c)
+            return made
 
         found: dict[str, Callable[[], Any]] = {"cublas f32, group by group": each}
         grouped = getattr(torch, "_grouped_mm", None)

@@ -53,10 +53,22 @@ TORCH: dict[str, Make] = {
     "gelu_tanh": lambda t, o, p: lambda: F.gelu(t["x"], approximate="tanh"),
     "gelu_erf_backward": lambda t, o, p: lambda: torch.ops.aten.gelu_backward(t["dy"], t["x"]),
     "swiglu": lambda t, o, p: lambda: F.silu(t["gate"]) * t["up"],
-    "cross_entropy_with_grad": lambda t, o, p: lambda: torch.ops.aten._log_softmax_backward_data(
-        t["logits"], torch.log_softmax(t["logits"], -1), -1, t["logits"].dtype
-    ),
+    "cross_entropy_with_grad": lambda t, o, p: lambda: _cross_entropy(t["logits"], t["target"]),
 }
+# Our names for the first of what a call returns; what is another function's is not held.
+RESULTS = {
+    name: ("dx",) if name.endswith("_backward") else ("y",)
+    for name in TORCH
+    if name not in ("swiglu_backward", "cross_entropy_with_grad")
+} | {"cross_entropy_with_grad": ("loss", "dlogits")}
+
+
+def _cross_entropy(logits: Any, target: Any) -> tuple[Any, Any]:
+    """The mean loss and its gradient, by the operations that autograd would take."""
+    aten, logarithms = torch.ops.aten, torch.log_softmax(logits, -1)
+    loss, total = aten.nll_loss_forward(logarithms, target, None, 1, -100)
+    slope = aten.nll_loss_backward(torch.ones_like(loss), logarithms, target, None, 1, -100, total)
+    return loss, aten._log_softmax_backward_data(slope, logarithms, -1, logits.dtype)
 
 
 def _liger_norm(t: dict[str, Any], o: dict[str, Any], p: dict[str, float]) -> Callable[[], object]:

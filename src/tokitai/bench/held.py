@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import ArgumentError
 from ..formats import FORMATS
 from ..judging.allowance import AnyOrder
-from ..lang import TOTALS, Output, Sizes
+from ..lang import TOTALS, Graph, Output, Sizes
 from ..lang.graph import topological
 from ..meaning import bits, bounds
 from ..verification.compare import first_mismatch
@@ -68,7 +68,7 @@ def wanted(work: Workload, tensors: Tensors, params: Mapping[str, float]) -> tup
         some = sorted({0, len(shapes) // 2, len(shapes) - 1})
         lists = [{n: _flat(a[i]) for n, a in tensors.items()} for i in range(len(shapes))]
         outputs = list(graph.outputs)
-        found = [w for i in some for w in _evaluated(work, outputs, lists[i], shapes[i], params, i, None)]
+        found = [w for i in some for w in _evaluated(graph, outputs, lists[i], shapes[i], params, i, None)]
         if not any(n.op in TOTALS or n.op == "tensor_index" for n in graph.nodes):
             return found, {}
         every = bits.evaluate_tensors(graph, lists, shapes, params)  # the list's totals, not those of one tensor
@@ -77,19 +77,30 @@ def wanted(work: Workload, tensors: Tensors, params: Mapping[str, float]) -> tup
         return [w for w in found if w.name not in alone or w.tensor == 0], {}
     shape = shapes[0]
     given = {n: a[0] for n, a in tensors.items()}
-    plain = all(t.space in ("rc", "r", "c", "s") for t in graph.inputs)
-    local = [o for o in graph.outputs if plain and o.space in ("rc", "r") and not _across(o)]
-    if len(local) and shape[0] > ROWS:
+    found = []
+    if shape[0] > ROWS:
         rows = np.unique([0, shape[0] - 1, *np.random.default_rng(shape).integers(0, shape[0], ROWS - 2)])
         cut = {t.name: given[t.name][rows] if t.space in ("rc", "r") else given[t.name] for t in graph.inputs}
-        found = _evaluated(work, local, cut, (len(rows), shape[1]), params, 0, rows)
-    else:
-        local, found = [], []
-    rest = [o for o in graph.outputs if o not in local]
+        found = in_rows(graph, cut, rows, shape[1], params)
+    rest = [o for o in graph.outputs if all(o.name != w.name for w in found)]
+    plain = _plain(graph)
     size = max(Sizes.of(shape).steps if not plain else 0, max((a.size for a in given.values()), default=0))
     if size > WHOLE:
         return found, {o.name: f"{size} elements or steps are more than {WHOLE}" for o in rest}
-    return found + (_evaluated(work, rest, given, shape, params, 0, None) if rest else []), {}
+    return found + (_evaluated(graph, rest, given, shape, params, 0, None) if rest else []), {}
+
+
+def in_rows(
+    graph: Graph, given: Mapping[str, Array], rows: Array, cols: int, params: Mapping[str, float]
+) -> list[Wanted]:
+    """What the results must be in these rows, of which ``given`` holds the inputs: those that no other row has part in;
+    none of a product, or of tables."""
+    local = [o for o in graph.outputs if _plain(graph) and o.space in ("rc", "r") and not _across(o)]
+    return _evaluated(graph, local, given, (len(rows), cols), params, 0, rows) if local else []
+
+
+def _plain(graph: Graph) -> bool:
+    return all(t.space in ("rc", "r", "c", "s") for t in graph.inputs)
 
 
 def _of_the_list(one: Wanted, value: Array) -> Wanted:
@@ -108,10 +119,9 @@ def _across(output: Output) -> bool:
 
 
 def _evaluated(
-    work: Workload, outputs: Sequence[Output], given: Mapping[str, Array], shape: tuple[int, int],
+    graph: Graph, outputs: Sequence[Output], given: Mapping[str, Array], shape: tuple[int, int],
     params: Mapping[str, float], tensor: int, rows: Array | None,
 ) -> list[Wanted]:  # fmt: skip
-    graph = work.kernel.graph
     with np.errstate(all="ignore"):
         own = bounds.evaluate(graph, given, shape, params)
         other = bounds.evaluate(graph, given, shape, params, AnyOrder)
