@@ -35,7 +35,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
-OperatorArgument = Annotated[str | None, typer.Argument(metavar="OP", help="An operator, or FILE.py:NAME.")]
+OperatorArgument = Annotated[str | None, typer.Argument(metavar="OP", help=f"An operator, or {parse.OWN_FILE}.")]
 Without = Annotated[list[str] | None, typer.Option(metavar="NAME", help="An optional input that is not given.")]
 Arch = Annotated[str | None, typer.Option(help="An AMD architecture, of the target hip; gfx942, say.")]
 Options = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A choice of the definition's.")]
@@ -93,7 +93,7 @@ def doctor(as_json: Json = False) -> int:
 
 @app.command()
 def show(
-    operator: Annotated[str, typer.Argument(metavar="OP", help="An operator, or FILE.py:NAME.")],
+    operator: Annotated[str, typer.Argument(metavar="OP", help=f"An operator, or {parse.OWN_FILE}.")],
     what: Annotated[list[Part] | None, typer.Option(help="The parts to show; all where none is named.")] = None,
     target: Annotated[str, typer.Option(help="Of the plan and the source: cpu, cuda, hip or sim.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="The storage format.")] = "f32",

@@ -18,7 +18,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 
 def bench(
     operators: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP]...", help="Operators, or FILE.py:NAME; all that are usual.")
+        list[str] | None, typer.Argument(metavar="[OP]...", help=f"Operators, or {parse.OWN_FILE}; all that are usual.")
     ] = None,
     against: Annotated[str | None, typer.Option(metavar="torch", help="Time its counterparts in turns.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="f16, bf16 or f32; all by default.")] = None,

@@ -27,7 +27,9 @@ def check(
     rerun: Annotated[bool, typer.Option("--rerun", help="Recompute some cases and what follows from all.")] = False,
     cases: Annotated[int | None, typer.Option(min=0, help=f"How many of each; 0: all. By default {SAMPLE}.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws the cases that are recomputed.")] = 0,
-    op: Annotated[list[str] | None, typer.Option(metavar="FILE.py:NAME", help="An operator of your own.")] = None,
+    op: Annotated[
+        list[str] | None, typer.Option(metavar="FILE.py:NAME", help=f"An operator of your own: {parse.OWN_FILE}.")
+    ] = None,
     key: Annotated[Path | None, typer.Option(metavar="PUBLIC.pem", help="Whose signature they must have.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> int:

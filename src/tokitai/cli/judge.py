@@ -20,8 +20,11 @@ SHOWN = 3  # failures that are printed; --json has all
 
 
 def judge(
-    kernel: Annotated[str, typer.Argument(metavar="FILE.py:NAME", help="A function that is called as OP is.")],
-    op: Annotated[str, typer.Option("--op", metavar="OP", help="The operator, or FILE.py:NAME of one.")],
+    kernel: Annotated[
+        str,
+        typer.Argument(metavar="FILE.py:NAME", help=f"A function that is called as OP is: {parse.OWN_FILE}."),
+    ],
+    op: Annotated[str, typer.Option("--op", metavar="OP", help=f"The operator, or {parse.OWN_FILE} of one.")],
     dtype: Annotated[str, typer.Option(help="The storage format.")] = "f32",
     device: Annotated[str, typer.Option(help=f"Of the arrays that it is given: {DEVICES}.")] = "numpy",
     shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="To try beside the usual ones.")] = None,

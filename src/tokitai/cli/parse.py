@@ -22,9 +22,12 @@ from ..toolchain.build import ISAS, Isa
 from ..toolchain.folders import user_state_folder
 from ..verification.verdict import Variant
 
+OWN_FILE = "FILE.py:NAME (runs the file's code)"  # in the help of every command that takes one
+
 
 def operator_named(word: str) -> Operator:
-    """The operator of the package with this name, or the one that ``FILE.py:NAME`` means. Raises UsageError."""
+    """The operator of the package with this name, or the one that ``FILE.py:NAME`` means, of which the file's code is
+    run. Raises UsageError."""
     file, colon, name = word.rpartition(":")
     if word.endswith(".py"):
         file, name = word, ""
