@@ -8,6 +8,8 @@
 #   make test               everything that must hold before a change is merged: lint, types, all tests
 #   make check              the quick tests, for the loop while editing
 #   make lint               style and types only
+#   make mutants            wrong programs of every operator, on the CPU and the simulated device: how many are refuted
+#                           (about a day on two cores; it goes on where it stopped); or [SAMPLE=16] of each
 #   make bench              time the operators on this machine, in turns with PyTorch's
 #   make prove-elementary   prove the error bounds of exp, tanh, erf and the others again (long)
 #   make clean              remove what these commands made
@@ -15,7 +17,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := verify
-.PHONY: similarity train verify test check lint bench prove-elementary clean
+.PHONY: similarity train verify test check lint mutants bench prove-elementary clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -45,6 +47,9 @@ check: .venv/stamp-dev
 lint: .venv/stamp-dev
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+mutants: .venv/stamp-dev
+	$(BIN)/python -m tests.mutants.score --settle $${SAMPLE:+--sample "$$SAMPLE"}
 
 bench: .venv/stamp-dev
 	$(BIN)/python -m bench.run --against torch

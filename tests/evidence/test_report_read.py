@@ -191,3 +191,20 @@ def test_a_page_takes_the_place_of_another(tmp_path: Path) -> None:
     path.write_text("old")
     assert report([files(tmp_path, one=SAMPLE)], path).exit_code == 0
     assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>") and path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_page_has_room_for_few_kinds_of_cases(tmp_path: Path) -> None:
+    """Hundreds of certificates could have kinds of their own, each of which takes a table and a picture."""
+    def with_kinds(first: int) -> dict[str, Any]:
+        statement = build_statement(SAMPLE)
+        case = statement["predicate"]["cases"][1]
+        statement["predicate"]["cases"] += [{**case, "kind": "k" + "x" * (first + i)} for i in range(20)]
+        return statement
+
+    for i in range(3):
+        (tmp_path / f"{i}.json").write_text(json.dumps(with_kinds(20 * i)))
+    content = gather(certificates([tmp_path]))
+    assert content.counts["verified"] == 1 and content.counts["invalid"] == 2
+    assert content.in_state("invalid")[0].problems == (
+        "its kinds of cases make them 46 (accepted on one page: at most 32)",
+    )  # fmt: skip

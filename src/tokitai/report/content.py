@@ -6,8 +6,8 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from .read import Certificate
 State = Literal["verified", "refuted", "undecided", "invalid"]
 STATES: tuple[State, ...] = ("refuted", "invalid", "undecided", "verified")  # the worst first
 CODES: Mapping[State, int] = {"verified": 0, "refuted": 1, "invalid": 1, "undecided": 3}
+MOST_KINDS = 32  # of cases, over all certificates of a page
 MOST = 50  # cases that differ, that are told of one certificate
 
 KINDS = {
@@ -216,9 +217,23 @@ class Content:
 
 
 def gather(certificates: Iterable[Certificate]) -> Content:
-    """What is shown of certificates. One that cannot be shown, since it is nested too deeply, becomes invalid."""
-    read = sorted(certificates, key=_order)
+    """What is shown of certificates. One that cannot be shown becomes invalid: it is nested too deeply, or has kinds of
+    cases beyond those that a page has room for."""
+    read = _of_few_kinds(sorted(certificates, key=_order))
     return Content(tuple(_entry(c, f"certificate-{number}") for number, c in enumerate(read, start=1)))
+
+
+def _of_few_kinds(certificates: Iterable[Certificate]) -> Iterator[Certificate]:
+    """The certificates; each after the first that would have too many kinds of cases shown without its parts."""
+    shown: set[str] = set(KINDS)
+    for c in certificates:
+        kinds = shown if c.predicate is None else shown | {case["kind"] for case in c.predicate["cases"]}
+        if len(kinds) > MOST_KINDS:
+            problem = f"its kinds of cases make them {len(kinds)} (accepted on one page: at most {MOST_KINDS})"
+            yield replace(c, problems=(*c.problems, problem), predicate=None)
+            continue
+        shown = kinds
+        yield c
 
 
 def _in_order(kinds: set[str]) -> list[str]:

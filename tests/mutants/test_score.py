@@ -1,0 +1,80 @@
+"""Wrong programs are made as they should be, and a sample of them is refuted. `make mutants` runs all."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.mutants.equivalent import why_equivalent
+from tests.mutants.program import Mutant, alone, schemata
+from tests.mutants.score import made, results, score, settle
+
+SOURCE = """#include "rows.h"
+namespace tokitai {
+template <int N> void pass(int64_t rows, const int64_t* sizes) {
+  const int64_t cols = sizes[0], blocks = (rows + 31) / 32;
+  constexpr int64_t FOUR = 4;
+  int64_t begin;
+  find(rows, begin);
+  #pragma omp for schedule(static)
+  for (int64_t block = 0; block < blocks; ++block) {
+    store(out + block * cols, N);
+    barrier();
+  }
+}
+}
+"""
+
+
+def test_numbers_and_calls_are_found_by_what_they_are() -> None:
+    made_of, mutants = schemata(SOURCE)
+    named = [str(m) for m in mutants]
+    assert [n for n in named if n.startswith("left out")] == [
+        "left out: find(rows, begin);", "left out: store(out + block * cols, N);", "left out: barrier();",
+    ]  # fmt: skip
+    changed = {n.split()[0] for n in named if not n.startswith("left out")}
+    assert changed == {"rows", "cols", "blocks", "block"}, "no constant, nothing that a call writes to, no template's"
+    assert "for (int64_t block = 0; block < (blocks + MUTATED(" in made_of, "the form of a shared loop is prescribed"
+    assert len({m.number for m in mutants}) == len(mutants)
+
+
+def test_a_mutant_alone_is_one_change() -> None:
+    _, mutants = schemata(SOURCE)
+    for m in mutants:
+        wrong = alone(SOURCE, m.number).splitlines()
+        changed = [line for line, other in zip(SOURCE.splitlines(), wrong, strict=True) if line != other]
+        assert [line.strip() for line in changed] == [m.line]
+    (barrier,) = [m for m in mutants if m.line == "barrier();"]
+    assert "if (false) barrier();" in alone(SOURCE, barrier.number)
+
+
+def test_what_is_equivalent_is_known_by_name() -> None:
+    assert why_equivalent("cpu", Mutant(0, "left out", "prefetch(in_x_next + c);")) is not None
+    assert why_equivalent("cpu", Mutant(0, "left out", "store(out_y_row + c, v7, lanes, out_y_streams);")) is None
+    assert why_equivalent("sim", Mutant(0, "left out", "barrier();")) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_the_right_program_is_not_refuted(device: str) -> None:
+    assert made("softmax", device).refuted() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "device"), [("silu", "cpu"), ("matmul", "cpu"), ("embedding_backward", "cpu"), ("softmax", "sim")]
+)
+def test_a_sample_is_refuted(name: str, device: str) -> None:
+    """But for what is equivalent, with its reason."""
+    found = score(name, device, 12, 60)
+    if not found["settled"]:
+        settle(name, device, found)
+    assert found["run"] == 12 and found["refuted"] >= 3
+    assert found["refuted"] + len(found["equivalent"]) + len(found["survivors"]) == 12
+
+
+def test_a_program_that_ends_its_process_is_refuted() -> None:
+    subject = made("silu", "cpu")
+    number = next(i for i, (m, *_) in enumerate(subject.mutants) if re.match(r"tensor \+ 1: .*in_x", str(m)))
+    ((_, said),) = results(subject, [number])
+    assert said is not None
