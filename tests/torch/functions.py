@@ -27,15 +27,24 @@ class Call:
     words: dict[str, Any] = field(default_factory=dict)
     constant: tuple[int, ...] = ()
     rule: str = "widest"  # of autocast, as the reference page has it
+    single: tuple[int, ...] = ()  # inputs that are f32 whatever the others are
     changing: tuple[str, ...] = ()  # numbers that may change from step to step
 
-    def leaves(self) -> tuple[Any, ...]:
-        """Inputs with a gradient to come."""
-        made = self.tensors()
+    def leaves(self, *dtypes: torch.dtype) -> tuple[Any, ...]:
+        """Inputs with a gradient to come, those of the storage format converted from one dtype to the next."""
+        made = list(self.tensors())
+        for i in self.stored(tuple(made)):
+            for dtype in dtypes:
+                made[i] = made[i].to(dtype)
         return tuple(x.requires_grad_() if self.sloped(i, x) else x for i, x in enumerate(made))
 
     def sloped(self, i: int, x: Any) -> bool:
         return isinstance(x, Tensor) and x.is_floating_point() and i not in self.constant
+
+    def stored(self, inputs: tuple[Any, ...]) -> list[int]:
+        """Places of the inputs of the storage format: of floats, but for those that are f32 whatever it is."""
+        floats = [i for i, t in enumerate(inputs) if isinstance(t, Tensor) and t.is_floating_point()]
+        return [i for i in floats if i not in self.single]
 
     def results(self, *inputs: Any, **words: Any) -> tuple[Tensor, ...]:
         made = self.function(*inputs, **{**self.words, **words})
@@ -99,7 +108,7 @@ SHAPED = {
         functional.rotary, lambda: (x(), x(2)), {"cos": x(3, 3, COLS).cos(), "sin": x(3, 3, COLS).sin()},
     ),
     "rotary": Call(
-        functional.rotary, lambda: (x(), x(2), torch.arange(3), x(3, COLS).abs()), constant=(3,),
+        functional.rotary, lambda: (x(), x(2), torch.arange(3), x(3, COLS).abs()), constant=(3,), single=(3,),
     ),
 }  # fmt: skip
 
@@ -109,9 +118,11 @@ def _derived(name: str) -> Call:
     given = CALLS[name]
     constant = tuple(i for i, t in enumerate(ops.get(name).tensors) if t.name in CONSTANT.get(name, ()))
     changing = tuple(p.name for p in ops.get(name).params if p.whole and p.name != "ignore_index")  # its targets use it
+    single = tuple(i for i, t in enumerate(ops.get(name).tensors) if t.format == "f32")
     return Call(
-        getattr(operators, name), lambda: given.tensors(torch.float32), dict(given.words), constant, changing=changing
-    )
+        getattr(operators, name), lambda: given.tensors(torch.float32), dict(given.words), constant, single=single,
+        changing=changing,
+    )  # fmt: skip
 
 
 def _rule(name: str) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from tests.torch.test_derived import noise, whole
 from tokitai.errors import ArgumentError
 from tokitai.torch import functional
+from tokitai.torch.experts import experts
 
 
 def wide(x: Any) -> Any:
@@ -133,6 +134,29 @@ def test_an_ignored_row_may_hold_anything() -> None:
     loss = functional.cross_entropy(logits, torch.tensor([1, -100, 2]))
     loss.backward()
     assert loss.isfinite() and logits.grad is not None and logits.grad.isfinite().all() and not logits.grad[1].any()
+
+
+@pytest.mark.slow
+def test_what_no_query_sees_may_be_anything() -> None:
+    """NaN behind a sequence's length is in no result and no gradient; in a padded token of experts it raises."""
+    tensors = [noise(i, 2, 2, 4, 8) for i in range(3)]
+    for t in tensors[1:]:
+        t[0, :, 3] = float("nan")
+    leaves = [t.requires_grad_() for t in tensors]
+    y = functional.attention(*leaves, lengths=torch.tensor([3, 4]))
+    y.sum().backward()
+    assert y.isfinite().all() and all(t.grad is not None and t.grad.isfinite().all() for t in leaves)
+    x = noise(1, 2, 4)
+    x[0, 3] = float("nan")
+    x.requires_grad_()
+    functional.masked_softmax(x, torch.tensor([3, 4])).square().sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+    tokens = noise(1, 3, 6)
+    tokens[1] = float("nan")
+    with pytest.raises(ArgumentError, match=r"logits\[1\] holds NaN"):
+        experts(
+            tokens, noise(2, 4, 6), noise(3, 4, 8, 6), noise(4, 4, 6, 4), padding=torch.tensor([False, True, False])
+        )
 
 
 def test_losses_that_are_refused() -> None:

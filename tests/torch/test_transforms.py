@@ -101,17 +101,19 @@ def test_results_without_values(call: Call, request: pytest.FixtureRequest) -> N
 @every
 def test_autocast(call: Call) -> None:
     """Inputs are converted as the rule says, to the bit as by hand; gradients come back in the format of the inputs."""
-    for active in (torch.bfloat16, torch.float16):
-        leaves = call.leaves()
-        chosen = {"lower": active, "f32": torch.float32, "widest": torch.float32}[call.rule]
-        storage = [i for i, t in enumerate(leaves) if call.sloped(i, t)]
-        by_hand = [t.detach().to(chosen).requires_grad_() if i in storage else t for i, t in enumerate(leaves)]
+    for active, given in (
+        (torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float16, torch.bfloat16)
+    ):  # fmt: skip
+        leaves = call.leaves(given)
+        chosen = {"lower": active, "f32": torch.float32, "widest": given}[call.rule]
+        by_hand = call.leaves(given, chosen)
         want = call.gradients(*by_hand)
         with torch.autocast("cpu", dtype=active):
             found = call.gradients(*leaves)
         results = len(call.results(*by_hand))
         same(found[:results], want[:results])
-        same(found[results:], [g.float() for g in want[results:]])
+        places = [i for i, t in enumerate(leaves) if call.sloped(i, t)]
+        same(found[results:], [g.to(leaves[i].dtype) for i, g in zip(places, want[results:], strict=True)])
 
 
 @pytest.mark.slow
