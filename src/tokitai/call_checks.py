@@ -27,7 +27,7 @@ def check_chosen(operator: Operator, graph: Graph, shape: tuple[int, int]) -> No
     """No more is chosen of a row than it has. Raises ArgumentError."""
     chosen = max((o.slots for o in graph.outputs if o.name in operator.contract.places), default=0)
     if chosen > shape[1]:
-        raise ArgumentError(f"{operator.name}: k={chosen} of {shape[1]} columns; accepted: at most all of them")
+        raise ArgumentError(f"{operator.name}: k={chosen} of {shape[1]} columns; accepted: at most {shape[1]}")
 
 
 def check_nan_rows(name: str, found: Array) -> None:

@@ -93,7 +93,7 @@ def _rows(operator: Operator, graph: Graph, given: Mapping[str, Tensor], entries
     _check_limits(operator, lead, cols)
     chosen = operator.contract.places and graph.options.get("k")
     if chosen and int(str(chosen)) > cols:
-        raise ArgumentError(f"{operator.name}: k={chosen} of {cols} columns; accepted: at most all of them")
+        raise ArgumentError(f"{operator.name}: k={chosen} of {cols} columns; accepted: at most {cols}")
     entries = given[tables[0].name].shape[0] if tables else entries
     return {"rc": (*lead, cols), "r": lead, "c": (cols,), "s": (), "t": (entries, cols)}
 
