@@ -1,4 +1,4 @@
-"""Somebody else's kernels: right ones pass in whatever order they sum, wrong ones of every kind are refuted."""
+"""Third-party kernels: right ones pass in whatever order they sum, wrong ones of every kind are refuted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KERNELS = Path(__file__).parent / "kernels.py"
 
 
 def judged(name: str, op: str, dtype: str = "f16", **how: Any) -> Judgement:
-    return tokitai.judge((KERNELS, name), get(op), dtype=dtype, **how)
+    return tokitai.judge((KERNELS, name), get(op), dtype=dtype, **{"seed": 0, **how})
 
 
 def wrong(made: Judgement) -> str:
@@ -34,7 +34,7 @@ def wrong(made: Judgement) -> str:
 
 
 # ------------------------------------------------------------------ right kernels
-QUICK = ("layer_norm", "cross_entropy_with_grad", "adamw", "embedding_backward", "linear", "router", "clip_global_norm")
+QUICK = ("embedding_backward", "clip_global_norm")
 
 
 @pytest.mark.parametrize("op", [
@@ -42,10 +42,10 @@ QUICK = ("layer_norm", "cross_entropy_with_grad", "adamw", "embedding_backward",
 ])  # fmt: skip
 def test_an_operators_own_kernel_has_the_definitions_bits(op: str) -> None:
     operator = get(op)
-    for dtype in operator.contract.formats:
-        made = tokitai.judge(lambda *args, _of=operator, **named: _of(*args, **named), operator, dtype=dtype)
-        assert (made.verdict, made.same_bits, wrong(made)) == ("verified", made.cases, ""), dtype
-        assert made.cases >= 20 and made.judged > 0
+    dtype = operator.contract.formats[len(op) % len(operator.contract.formats)]
+    made = tokitai.judge(lambda *args, **named: operator(*args, **named), operator, dtype=dtype, seed=len(op))
+    assert (made.verdict, made.same_bits, wrong(made)) == ("verified", made.cases, "")
+    assert made.cases >= 20 and made.judged > 0 and set(made.not_shown) <= {"seed", "dropped"}
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
@@ -54,9 +54,9 @@ def test_another_order_of_summation_passes(name: str, op: str, dtype: str) -> No
     made = judged(name, op, dtype)
     assert made.verdict == "verified", wrong(made)
     assert made.cases > 40 and made.same_bits < made.cases and 0 < made.share <= 1
-    assert made.judged > 0.9 * made.compared
+    assert made.judged > 0.9 * made.compared and made.calls > 3 * made.cases and made.not_shown == []
     assert made.notes["called again"] == "the same bits"
-    assert made.notes["views with gaps between rows"] == "read rightly"
+    assert made.notes["views"] == "read rightly"
 
 
 def test_some_results_alone_are_judged_where_that_is_said() -> None:
@@ -69,13 +69,9 @@ def test_some_results_alone_are_judged_where_that_is_said() -> None:
 def test_what_is_good_to_know_is_no_fault() -> None:
     made = judged("refuses_views", "softmax")
     assert made.verdict == "verified"
-    assert "refused: raised" in made.notes["views with gaps between rows"]
+    assert made.notes["views"].startswith("refused (rows apart, ") and ": raised " in made.notes["views"]
     made = judged("depends_on_batch", "softmax", "f32")
-    assert made.verdict == "verified" and made.notes["rows in two batches"].startswith("other bits: y of seeded/")
-
-
-def test_views_that_are_read_wrongly_are_told_of() -> None:
-    assert judged("contiguous_only", "softmax").notes["views with gaps between rows"] == "read wrongly"
+    assert made.verdict == "verified" and made.notes["rows in two batches"].startswith("other bits: y of ")
 
 
 @pytest.mark.slow
@@ -88,7 +84,7 @@ def test_torchs_kernels(tmp_path: Path) -> None:
         "def aten_out(x):\n    return torch.softmax(x.float(), -1)\n"
     )
     for dtype in ("f16", "bf16", "f32"):
-        made = tokitai.judge((file, "softmax"), get("softmax"), dtype=dtype, device="cpu")
+        made = tokitai.judge((file, "softmax"), get("softmax"), dtype=dtype, device="cpu", seed=0)
         assert made.verdict == "verified" and made.judged > 0, wrong(made)
     made = tokitai.judge((file, "gelu"), get("gelu_erf"), dtype="f16", device="cpu")  # 1 + erf(x) cancels
     assert made.verdict == "refuted" and "of which rounding explains" in wrong(made)
@@ -106,8 +102,8 @@ def test_torchs_kernels(tmp_path: Path) -> None:
     ("half_accumulator", "softmax", "f16", "of which rounding explains"),
     ("without_tail", "softmax", "f16", "5 of 1285 elements, all in column 256"),
     ("last_row_missing", "softmax", "f16", "of 1285 elements, all in row 4"),
-    ("contiguous_only", "softmax", "f16", "given views with gaps between rows: y["),
-    ("changes_input", "softmax", "f16", "changed its input x"),
+    ("contiguous_only", "softmax", "f16", "given views (rows apart): y["),
+    ("changes_input", "softmax", "f16", "changed its input x, at [0,0]"),
     ("wider", "softmax", "f16", "y: an array of float32; accepted: f16"),
     ("flattened", "softmax", "f16", "y: shape (1285,); accepted: (5, 257)"),
     ("raises", "softmax", "f16", "kernels.py:"),
@@ -132,14 +128,11 @@ def test_a_call_that_does_not_end_leaves_it_undecided() -> None:
 
 
 def test_in_place_results_are_what_the_input_becomes() -> None:
-    given: list[np.ndarray[Any, Any]] = []
-
     def unclipped(grad: np.ndarray[Any, Any], *, max_norm: float) -> Any:
-        given.append(grad)
         return np.float32(np.sqrt((grad.astype(np.float64) ** 2).sum()))
 
-    made = tokitai.judge(unclipped, get("clip_global_norm"), dtype="f32")
-    assert made.verdict == "refuted" and given and "grad[0," in wrong(made)
+    made = tokitai.judge(unclipped, get("clip_global_norm"), dtype="f32", seed=0)
+    assert made.verdict == "refuted" and "grad[0," in wrong(made)
 
 
 def test_a_failure_is_replayed_by_its_case() -> None:
@@ -157,11 +150,12 @@ def test_a_shape_of_ones_own_is_tried() -> None:
 def test_json_has_the_documented_keys() -> None:
     made = judged("without_tail", "softmax").as_json()
     assert list(made) == [
-        "operator", "kernel", "dtype", "device", "shape", "verdict", "evidence", "shapes", "cases", "same_bits",
-        "elements", "elements_judged", "max_ulp_error", "max_ulp_error_of_row", "share_of_allowance", "failures",
-        "notes", "undecided", "seconds",
+        "operator", "kernel", "dtype", "device", "shape", "seed", "verdict", "evidence", "shapes", "cases", "calls",
+        "same_bits", "elements", "elements_judged", "max_ulp_error", "max_ulp_error_of_row", "share_of_allowance",
+        "failures", "notes", "not_shown", "containment", "undecided", "seconds",
     ]  # fmt: skip
-    assert made["evidence"] == ["hard", "seeded"] and list(made["failures"][0]) == ["case", "what", "where"]
+    assert made["evidence"] == ["hard", "seeded", "exact"] and made["seed"] == 0
+    assert list(made["failures"][0]) == ["case", "what", "where"]
     json.dumps({**made, "max_ulp_error": 0, "max_ulp_error_of_row": 0, "share_of_allowance": 0})
 
 
@@ -171,6 +165,8 @@ def test_json_has_the_documented_keys() -> None:
     ({"device": "gpu"}, ArgumentError, "device='gpu'; accepted: numpy"),
     ({"device": "cpu:1"}, ArgumentError, "device='cpu:1'"),
     ({"shape": {"rows": 1 << 20, "cols": 1 << 20}}, ArgumentError, "elements of work; accepted: at most"),
+    ({"seed": -1}, ArgumentError, "seed=-1; accepted: a whole number of at least 0"),
+    ({"total_seconds": 0}, ArgumentError, "total_seconds=0; accepted: a number of seconds above 0"),
     ({"case": "hard/none"}, UsageError, "no case 'hard/none'"),
     ({"results": ["z"]}, UnknownNameError, "no result of softmax named 'z'"),
     ({"device": "cpu"}, UsageError, "does not import torch"),
@@ -204,7 +200,7 @@ def test_a_file_that_is_none(tmp_path: Path, file: str, says: str) -> None:
 
 
 def test_an_operator_of_ones_own_judges_as_well() -> None:
-    made = tokitai.judge(lambda x: x * x.dtype.type(2), doubled, dtype="f16")
+    made = tokitai.judge(lambda x: x * x.dtype.type(2), doubled, dtype="f16", seed=0)
     assert made.verdict == "verified" and made.same_bits >= made.cases - 3  # another NaN
     made = tokitai.judge(lambda x: x + x.dtype.type(2), doubled, dtype="f16")
     assert made.verdict == "refuted"

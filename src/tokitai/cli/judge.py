@@ -1,4 +1,4 @@
-"""``tokitai judge``: somebody else's kernel, held against a definition."""
+"""``tokitai judge``: a third-party kernel, held against a definition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from ..errors import UsageError
 from ..judging import Judgement
-from ..judging.judgement import DEVICES, SECONDS
+from ..judging.judgement import DEVICES, SECONDS, TOTAL_SECONDS
 from . import output, parse
 from .progress import Bar
 
@@ -29,17 +29,20 @@ def judge(
     device: Annotated[str, typer.Option(help=f"Of the arrays that it is given: {DEVICES}.")] = "numpy",
     shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="To try beside the usual ones.")] = None,
     results: Annotated[str | None, typer.Option(metavar="NAME,...", help="The results that it returns.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the seeded cases.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Draws sizes, scalars and values; drawn itself.")] = None,
     case: Annotated[str | None, typer.Option(metavar="ID", help="Only this case, as a failure names it.")] = None,
     without: Annotated[list[str] | None, typer.Option(metavar="NAME", help="An optional input not given.")] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A choice of OP's.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Within which a call must end.")] = SECONDS,
+    total_seconds: Annotated[float, typer.Option(min=0.1, help="Within which all must end.")] = TOTAL_SECONDS,
+    unconfined: Annotated[bool, typer.Option("--unconfined", help="No sandbox: for a kernel that compiles.")] = False,
+    first: Annotated[bool, typer.Option("--first", help="End with the first wrong case.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
 ) -> int:
-    """Judge somebody else's kernel: is each element as near the real result as rounding explains, in whatever order?
+    """Judge a third-party kernel: is each element within its rounding-error bound, in whatever order it sums?
 
-    It is called as the operator is, in a process of its own. Exit code 0: it is. 1: it is not, or it fails. 3:
-    undecided, since a call did not end. 2: wrong usage.
+    It is called as the operator is, in a sandboxed process: FILE.py is run there. Exit code 0: it is. 1: it is not, or
+    it fails. 3: undecided, since a call did not end. 2: wrong usage.
     """
     from ..judging import judge as run
 
@@ -56,10 +59,13 @@ def judge(
             made = run(
                 (Path(file), name), operator, dtype=fmt, device=device, shape=asked, seed=seed, variant=variant,
                 results=None if results is None else [word.strip() for word in results.split(",")], case=case,
-                seconds=seconds, progress=bar.case,
+                seconds=seconds, total_seconds=total_seconds, unconfined=unconfined, first=first,
+                progress=bar.case,
             )  # fmt: skip
-    typed = [("--dtype", fmt), ("--device", device), ("--shape", shape), ("--results", results), ("--seed", str(seed))]
+    typed = [("--dtype", fmt), ("--device", device), ("--shape", shape), ("--results", results)]
+    typed += [("--seed", str(made.seed))]
     flags = [f"{flag} {shlex.quote(value)}" for flag, value in typed if value is not None]
+    flags += ["--unconfined"] if unconfined else []
     flags += [f"--without {shlex.quote(n)}" for n in without or ()]
     flags += [f"--option {shlex.quote(n)}" for n in option or ()]
     replay = f"tokitai judge {shlex.quote(kernel)} --op {shlex.quote(op)} {' '.join(flags)}"
@@ -74,7 +80,8 @@ def judgement_text(made: Judgement, replay: str) -> str:
     """A judgement for a person: the verdict, the first failures with the line that replays each, what was compared."""
     cases = f"{made.cases} case{'s' * (made.cases != 1)}"
     many = f"{len(made.failures)} of {cases} wrong" if made.failures else cases
-    lines = [f"{made.kernel} as {made.operator} {made.dtype} on {made.device}: {made.verdict}, {many}"]
+    what = f"{made.kernel} as {made.operator} {made.dtype} on {made.device}"
+    lines = [f"{what}: {made.verdict}, {many}, seed {made.seed}"]
     for failure in made.failures[:SHOWN]:
         lines += ["", f"  {failure.what}", *([f"  {failure.where}"] if failure.where else [])]
         lines.append(f"  {replay} --case {shlex.quote(failure.case)}")
@@ -82,11 +89,14 @@ def judgement_text(made: Judgement, replay: str) -> str:
         lines += ["", f"  and {len(made.failures) - SHOWN} more; --json lists all"]
     if made.undecided is not None:
         lines += ["", f"  {made.undecided}"]
-    lines += ["", f"{'the bits of the definition':<29}in {made.same_bits} of {cases}"]
+    lines += ["", f"{'the bits of the definition':<29}in {made.same_bits} of {cases}, {made.calls} calls"]
     lines.append(f"{'elements judged':<29}{made.judged} of {made.compared}")
     if made.judged:
         share, ulp, of_row = made.share, made.max_ulp_error, made.max_ulp_error_of_row
-        lines.append(f"{'largest distance':<29}{share:.3g} of what rounding explains, in whatever order")
+        lines.append(f"{'largest distance':<29}{share:.3g} of the rounding-error bound, in whatever order")
         lines.append(f"{'largest error':<29}{ulp:.4g} ulp, {of_row:.4g} of the row's largest")
     lines += [f"{note:<29}{said}" for note, said in made.notes.items()]
+    if made.not_shown:
+        lines.append(f"{'no case shows the effect of':<29}{', '.join(made.not_shown)}")
+    lines += [f"{'containment' if i == 0 else '':<29}{said}" for i, said in enumerate(made.contained)]
     return "\n".join(lines)

@@ -1,5 +1,19 @@
-"""Kernels by other people: is each element as near the real result as rounding explains, and if not, which is not?"""
+"""Third-party kernels: is each element as near the exact value as rounding explains, and if not, which is not?"""
 
-from .judgement import Failure, Judgement, judge
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .judgement import Failure, Judgement, judge
 
 __all__ = ["Failure", "Judgement", "judge"]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, whose module is imported for it: the process of a kernel has none of them."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import judgement
+
+    return getattr(judgement, name)

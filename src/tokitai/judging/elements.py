@@ -1,7 +1,8 @@
-"""Hold each element of a result against what rounding explains, and say which are wrong, and where they lie."""
+"""Hold each element of a result against its rounding-error bound, and say which are wrong, and where they lie."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,13 @@ from ..meaning.real import REAL
 from ..verification.compare import patterns, show, spacing, ulp_errors
 
 Array = np.ndarray[Any, Any]
+Place = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
 @dataclass
 class Finding:
-    """What one result of one case showed. ``share``: the largest distance as a part of what is allowed, and where."""
+    """What one result of one call showed. ``share``: the largest distance as a part of the bound; ``wrong``: how many
+    elements are beyond it."""
 
     compared: int = 0
     judged: int = 0  # those for which something is required: all but where no bound can be given
@@ -25,25 +28,30 @@ class Finding:
     max_ulp: float = 0.0
     max_ulp_of_row: float = 0.0
     share: float = 0.0
-    first: str = ""  # the wrong element that is furthest beyond its allowance, in a sentence
+    first: str = ""  # the wrong element that is furthest beyond its bound, in a sentence
     where: str = ""  # where all wrong elements lie
-    positions: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    mask: Array = field(default_factory=lambda: np.zeros(0, bool))  # which are wrong
 
 
-def hold(name: str, got: Array, defined: Array, exact: Array, limit: Array | None, fmt: Format) -> Finding:
-    """Compare a result with the definition's bits, with the real result, and with its allowance.
+def hold(
+    name: str, got: Array, defined: Array, exact: Array, limit: Array | None, fmt: Format, place: Place | None = None
+) -> Finding:  # fmt: skip
+    """Compare a result with the definition's bits, with the exact value, and with its bound. ``place``: where in the
+    whole result an element lies, where ``got`` is a part of it.
 
-    Where the definition and the real result are NaN, or the same infinity, that is required. Otherwise the distance
-    from the real result may be ``limit``; a value that close to the largest number of the format may be infinite. Where
-    the limit is not finite, or the definition overflows and the real result does not, nothing is required. Whole
+    Where the definition and the exact value are NaN, or the same infinity, that is required. Otherwise the distance
+    from the exact value may be ``limit``; a value that close to the largest number of the format may be infinite. Where
+    the limit is not finite, or the definition overflows and the exact value does not, nothing is required. Whole
     numbers, and results without a limit, must have the definition's bits.
     """
     found = Finding(compared=got.size, identical=bool((patterns(got) == patterns(defined)).all()))
+    found.mask = np.zeros(got.shape, bool)
     if got.size == 0:
         return found
     if not fmt.is_float or limit is None:
         found.judged = got.size
-        _tell(found, name, patterns(got) != patterns(defined), np.ones(got.shape), got, defined, None, fmt, None)
+        found.mask = patterns(got) != patterns(defined)
+        _describe(found, name, np.ones(got.shape), got, defined, None, fmt, None, place)
         return found
     exact = np.broadcast_to(np.asarray(exact, REAL), got.shape)
     limit = np.broadcast_to(np.asarray(limit, np.float64), got.shape)
@@ -64,33 +72,35 @@ def hold(name: str, got: Array, defined: Array, exact: Array, limit: Array | Non
     errors = np.where(near & ~over, ulp_errors(got, exact, fmt), 0)
     row = np.where(near, np.abs(exact), 0).max(axis=-1, keepdims=True) if got.ndim else np.abs(exact)
     found.max_ulp = float(errors.max())
-    scale = spacing(np.maximum(np.where(near, np.abs(exact), 0), row), fmt)
-    found.max_ulp_of_row = float(np.where(near & ~over, distance / scale, 0).max())
+    with np.errstate(all="ignore"):
+        scale = spacing(np.maximum(np.where(near, np.abs(exact), 0), row), fmt)
+        found.max_ulp_of_row = float(np.where(near & ~over, distance / scale, 0).max())
     found.share = float(share.max())
-    _tell(found, name, wrong, share, got, defined, exact, fmt, limit)
+    found.mask = wrong
+    _describe(found, name, share, got, defined, exact, fmt, limit, place)
     return found
 
 
-def _tell(
-    found: Finding, name: str, wrong: Array, share: Array, got: Array, defined: Array, exact: Array | None, fmt: Format,
-    limit: Array | None,
+def _describe(
+    found: Finding, name: str, share: Array, got: Array, defined: Array, exact: Array | None, fmt: Format,
+    limit: Array | None, place: Place | None,
 ) -> None:  # fmt: skip
     """Put into words which elements are wrong."""
-    found.wrong = int(wrong.sum())
+    found.wrong = int(found.mask.sum())
     if not found.wrong:
         return
-    at = np.unravel_index(int(np.argmax(np.where(wrong, share, -1))), got.shape)
-    said = f"{name}[{','.join(map(str, at))}] is {show(got[at])}; the definition gives {show(defined[at])}"
+    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.where(found.mask, share, -1))), got.shape))
+    shown = ",".join(map(str, place(at) if place else at))
+    said = f"{name}[{shown}] is {show(got[at])}; the definition gives {show(defined[at])}"
     if exact is not None and limit is not None:
-        real, most = float(exact[at]), float(limit[at])
-        said += f", the real result is {real:.9g}"
-        if np.isfinite(real) and np.isfinite(float(got[at])):
+        value, most = float(exact[at]), float(limit[at])
+        said += f", the exact value is {value:.9g}"
+        if np.isfinite(value) and np.isfinite(float(got[at])):
             ulp = float(spacing(np.abs(exact[at]), fmt))
-            off = abs(float(got[at]) - real)
-            said += f": off by {off / ulp:.4g} ulp, of which rounding explains {most / ulp:.4g}"
+            off = abs(float(got[at]) - value)
+            said += f": it differs by {off / ulp:.4g} ulp, of which rounding explains {most / ulp:.4g}"
     found.first = said
-    found.positions = np.argwhere(wrong)
-    found.where = extent(found.positions, got.shape)
+    found.where = extent(np.argwhere(found.mask), got.shape)
 
 
 def extent(positions: Array, shape: tuple[int, ...]) -> str:

@@ -12,7 +12,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-LIGHT = ("tokitai.worker", "tokitai.errors")  # they need nothing of the package
+LIGHT = ("tokitai.worker", "tokitai.errors", "tokitai.formats", "tokitai.judging")  # they need nothing of the package
 
 
 class Later:
