@@ -30,9 +30,7 @@ def fault(
     for shape in shapes:
         case = cases.seeded(op, numbers.graph, how, shape, 0)
         integers = {n: a for n, a in case.tensors.items() if not format_of(a.dtype).is_float}
-        for result in (
-            run_numbers(numbers, case, None, 2), run_structure(hashed, shape, integers, case.params, 0, 2),
-        ):  # fmt: skip
+        for result in (run_numbers(numbers, case, None, 2), run_structure(hashed, shape, integers, case.params, 0)):
             if result.failure is not None:
                 return f"{result.id}: {result.failure}"
     return None

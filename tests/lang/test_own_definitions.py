@@ -86,6 +86,18 @@ def test_a_call_gives_the_totals_of_the_definition() -> None:
         assert np.array_equal(centred(gaps[:, :33])[0], y)
 
 
+@operator
+def chosen(x: Matrix[storage], i: Rows[i32]) -> Outputs:
+    """Whole numbers of which no two rows have the same."""
+    return outputs(y=x * convert(i, f32))
+
+
+@pytest.mark.parametrize("op", [centred, chosen], ids=lambda op: op.name)
+def test_rows_that_know_of_others_are_not_repeated_by_the_oracle(op: Operator) -> None:
+    """The oracle of a tiled tensor took the results of its first rows for those of the others."""
+    assert fault(op, "cpu", (81, 70), how="tiled") is None
+
+
 # ------------------------------------------------------------------ rows and columns of lists
 @operator(contract=Contract(max_rows=1, max_cols=2**40))
 def mean_of_all(x: Matrix[storage]) -> Outputs:

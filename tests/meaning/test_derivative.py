@@ -321,6 +321,18 @@ def test_a_gradient_of_another_size_is_refused() -> None:
         check_backward(of_one, scaled_rows, "f32", SHAPE, seed=1)
 
 
+def test_a_backward_pass_that_takes_no_gradient_is_refused() -> None:
+    """Its results were held against zeros."""
+
+    @operator(backward_of=scaled_rows)
+    def own(grad: Matrix[storage], x: Matrix[storage]) -> Any:
+        return outputs(dx=grad * x)
+
+    message = r"test_derivative.py:\d+: own takes the gradient of no result of scaled_rows; accepted: dy, drstd"
+    with pytest.raises(DefinitionError, match=message):
+        check_backward(own, scaled_rows, "f32", SHAPE, seed=1)
+
+
 def test_a_function_without_a_derivative_is_refused_by_name() -> None:
     @operator
     def forward(x: Matrix[f32]) -> Any:

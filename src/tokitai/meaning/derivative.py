@@ -275,6 +275,10 @@ def check_backward(
         if o.name in names:  # saved by the forward pass: its result, its statistics
             same = tensors[o.name].shape != results[o.name].shape and results[o.name].ndim == tensors[o.name].ndim
             tensors[o.name] = np.broadcast_to(results[o.name], tensors[o.name].shape) if same else results[o.name]
+    if not cotangents:
+        accepted = ", ".join(f"d{o.name}" for o in f.outputs)
+        found = f"{backward.name} takes the gradient of no result of {forward.name}"
+        raise DefinitionError(f"{backward.file}:{backward.line}: {found}; accepted: {accepted}")
     want = gradient(f, tensors, here, params, cotangents)
     got = real.evaluate(b, tensors, there, params)
     narrow = {k: v.astype(np.float64) if v.dtype == REAL else v for k, v in tensors.items()}
