@@ -7,6 +7,7 @@ from tokitai.gpu_kernel import GpuKernel, gpu_plan
 from tokitai.gpu_targets import target_named
 from tokitai.kernel import KernelBase, compile
 from tokitai.lang import Operator
+from tokitai.toolchain.build import Isa
 from tokitai.verification import cases
 from tokitai.verification.run import run_numbers, run_structure
 
@@ -14,9 +15,10 @@ DEVICES = ("cpu", "sim")
 
 
 def kernels(op: Operator, device: str, dtype: str = "f32", **options: object) -> list[KernelBase]:
-    """The kernel over numbers, and over hashes."""
-    if device == "cpu":
-        return [compile(op, "cpu", dtype, options=options, structure=s) for s in (False, True)]
+    """The kernel over numbers, and over hashes; for vectors of one element on the device "scalar"."""
+    if device in ("cpu", "scalar"):
+        isa: Isa | None = "scalar" if device == "scalar" else None
+        return [compile(op, "cpu", dtype, options=options, isa=isa, structure=s) for s in (False, True)]
     graph = op.trace(dtype, options=options)
     plan = gpu_plan(graph, device)
     return [GpuKernel(op, graph, plan, s, target_named(device)) for s in (False, True)]

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
+from ..formats import FORMATS
 from ..lower import AttentionPlan, FlatPlan, GroupedPlan, Plan, ProductPlan, ScatterPlan
 from .attention import AttentionEmitter
 from .flat import FlatEmitter
@@ -62,6 +63,15 @@ def first() -> dict[str, str]:
 
 def emit_cpu(plan: Plan) -> KernelText:
     """The text of the kernel for this plan."""
+    made, graph = _emitted(plan), plan.graph
+    stored = [(t.space, str(t.format)) for t in graph.inputs] + [(o.space, o.format) for o in graph.outputs]
+    if not any(space in ("rc", "c") and not FORMATS[fmt].is_float for space, fmt in stored):
+        return made
+    text = made.text.replace("#include", '#include "whole.h"\n#include', 1)
+    return KernelText(text, {**made.headers, **own("whole.h")})
+
+
+def _emitted(plan: Plan) -> KernelText:
     if isinstance(plan, AttentionPlan):
         return KernelText(AttentionEmitter(plan).text(), headers(of_products=True) | own("attention.h"))
     if isinstance(plan, GroupedPlan):
