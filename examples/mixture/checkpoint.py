@@ -60,8 +60,8 @@ def load(
             _, i, what = name.split(".")
             state[int(i)][what] = t
     model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    optimizer.skipped = about["skipped"]
+    groups = [g | {"skipped": about["skipped"]} for g in optimizer.state_dict()["param_groups"]]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
     generator.set_state(tensors["generator"])
     losses: Tensor = tensors["losses"]
     return losses

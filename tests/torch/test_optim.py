@@ -131,6 +131,7 @@ def test_a_state_without_copies_goes_on_beside_new_weights_that_have_them() -> N
     first.step()
     second = AdamW(params[:2])
     second.load_state_dict(first.state_dict())
+    second.param_groups[0]["rounding"] = "nearest"  # which is saved with a state
     second.add_param_group({"params": params[2:]})
     second.param_groups[0]["params"] += second.param_groups.pop()["params"]  # one group of both kinds
     before = bits(params)
@@ -182,6 +183,5 @@ def test_what_is_not_accepted_is_named() -> None:
     with pytest.raises(ArgumentError, match=r"sparse gradient of shape \(4, 2\)"):
         AdamW([p]).step()
     wide = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
-    wide.grad = torch.ones(3, dtype=torch.float64)
-    with pytest.raises(ArgumentError, match="f64"):
-        AdamW([wide]).step()
+    with pytest.raises(ArgumentError, match="torch.float64; accepted: torch.float16"):
+        AdamW([wide])

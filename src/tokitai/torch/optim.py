@@ -2,126 +2,317 @@
 
 Moments are f32 whatever the weights are stored in. Weights of f16 and bf16 are updated from an f32 copy, or, with
 ``rounding="stochastic"`` and no such copy, rounded at random to one of their two neighbours. A step has the same bits
-on every device.
+on every device, and happens as a whole or not at all.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .. import ops
+from ..binding import check_params
 from ..errors import ArgumentError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+FORMATS = (torch.float16, torch.bfloat16, torch.float32)
 SEEDS = 2**32
+ROUNDINGS = ("nearest", "stochastic")
+# What a group of torch's AdamW also has: how it is computed, which no bit of this one depends on.
+OF_TORCH = {"foreach", "fused", "capturable", "differentiable"}
 
 
 class AdamW(torch.optim.Optimizer):
-    """p = p - lr weight_decay p - lr m_hat / (sqrt(v_hat) + eps), as `torch.optim.AdamW`.
+    """p = p - lr weight_decay p - lr m_hat / (sqrt(v_hat) + eps), as `torch.optim.AdamW`; with ``maximize`` of the
+    negated gradients.
 
     ``master`` keeps an f32 copy of weights that are stored in 16 bits: by default where rounding is to nearest. With
-    stochastic rounding ``seed`` gives other random bits. A step in which any gradient is infinite or NaN changes
-    nothing and is counted in ``skipped`` alone; to find that out, each step waits for the device once.
+    stochastic rounding ``seed`` gives other random bits. All options may differ from group to group, and are saved with
+    them. A step in which any gradient is infinite or NaN changes nothing and is counted in ``skipped`` alone; to find
+    that out, each step waits for the device once. Sharded weights (DTensor) are updated shard by shard.
+
+    Raises ArgumentError for options that there are not, ``amsgrad`` among them, and for weights of other formats than
+    f16, bf16 and f32, that are sparse, or whose elements share memory.
     """
 
     def __init__(
-        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.01, *, master: bool | None = None,
+        self, params: Any, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False, master: bool | None = None,
         rounding: Literal["nearest", "stochastic"] = "nearest", seed: int = 0,
     ) -> None:  # fmt: skip
-        if rounding not in ("nearest", "stochastic"):
-            raise ArgumentError(f"rounding={rounding!r}; accepted: 'nearest', 'stochastic'")
-        self.rounding = rounding
-        self.master = rounding == "nearest" if master is None else master
-        self.seed = seed
-        self.skipped = 0
-        super().__init__(params, dict(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay))
+        words = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+        defaults = words | dict(maximize=maximize, master=master, rounding=rounding, seed=seed, skipped=0)
+        _check_group(defaults, defaults)
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's. Raises ArgumentError before anything is added, for options and weights that are not accepted."""
+        _check_group(self.defaults | {n: v for n, v in param_group.items() if n != "params"}, self.defaults)
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        for p in params:
+            _check_weight(p[1] if isinstance(p, tuple) else p)
+        super().add_param_group(param_group | {"params": params})
+
+    @property
+    def skipped(self) -> int:
+        """Steps that changed nothing, as a gradient was infinite or NaN."""
+        return max((int(g["skipped"]) for g in self.param_groups), default=0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss_scale: float = 1.0) -> Any:
         """One step, from gradients of loss_scale times the loss. Returns what ``closure`` returns.
 
-        Raises ArgumentError for weights of other formats than f16, bf16 and f32, and for sparse gradients."""
+        Raises ArgumentError for a gradient that is sparse or of another format than its weight, and for options that
+        were set to what is not accepted; then no weight and no moment has changed."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        lists = list(self._lists())
-        finite = _finite([g for _, _, grads in lists for g in grads])
-        if len(lists) > 1 and not finite:  # one list alone sees to that itself, and need not wait
-            lists = []
-        for number, (group, params, grads) in enumerate(lists):
-            state = [self.state[p] for p in params]
-            masters = [s["master"] for s in state] if "master" in state[0] else None
-            beta1, beta2 = group["betas"]
-            ops.adamw(
-                [p.detach() for p in params], grads, *([s[m] for s in state] for m in MOMENTS), masters,
-                step=state[0]["step"] + 1, lr=float(group["lr"]), beta1=beta1, beta2=beta2, eps=group["eps"],
-                weight_decay=group["weight_decay"], loss_scale=loss_scale, seed=(self.seed + number) % SEEDS,
-                rounding=self.rounding,
-            )  # fmt: skip
+        lists = list(self._lists(loss_scale))  # with all that can be wrong looked at
+        grads = [g for one in lists for g in one.grads]
+        alone = len(lists) == 1 and not any(map(_is_sharded, grads))  # a list sees to that itself, and need not wait
+        finite = _finite(grads)
+        for one in lists if alone or finite else []:
+            one.update(self.state)
         if not finite:
-            self.skipped += 1
+            for group in self.param_groups:
+                group["skipped"] += 1
             return loss
-        for _, params, _ in lists:
-            for p in params:
+        for one in lists:
+            for p in one.params:
                 self.state[p]["step"] += 1
         return loss
 
-    def _lists(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
+    def _lists(self, loss_scale: float) -> Iterator[_List]:
         """The weights that have gradients, in lists of one group, device, format, number of steps so far, and with f32
         copies or without: a state that was loaded may have other ones."""
+        number = 0
         for group in self.param_groups:
+            _check_group(group, self.defaults)
             lists: dict[object, list[Tensor]] = {}
             for p in group["params"]:
                 if p.grad is not None:
-                    if p.grad.is_sparse:
-                        raise ArgumentError(f"a sparse gradient of shape {tuple(p.shape)}; accepted: dense ones")
-                    self._begin(p)
+                    _check_gradient(p, p.grad)
+                    if _is_sharded(p) and group["rounding"] == "stochastic":
+                        raise ArgumentError(
+                            "rounding='stochastic' of a sharded weight, whose random bits would depend on the shards; "
+                            "accepted: 'nearest'"
+                        )
+                    self._begin(p, group)
                     kind = p.dtype, p.device, self.state[p]["step"], "master" in self.state[p]
                     lists.setdefault(kind, []).append(p)
             for params in lists.values():
-                yield group, params, [p.grad.detach() for p in params if p.grad is not None]
+                beta1, beta2 = group["betas"]
+                scalars = dict(
+                    step=self.state[params[0]]["step"] + 1, lr=float(group["lr"]), beta1=beta1, beta2=beta2,
+                    eps=group["eps"], weight_decay=group["weight_decay"], loss_scale=loss_scale,
+                    seed=(group["seed"] + number) % SEEDS,
+                )  # fmt: skip
+                check_params(ops.adamw, scalars)
+                grads = [p.grad.detach() for p in params if p.grad is not None]
+                if group["maximize"]:
+                    grads = [-g for g in grads]
+                yield _List(params, grads, scalars, group["rounding"])
+                number += 1
 
-    def _begin(self, p: Tensor) -> None:
+    def _begin(self, p: Tensor, group: Mapping[str, Any]) -> None:
+        """The state of a weight, as the first step finds it; a copy in f32 wherever its group keeps one."""
         state = self.state[p]
         if not state:
             state["step"] = 0
             for name in MOMENTS:
                 state[name] = torch.zeros_like(p, dtype=torch.float32, memory_format=torch.contiguous_format)
-            if self.master and p.dtype != torch.float32:
-                state["master"] = p.detach().to(torch.float32, memory_format=torch.contiguous_format)
+        if _keeps_copies(group) and p.dtype != torch.float32 and "master" not in state and state["step"] == 0:
+            state["master"] = p.detach().to(torch.float32, memory_format=torch.contiguous_format)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; moments and master weights stay f32, which torch would round to the format of the weights."""
-        super().load_state_dict(state_dict)
-        saved = (i for group in state_dict["param_groups"] for i in group["params"])
-        for i, p in zip(saved, (p for group in self.param_groups for p in group["params"]), strict=True):
+        """As torch's, also of a state of `torch.optim.AdamW`; moments and master weights stay f32, which torch would
+        round to the format of the weights. Options are those that were saved; those that an older state does not have
+        stay as they are here.
+
+        A group that keeps f32 copies and has none in its state begins them from the weights, with a warning, as
+        what was below the weights' precision is lost. Raises ArgumentError, with nothing loaded, for ``amsgrad``, for
+        decay that is not decoupled, and for options that there are not.
+        """
+        groups = []
+        for saved, here in zip(state_dict["param_groups"], self.param_groups, strict=False):
+            if not saved.get("decoupled_weight_decay", True):
+                raise ArgumentError("a state of torch.optim.Adam, whose decay is not decoupled; accepted: AdamW's")
+            kept = {n: v for n, v in saved.items() if n not in OF_TORCH | {"decoupled_weight_decay"}}
+            missing = {n: v for n, v in here.items() if n not in kept and n not in ("params", "param_names")}
+            _check_group(missing | {n: v for n, v in kept.items() if n not in ("params", "param_names")}, self.defaults)
+            groups.append(missing | kept)
+        groups += state_dict["param_groups"][len(groups) :]  # another number of groups: torch says so
+        super().load_state_dict(state_dict | {"param_groups": groups})
+        saved_ids = (i for group in state_dict["param_groups"] for i in group["params"])
+        for i, p in zip(saved_ids, (p for group in self.param_groups for p in group["params"]), strict=True):
             for name, value in state_dict["state"].get(i, {}).items():
-                if isinstance(value, Tensor):
+                if name == "step":
+                    self.state[p]["step"] = int(value)  # torch's is a tensor
+                elif isinstance(value, Tensor):
                     self.state[p][name] = value.detach().to(p.device, torch.float32, copy=True)
+        self._complete()
+
+    def _complete(self) -> None:
+        """Begin f32 copies where a group keeps them and a loaded state has none."""
+        begun = 0
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state.get(p)
+                if state and _keeps_copies(group) and p.dtype != torch.float32 and "master" not in state:
+                    state["master"] = p.detach().to(torch.float32, memory_format=torch.contiguous_format)
+                    begun += 1
+        if begun:
+            warnings.warn(
+                f"{begun} weights of 16 bits were loaded without f32 copies, which begin from the weights themselves",
+                stacklevel=3,
+            )
+
+
+@dataclass
+class _List:
+    """Weights that are updated together."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    scalars: dict[str, Any]
+    rounding: str
+
+    def update(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
+        """One step, in place."""
+        state = [states[p] for p in self.params]
+        weights, back = _contiguous([_local(p.detach()) for p in self.params])
+        grads = [_local(g).contiguous() for g in self.grads]
+        moments = ([_local(s[m]) for s in state] for m in MOMENTS)
+        masters = [_local(s["master"]) for s in state] if "master" in state[0] else None
+        ops.adamw(weights, grads, *moments, masters, **self.scalars, rounding=self.rounding)
+        back()
+
+
+def _contiguous(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
+    """The tensors, or contiguous copies of those that lie otherwise, and what writes these back: the order of elements
+    is that of the shape, however they lie."""
+    made = [t if t.is_contiguous() else t.contiguous() for t in tensors]
+
+    def back() -> None:
+        for t, copy in zip(tensors, made, strict=True):
+            if copy is not t:
+                t.copy_(copy)
+
+    return made, back
+
+
+def _is_sharded(x: Tensor) -> bool:
+    return hasattr(x, "to_local")
+
+
+def _local(x: Tensor) -> Tensor:
+    """The part of a sharded tensor that is here, or the tensor."""
+    made: Tensor = x.to_local() if _is_sharded(x) else x  # type: ignore[attr-defined]
+    return made
+
+
+def _keeps_copies(group: Mapping[str, Any]) -> bool:
+    return bool(group["rounding"] == "nearest" if group["master"] is None else group["master"])
+
+
+def _check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raises ArgumentError for options of a group that there are not, or that are not accepted."""
+    for name in group:
+        if name not in defaults and name not in {"params", "param_names", "initial_lr"} | OF_TORCH:
+            accepted = ", ".join(sorted(defaults))
+            raise ArgumentError(f"{name}={group[name]!r} in a group of weights; accepted: {accepted}")
+    if group["amsgrad"]:
+        raise ArgumentError(f"amsgrad={group['amsgrad']!r}, which is not implemented; accepted: False")
+    if group["rounding"] not in ROUNDINGS:
+        raise ArgumentError(f"rounding={group['rounding']!r}; accepted: {', '.join(map(repr, ROUNDINGS))}")
+    for name, flags in (("master", (None, True, False)), ("maximize", (True, False))):
+        if not any(group[name] is flag for flag in flags):
+            raise ArgumentError(f"{name}={group[name]!r}; accepted: {', '.join(map(repr, flags))}")
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ArgumentError(f"betas={betas!r}; accepted: two numbers")
+    scalars = dict(lr=float(group["lr"]), beta1=betas[0], beta2=betas[1], eps=group["eps"])
+    scalars |= dict(weight_decay=group["weight_decay"], seed=group["seed"])
+    check_params(ops.adamw, scalars | dict(step=1, loss_scale=1.0))
+
+
+def _check_weight(p: Any) -> None:
+    """Raises ArgumentError for a weight that no step can update."""
+    if not isinstance(p, Tensor):
+        return  # torch says what it accepts
+    here = f"a weight of shape {tuple(p.shape)}"
+    if p.dtype not in FORMATS:
+        raise ArgumentError(f"{here} of {p.dtype}; accepted: {', '.join(map(str, FORMATS))}")
+    if p.layout != torch.strided:
+        raise ArgumentError(f"{here} of layout {p.layout}; accepted: a dense one")
+    if p.device.type != "meta" and any(s == 0 and n > 1 for s, n in zip(p.stride(), p.shape, strict=True)):
+        raise ArgumentError(f"{here} with strides {p.stride()}, whose elements share memory; accepted: p.contiguous()")
+
+
+def _check_gradient(p: Tensor, grad: Tensor) -> None:
+    """Raises ArgumentError for a gradient that does not fit its weight."""
+    if grad.is_sparse or grad.layout != torch.strided:
+        raise ArgumentError(f"a sparse gradient of shape {tuple(p.shape)}; accepted: dense ones")
+    if grad.dtype != p.dtype or grad.device != p.device or grad.shape != p.shape:
+        found = f"a gradient of {grad.dtype}, shape {tuple(grad.shape)} on {grad.device}"
+        raise ArgumentError(f"{found}; accepted: its weight's {p.dtype}, {tuple(p.shape)} on {p.device}")
+    if _is_sharded(p) is not _is_sharded(grad):
+        raise ArgumentError("a gradient that is sharded beside a weight that is not, or the other way; accepted: both")
 
 
 def _finite(grads: list[Tensor]) -> Tensor:
-    """Whether no element of any gradient is infinite or NaN; not waited for."""
-    some = [g for g in grads if g.numel()]
-    return torch.nn.utils.get_total_norm(some, math.inf).isfinite()
+    """Whether no element of any gradient, on any rank that holds a part, is infinite or NaN; not waited for."""
+    flags = []
+    for part in ([g for g in grads if not _is_sharded(g)], [g for g in grads if _is_sharded(g)]):
+        if some := [g for g in part if g.numel()]:
+            largest = torch.nn.utils.get_total_norm(some, math.inf)
+            whole: Any = largest.full_tensor() if _is_sharded(largest) else largest  # type: ignore[attr-defined]
+            flags.append(whole.isfinite())
+    return functools.reduce(torch.logical_and, flags, torch.ones((), dtype=torch.bool))
 
 
 @torch.no_grad()
-def clip_grad_norm_(params: Iterable[Tensor], max_norm: float) -> Tensor:
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:  # fmt: skip
     """Scale all gradients in place so that their norm together is at most ``max_norm``, as `ops.clip_global_norm` does.
 
-    Returns the norm before, an f32 scalar on their device; 0 where there are no gradients. Raises ArgumentError for
-    gradients of several formats or devices.
+    ``parameters`` are one weight or several. Gradients of several formats are taken to f32 together, and each is
+    rounded once, when it is stored. Returns the norm before, an f32 scalar on their device; 0 where there are no
+    gradients. How torch would loop (``foreach``) makes no difference. Raises ArgumentError for gradients of several
+    devices, sparse or sharded ones, and another ``norm_type`` than 2; RuntimeError, as torch does, for a norm that is
+    infinite or NaN where ``error_if_nonfinite`` is set, with the gradients as they were.
     """
-    grads = [p.grad.detach() for p in params if p.grad is not None]
+    if norm_type != 2:
+        raise ArgumentError(f"norm_type={norm_type!r}; accepted: 2")
+    several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    grads = [p.grad.detach() for p in several if p.grad is not None]
     if not grads:
         return torch.zeros(())
-    norm: Tensor = ops.clip_global_norm(grads, max_norm=max_norm)[1]
+    for g in grads:
+        if g.layout != torch.strided:
+            raise ArgumentError(f"a gradient of layout {g.layout}; accepted: dense ones")
+        if _is_sharded(g):
+            raise ArgumentError("a sharded gradient (DTensor); accepted: those of torch.nn.utils.clip_grad_norm_")
+    if len({g.device for g in grads}) > 1:
+        raise ArgumentError(f"gradients on {', '.join(sorted({str(g.device) for g in grads}))}; accepted: one device")
+    same = len({g.dtype for g in grads}) == 1
+    lists = [g.contiguous() if same else g.to(torch.float32, memory_format=torch.contiguous_format) for g in grads]
+    if error_if_nonfinite and not (found := ops.global_norm(lists)).isfinite():
+        accepted = "a finite one, or error_if_nonfinite=False"
+        raise RuntimeError(f"the norm of the gradients is {found.item()}; accepted: {accepted}")
+    norm: Tensor = ops.clip_global_norm(lists, max_norm=max_norm)[1]
+    for g, made in zip(grads, lists, strict=True):
+        if made is not g and made.data_ptr() != g.data_ptr():
+            g.copy_(made)
     return norm
