@@ -183,5 +183,5 @@ def test_what_is_not_accepted_is_named() -> None:
     with pytest.raises(ArgumentError, match=r"sparse gradient of shape \(4, 2\)"):
         AdamW([p]).step()
     wide = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
-    with pytest.raises(ArgumentError, match="torch.float64; accepted: torch.float16"):
+    with pytest.raises(ArgumentError, match=r"torch\.float64; accepted: torch\.float16"):
         AdamW([wide])
