@@ -90,7 +90,8 @@ def expert_layer(
     made = ops.grouped_linear(hidden, layer.down, there.offsets, **more)
     made = made if len(made) else tokens[:1]  # where no choice is kept, one row to look up in, which nobody does
     y = ops.combine(made, weights, there.place, k=k, **more)
-    return y.reshape(x.shape), Saved(tokens, routed, weights, chosen, there, brought, hidden, made, k, renormalise)
+    y = y if tuple(y.shape) == tuple(x.shape) else y.reshape(x.shape)
+    return y, Saved(tokens, routed, weights, chosen, there, brought, hidden, made, k, renormalise)
 
 
 def expert_layer_backward(
@@ -126,7 +127,7 @@ def expert_layer_backward(
         gate_up=ops.grouped_linear_backward_weight(dgated, saved.sorted, there.offsets, **more),
         down=ops.grouped_linear_backward_weight(dmade, saved.hidden, there.offsets, **more),
     )
-    return dx.reshape(dy.shape), gradients
+    return dx if tuple(dx.shape) == tuple(dy.shape) else dx.reshape(dy.shape), gradients
 
 
 LOGITS = {"f32": ops.router_logits, "storage": ops.linear}

@@ -72,11 +72,15 @@ def experts(
     gradient on to x and the router. Under autocast all tensors are cast to its dtype. Gradients of gradients are
     refused. Raises ArgumentError and UnknownNameError as `expert_layer`.
     """
-    options = dict(
+    options: dict[str, Any] = dict(
         k=k, renormalise=renormalise, capacity=capacity, capacity_factor=capacity_factor, padding=padding, logits=logits
     )
     for t in (x, router, gate_up, down):
         refuse_transforms("experts", t)
-    given = cast("lower", (x, router, gate_up, down))
-    made: tuple[Tensor, Tensor, Tensor] = _Layer.apply(*given, options)  # type: ignore[no-untyped-call]
-    return made
+    # Autograd reshapes: what the function itself returns may be written to.
+    tokens = x if x.ndim in (0, 2) else x.reshape(-1, x.shape[-1])
+    if padding is not None and padding.shape == x.shape[:-1]:
+        options["padding"] = padding.reshape(-1)
+    given = cast("lower", (tokens, router, gate_up, down))
+    y, routed, chosen = _Layer.apply(*given, options)  # type: ignore[no-untyped-call]
+    return y.view(x.shape), routed, chosen

@@ -94,7 +94,7 @@ def layer_norm(
     """
     rows, (gamma, beta) = _rows("layer_norm", x, normalized_shape, weight=weight, bias=bias)
     made: Tensor = operators.layer_norm(rows, gamma, beta, eps=eps)
-    return made.reshape(x.shape)
+    return made if made.shape == x.shape else made.reshape(x.shape)  # no view, where there need not be one
 
 
 @checked
@@ -110,7 +110,7 @@ def rms_norm(
     if not x.is_floating_point():
         raise ArgumentError(f"rms_norm: x of {x.dtype}; accepted: floats of 16 or 32 bits")
     made: Tensor = operators.rms_norm(rows, gamma, eps=F32_EPS if eps is None else eps)
-    return made.reshape(x.shape)
+    return made if made.shape == x.shape else made.reshape(x.shape)  # no view, where there need not be one
 
 
 def _rows(

@@ -9,6 +9,7 @@ have no meaning here are refused by name.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,14 +36,22 @@ def begin(module: Any, device: Device, generator: Generator) -> None:
     module.reset_parameters(generator)
 
 
-def fill(weight: Tensor, kind: str, generator: Generator, **options: float) -> None:
-    """First values by a function of `torch.nn.init`, drawn on the host in f32 and rounded once to the weight's format.
-    A weight on the meta device takes nothing from the generator."""
-    if not weight.is_meta:
-        drawn = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
-        getattr(init, f"{kind}_")(drawn, **options, generator=generator)
-        with torch.no_grad():
-            weight.copy_(drawn.to(weight.dtype))
+def fill(weight: Tensor, kind: str, generator: Generator, blank: int | None = None, **options: float) -> None:
+    """First values by a function of `torch.nn.init`, drawn on the host in f32 and rounded once to the weight's format;
+    0 in the row ``blank``. A weight on the meta device takes nothing from the generator; of one that is sharded over
+    ranks, each holds its part of what the first one draws."""
+    if weight.is_meta:
+        return
+    drawn = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
+    getattr(init, f"{kind}_")(drawn, **options, generator=generator)
+    if blank is not None:
+        drawn[blank] = 0
+    drawn = drawn.to(weight.dtype)
+    sharded = sys.modules.get("torch.distributed.tensor")
+    if sharded is not None and isinstance(weight, sharded.DTensor):
+        drawn = sharded.distribute_tensor(drawn, weight.device_mesh, weight.placements)
+    with torch.no_grad():
+        weight.copy_(drawn)
 
 
 def uniform(weight: Tensor, inputs: int, generator: Generator) -> None:
@@ -110,10 +119,7 @@ class Embedding(torch.nn.Embedding):
 
     def reset_parameters(self, generator: Generator = None) -> None:
         """Normal, of mean 0 and standard deviation 1; 0 in the row of ``padding_idx``."""
-        fill(self.weight, "normal", generator)
-        if self.padding_idx is not None and not self.weight.is_meta:
-            with torch.no_grad():
-                self.weight[self.padding_idx].fill_(0)
+        fill(self.weight, "normal", generator, blank=self.padding_idx)
 
     def forward(self, ids: Tensor) -> Tensor:
         """(...) of int32 or int64 -> (..., embedding_dim). Raises ArgumentError."""
@@ -134,6 +140,8 @@ def added(called: Any, module: Any, x: Tensor, residual: Tensor, *weights: Tenso
     for t in (x, residual):
         if tuple(t.shape[-len(shape) :]) != shape:
             raise ArgumentError(f"{name}: x or residual of {tuple(t.shape)}; accepted: its last dimensions are {shape}")
+    if len(shape) == 1:
+        return called(x, residual, *weights, eps=eps)
     rows = (t.flatten(-len(shape)) for t in (x, residual))
     h, y = called(*rows, *(w if w is None else w.flatten() for w in weights), eps=eps)
     return h.view(x.shape), y.view(x.shape)
