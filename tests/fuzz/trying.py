@@ -24,12 +24,12 @@ from tokitai.gpu_kernel import GpuKernel, gpu_plan
 from tokitai.kernel import Kernel, KernelBase, Scalars
 from tokitai.lang import Graph, Operator
 from tokitai.lower import Plan, make_plan
-from tokitai.meaning import bits, real, structure
+from tokitai.meaning import real, structure
 from tokitai.toolchain.build import Isa
 from tokitai.verification import cases
 from tokitai.verification.accuracy import measure_error
 from tokitai.verification.compare import first_mismatch
-from tokitai.verification.run import PLAIN, CaseResult, Launch, Layout, rows_are_apart
+from tokitai.verification.run import PLAIN, CaseResult, Launch, Layout, _oracle, rows_are_apart
 
 LAYOUTS = (
     PLAIN, Layout("gaps between rows", 2, offset=3, gap=5), Layout("drawn 1", 3, draws=("1",)),
@@ -164,7 +164,7 @@ class Batch:
         assert graph is not None and operator is not None
         for i, (shape, how) in enumerate(zip(p.shapes, p.how, strict=True)):
             case = cases.seeded(operator, graph, how, shape, p.seed)
-            want = bits.evaluate(graph, case.tensors, case.shape, case.params)
+            want = _oracle(graph, case)
             drawn, hashes = structure.hashes(graph, shape, p.seed)
             drawn |= {t.name: case.tensors[t.name] for t in graph.inputs if not format_of(t.format).is_float}
             hashed = structure.evaluate(graph, drawn, shape, hashes, case.params)

@@ -16,7 +16,7 @@ NAMED = (
 )  # fmt: skip
 INTEGERS = ("i32", "i64", "u32")
 ROWS, COLS = (0, 1, 2, 3, 5, 17, 33, 70), (0, 1, 2, 5, 8, 17, 33, 64, 130)
-HOW = ("normal", "normal", "special", "zeros", "wide", "equal", "nans", "tiny")
+HOW = ("normal", "normal", "special", "zeros", "wide", "equal", "nans", "tiny", "exponents", "tiled")
 
 
 @dataclass
