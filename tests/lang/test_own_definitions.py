@@ -244,6 +244,15 @@ def test_a_scalar_result_without_a_total_is_written(device: str) -> None:
     assert fault(constant_beside, device, (3, 17), (0, 4), (2, 0)) is None
 
 
+def test_a_scalar_result_of_an_operator_that_takes_one_row() -> None:
+    @operator(contract=Contract(max_rows=1))
+    def own(a: Matrix[f32], *, p: float) -> Outputs:
+        return outputs(y=a * 2, scale=convert(p, f32) * 3)
+
+    y, scale = own(np.ones((2, 3), np.float32), p=0.5)
+    assert scale == 1.5 and y.shape == (2, 3) and (y == 2).all()
+
+
 @operator
 def table_beside(a: Matrix[f32], table: Table[f32]) -> Outputs:
     """A table that is not used makes no element-wise kernel of it."""

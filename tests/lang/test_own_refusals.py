@@ -116,7 +116,7 @@ REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     (f64_input, "the f64 input", "the input wide in f64"),
     (f64_result, "the f64 result", "the result y in f64"),
     (long_with_columns, "the i64 matrix", "input of type i64 with columns"),
-    (of_each_tensor, "which tensor", "the result which, a scalar beside tensor_index"),
+    (of_each_tensor, "which tensor", "the result which, a scalar made of tensor_index"),
     (scores_of_attention, "the scores", "the result scores, .* beside a weighted sum"),
     (column_of_attention, "the column", "the result place, .* beside a weighted sum"),
     (sum_of_slots, "a sum of slots", "add of several values a row"),

@@ -58,7 +58,7 @@ class GpuFlatEmitter(QuotientPrinter):
         self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
         self.line("void* workspace;")
         self.close("};")
-        if self.plan.totals and not self.schedule.joined:
+        if self.plan.of_all and not self.schedule.joined:
             self.kernel("totals", self.phases)
         if self.schedule.joined or self.plan.compute:
             self.kernel("work", self.work)

@@ -30,6 +30,11 @@ class FlatPlan:
     flat: bool = True
     block: int = 1
 
+    @property
+    def of_all(self) -> bool:
+        """Whether something is found once for all elements: totals, or results that are scalars."""
+        return bool(self.totals) or any(o.space == "s" for o in self.graph.outputs)
+
     def under(self, total: Node) -> list[Node]:
         """What a total needs for each element, operands first."""
         return elements([total.args[0]])
@@ -53,10 +58,7 @@ def is_flat(graph: Graph) -> bool:
     """Whether all elements are treated alike, wherever they lie."""
     special = {*ROW_REDUCTIONS, "col_sum", "take_column", "gather", "row_index", "column_index"}
     tables = any(t.space == "t" for t in graph.inputs)  # also one that is not used
-    of_list = any(n.op in TOTALS or n.op == "tensor_index" for n in graph.nodes)
-    scalars = any(o.space == "s" for o in graph.outputs)  # which rows can write, and what finds totals
-    alike = all(n.op not in special and n.space in ("rc", "s") for n in graph.nodes)
-    return alike and not tables and (of_list or not scalars)
+    return not tables and all(n.op not in special and n.space in ("rc", "s") for n in graph.nodes)
 
 
 def plan_flat(graph: Graph) -> FlatPlan:
@@ -75,10 +77,10 @@ def plan_flat(graph: Graph) -> FlatPlan:
                 f"{total.origin}: {total.op} of a value made of a total; accepted: totals of elements alone"
             )
     for o in graph.outputs:
-        if o.node in of_tensor or (o.space == "s" and not totals):
+        if o.node in of_tensor:
             raise DefinitionError(
-                f"{o.node.origin}: the result {o.name}, a scalar beside tensor_index(); accepted: results of rows x "
-                "cols, and beside totals scalars of the whole call"
+                f"{o.node.origin}: the result {o.name}, a scalar made of tensor_index(); accepted: results of rows x "
+                "cols, and scalars of the whole call"
             )
     scalars = [n for n in graph.nodes if n.space == "s" and n.type != "host"]
     return FlatPlan(

@@ -344,7 +344,7 @@ def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
     schedule, steps = schedule_flat(plan), []
     if schedule.joined:
         return [Step("work", turns + tiles, schedule.threads, cleared=COUNTERS)]
-    if plan.totals:
+    if plan.of_all:
         steps.append(Step("totals", turns, schedule.threads, cleared=COUNTERS))
     if tiles:
         steps.append(Step("work", tiles, schedule.threads))
@@ -353,7 +353,7 @@ def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
 
 def flat_workspace_elements(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> int:
     """Two for the counters; one value a run of tiles and one a tensor for each total, and the total."""
-    if not plan.totals:
+    if not plan.of_all:
         return 0
     filled = sum(r * c > 0 for r, c in shapes)
     return 2 + len(plan.totals) * (units_of(shapes) + filled + 1)
