@@ -78,10 +78,11 @@ def classes() -> Tensor:
 F32 = {"softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm",
        "cross_entropy", "cross_entropy of probabilities", "soft_cross_entropy", "router",
        "expert_load", "router_z_loss"}  # fmt: skip
-LOWER = {"linear", "matmul", "attention", "scaled_dot_product_attention"}
+LOWER = {"linear", "matmul", "router_logits", "attention", "scaled_dot_product_attention"}
 SHAPED = {
     "linear": Call(functional.linear, lambda: (x(), x(2, 4, COLS), x(3, 4), x(4, *ROWS, 4)), {"activation": "silu"}),
     "matmul": Call(functional.matmul, lambda: (x(), x(2, 2, COLS, 5))),
+    "router_logits": Call(functional.router_logits, lambda: (x(1, 6, COLS), x(2, 4, COLS))),
     "embedding": Call(functional.embedding, lambda: (whole(1, 6, 2, 3), x(2, 6, COLS)), {"padding_idx": -1}),
     "layer_norm": Call(functional.layer_norm, lambda: (x(), (3, COLS), x(2, 3, COLS), x(3, 3, COLS))),
     "rms_norm": Call(functional.rms_norm, lambda: (x(), (COLS,), x(2, COLS))),
