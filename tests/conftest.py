@@ -1,9 +1,11 @@
-"""What holds for all tests: a test marked `gpu` is skipped, with its reason, on a machine without an NVIDIA GPU."""
+"""What holds for all tests: a test marked `gpu` is skipped, with its reason, on a machine without an NVIDIA GPU; what
+tests say that draw their cases stands at the end."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
@@ -30,3 +32,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason is not None:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Has a line printed at the end of the run, also where tests run in several processes: seeds, and how many were
+    drawn."""
+    return lambda line: record_property("said", line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests say, under their names."""
+    called = [r for several in terminalreporter.stats.values() for r in several if getattr(r, "when", "") == "call"]
+    said = [(r.nodeid, line) for r in called for name, line in r.user_properties if name == "said"]
+    if said:
+        terminalreporter.section("what was drawn")
+    for test, line in said:
+        terminalreporter.write_line(f"{test}: {line}")
