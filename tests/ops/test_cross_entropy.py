@@ -208,3 +208,51 @@ def test_bits_do_not_depend_on_threads(reduction: str) -> None:
     for threads in (2, 3, 7):
         got = ops.cross_entropy_with_grad(**given, reduction=reduction, threads=threads)
         assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+# ------------------------------------------------------------------ weights of the classes
+def weighted(given: Any, reduction: str, label_smoothing: float) -> dict[str, Any]:
+    """torch in f64, as it weighs."""
+    x, w = (torch.tensor(given[n].astype(np.float64), requires_grad=n == "logits") for n in ("logits", "weight"))
+    options: Any = dict(weight=w, reduction=reduction, label_smoothing=label_smoothing)
+    loss = torch.nn.functional.cross_entropy(x, torch.tensor(given["target"]), **options)
+    loss.sum().backward()
+    assert x.grad is not None
+    return dict(loss=loss.detach().numpy(), dlogits=x.grad.numpy())
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_weights_are_torchs(reduction: str, smoothing: float, dtype: Any) -> None:
+    for seed, (rows, cols) in enumerate([(40, 7), (5, 129)]):
+        given = drawn(rows, cols, dtype, seed)
+        rng = np.random.default_rng(seed)
+        given["weight"] = array(np.where(rng.random(cols) < 0.2, 0, rng.random(cols) * 3))
+        want, more = weighted(given, reduction, smoothing), dict(label_smoothing=smoothing, reduction=reduction)
+        hold(ops.cross_entropy, given | more, {"loss": want["loss"]})
+        hold(ops.cross_entropy_with_grad, given | more, want)
+        if reduction == "none":
+            back = given | dict(dloss=np.ones(rows, np.float32), label_smoothing=smoothing)
+            hold(ops.cross_entropy_backward, back, {"dlogits": want["dlogits"]})
+
+
+def test_weights_of_1_weigh_nothing_and_rows_without_weight_count_nothing() -> None:
+    given = drawn(33, 65, F32, 3)
+    plain = run(ops.cross_entropy_with_grad, **given)
+    ones = run(ops.cross_entropy_with_grad, **given, weight=np.ones(65, np.float32))
+    assert all(same_bits(plain[n], ones[n]) for n in plain)
+    zeros = run(ops.cross_entropy_with_grad, **given, weight=np.zeros(65, np.float32))
+    assert zeros["loss"] == 0 and not zeros["dlogits"].any()
+    with pytest.raises(ArgumentError, match=r"^weight: shape \(64,\); accepted beside logits: \(65,\)"):
+        ops.cross_entropy(given["logits"], given["target"], np.ones(64, np.float32))
+
+
+def test_weights_apply_to_the_z_loss() -> None:
+    """loss = w_t (loss without weights), all else as it is: of powers of two to the bit."""
+    given = drawn(20, 9, F32, 4)
+    weight = array(2.0 ** (np.arange(9) % 5 - 2))
+    plain = run(ops.cross_entropy, **given, z_loss=0.25)["loss"]
+    got = run(ops.cross_entropy, **given, z_loss=0.25, weight=weight)["loss"]
+    kept = given["target"] != IGNORE
+    assert same_bits(got, np.where(kept, plain * weight[np.where(kept, given["target"], 0)], 0))

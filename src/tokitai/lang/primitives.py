@@ -135,8 +135,9 @@ def col_sum(x: Value) -> Value:
 
 
 def take_column(x: Value, index: Value) -> Value:
-    """x[r, index[r]] for each row r. The index must lie inside the row: the caller's indices are checked first."""
-    node = _across("take_column", x, "rc")
+    """x[r, index[r]] for each row r, or x[index[r]] of one value a column. The index must lie inside the row: the
+    caller's indices are checked first."""
+    node = _across("take_column", x, "rc", "c")
     if not isinstance(index, Value) or index.node.type not in ("i32", "i64") or index.node.space != "r":
         refuse(f"take_column with the index {index}", "an i32 or i64 value, one a row")
     return Value(make("take_column", node, index.node, space="r", type=node.type))
@@ -332,7 +333,9 @@ def _u32_op(name: str, a: Value, b: Value | int) -> Value:
 def _across(name: str, x: Value, *spaces: str) -> Node:
     node = floating(x, name)
     if node.space not in spaces:
-        words = {"rc": "a rows x cols value", "r": "a value with one element a row"}
+        words = {
+            "rc": "a rows x cols value", "r": "a value with one element a row", "c": "a value with one element a column"
+        }  # fmt: skip
         refuse(f"{name} of {x}", " or ".join(words[s] for s in spaces))
     return node
 

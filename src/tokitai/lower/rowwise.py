@@ -198,13 +198,18 @@ def _early(graph: Graph) -> tuple[tuple[Node, ...], set[Node]]:
     needed = {m for n in graph.nodes if n.space in ("rc", "r") for m in topological(n.args) if m.op == "col_sum"}
     early = tuple(
         n for n in graph.nodes
-        if n in needed and all(m.space in ("r", "s") and m.op not in REDUCTIONS for m in topological(n.args))
+        if n in needed and all(_needs_no_pass(m) for m in topological(n.args))
     )  # fmt: skip
     made: set[Node] = set(early)
     for n in graph.nodes:
         if n.space == "s" and any(a in made for a in n.args):
             made.add(n)
     return early, made if early else set()
+
+
+def _needs_no_pass(n: Node) -> bool:
+    """Whether a value is known before the pass over its row: one a row, or what it is taken from, one a column."""
+    return n.op not in REDUCTIONS and (n.space in ("r", "s") or (n.space == "c" and n.op == "input"))
 
 
 def _after_columns(graph: Graph, early: tuple[Node, ...]) -> set[Node]:

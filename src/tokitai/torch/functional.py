@@ -176,14 +176,13 @@ def cross_entropy(
 
     The classes are dimension 1 (0 of one row), as torch has it; ``dim=-1`` takes logits of (..., C) with targets of
     (...). ``reduction`` is ``"mean"`` (over targets that are kept), ``"sum"`` or ``"none"``. A mean over no rows is 0
-    with a gradient of zeros, where torch gives NaN. ``z_loss`` adds z_loss log(sum(exp(logits)))**2.
+    with a gradient of zeros, where torch gives NaN. ``weight``, of each class, is a constant; a mean is over the
+    weights of the targets that are kept. ``z_loss`` adds z_loss log(sum(exp(logits)))**2.
 
     ``return_lse`` returns (loss, lse), where lse = log(sum(exp(logits))) of each row has no gradient: a backward pass
     through it raises. ``check=False`` leaves the check of targets out on a GPU, which waits for the device.
     Raises ArgumentError.
     """
-    if weight is not None:
-        raise ArgumentError("cross_entropy: weight, of classes, is not supported; accepted: weight=None")
     if input.ndim == 0:
         raise ArgumentError("cross_entropy: input is a scalar; accepted: (C), (N, C) or (N, C, d1, ...)")
     classes = _dimension("cross_entropy", input, (min(input.ndim, 2) - 1) if dim is None else dim)
@@ -191,6 +190,10 @@ def cross_entropy(
     logits = input if classes == input.ndim - 1 else input.movedim(classes, -1)
     words = dict(label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction)
     if target.is_floating_point():
+        if weight is not None:
+            raise ArgumentError(
+                "cross_entropy: weight beside probabilities of classes; accepted: weight=None, targets times weight"
+            )
         loss, lse = _of_probabilities(input, target, ignore_index, classes, logits, words)
         return (loss, lse) if return_lse else loss
     if tuple(target.shape) != shape:
@@ -200,7 +203,11 @@ def cross_entropy(
             f"cross_entropy: target of shape {tuple(target.shape)}; accepted beside input of {tuple(input.shape)}, "
             f"whose dimension {classes} is that of classes: {shape}{hint}"
         )
-    loss, lse = operators.cross_entropy(logits, target, ignore_index=ignore_index, check=check, **words)
+    if weight is not None and (weight.shape != (input.shape[classes],) or not weight.is_floating_point()):
+        found = f"shape {tuple(weight.shape)} of {weight.dtype}"
+        raise ArgumentError(f"cross_entropy: weight of {found}; accepted: ({input.shape[classes]},) of floats")
+    weight = weight if weight is None else weight.float()
+    loss, lse = operators.cross_entropy(logits, target, weight, ignore_index=ignore_index, check=check, **words)
     return (loss, lse) if return_lse else loss
 
 

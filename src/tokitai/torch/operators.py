@@ -14,13 +14,20 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from .custom_ops import torch_op
 from .derive import differentiable
 
 
 def _over_rows(slope: Tensor, named: Mapping[str, Any]) -> Tensor:
-    """The gradient of each row of a loss that was summed, or averaged over the rows that are kept."""
-    logits = named["logits"]
-    if named["reduction"] == "mean":
+    """The gradient of each row of a loss that was summed, or averaged over the rows that are kept, by their
+    weights where there are some."""
+    logits, weight = named["logits"], named.get("weight")
+    if named["reduction"] == "mean" and weight is not None:  # the sum of the operator, to the last bit
+        kept = named["target"] != named["ignore_index"]
+        of_rows = torch.where(kept, weight[torch.where(kept, named["target"], 0)], 0).reshape(-1, 1)
+        total = torch_op(ops.linear_backward_bias, several=True)((of_rows,), {})[0].reshape(())
+        slope = slope * (1 / torch.where(total == 0, 1, total))
+    elif named["reduction"] == "mean":
         kept = (named["target"] != named["ignore_index"]).sum() if "ignore_index" in named else logits[..., 0].numel()
         slope = slope * (1 / torch.as_tensor(kept, device=slope.device).clamp(min=1).to(slope.dtype))
     return slope.expand(logits.shape[:-1])
@@ -33,7 +40,7 @@ add_rms_norm = differentiable(ops.add_rms_norm, same={"residual": "x"}, autocast
 softmax = differentiable(ops.softmax, autocast="f32")
 masked_softmax = differentiable(ops.masked_softmax, autocast="f32")
 log_softmax = differentiable(ops.log_softmax, autocast="f32")
-cross_entropy = differentiable(ops.cross_entropy, spread=_over_rows, autocast="f32")
+cross_entropy = differentiable(ops.cross_entropy, constant=["weight"], spread=_over_rows, autocast="f32")
 soft_cross_entropy = differentiable(ops.soft_cross_entropy, constant=["target"], spread=_over_rows, autocast="f32")
 attention = differentiable(ops.attention, autocast="lower")
 gelu_erf = differentiable(ops.gelu_erf)

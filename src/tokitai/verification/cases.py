@@ -152,9 +152,9 @@ def other_nans(rng: np.random.Generator, values: Array, fmt: Format) -> Array:
 
 
 def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:
-    """A seeded tensor, as the contract wishes: "positive", "unit", "probabilities", "below COUNT", "lengths", or
-    indices; some of these are the value that is besides them. What is "saved", an "anchor" too, is noise until `saved`
-    is called."""
+    """A seeded tensor, as the contract wishes: "positive", "unit", "above" most noise, "probabilities", "below COUNT",
+    "lengths", or indices; some of these are the value that is besides them. What is "saved", an "anchor" too, is noise
+    until `saved` is called."""
     if t.space in GROUPS:
         return drawn_groups(rng_for(seed, t.name, how), t.space, shape)
     contract = operator.contract
@@ -179,6 +179,8 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
         return to_format(e / np.maximum(e.sum(axis=-1, keepdims=True), 1e-300), fmt)
     if wish == "unit":
         return to_format(rng.random(size), fmt)
+    if wish == "above":  # what noise hardly reaches
+        return to_format(rng.random(size) * 8 + 12, fmt)
     if wish == "positive":
         return to_format(np.exp(rng.standard_normal(size) * 0.5), fmt)
     values = to_format(DRAWS[how](rng, size, fmt), fmt)

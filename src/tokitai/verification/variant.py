@@ -24,10 +24,12 @@ class Variant:
 
 
 def variants(operator: Operator) -> list[Variant]:
-    """All optional tensors; none of them; each option's other values, one at a time."""
+    """All optional tensors; none of them; each option's other values, one at a time, and where the contract wishes so
+    with no optional tensor as well."""
     every = frozenset(t.name for t in operator.tensors if t.optional)
     found = [Variant(every)]
     if every:
         found.append(Variant(frozenset()))
-    found += [Variant(every, ((o.name, v),)) for o in operator.options for v in o.accepted if v != o.default]
+    for present in (every, frozenset[str]())[: 1 + (bool(every) and operator.contract.options_alone)]:
+        found += [Variant(present, ((o.name, v),)) for o in operator.options for v in o.accepted if v != o.default]
     return found
