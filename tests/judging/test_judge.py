@@ -125,6 +125,8 @@ def test_a_call_that_does_not_end_leaves_it_undecided() -> None:
     made = judged("hangs", "softmax", seconds=0.5)
     assert made.verdict == "undecided" and made.exit_code == 3 and made.undecided is not None
     assert "no answer before the deadline" in made.undecided
+    made = judged("prints_and_hangs", "softmax", seconds=0.5)
+    assert made.verdict == "undecided" and made.undecided is not None and "\x1b" not in made.undecided
 
 
 def test_in_place_results_are_what_the_input_becomes() -> None:

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError
+from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError, WorkerError
 from ..formats import format_of
 from ..lang import Graph, Operator, Sizes, check_operator, shape_text
 from ..verification.verdict import Variant, asked_shape, named_sizes
 from .calls import Calls
-from .runner import Here, Isolated, Runner
+from .runner import Here, Isolated, Runner, clean
 from .shown import Shown
 from .trials import Ask, Trial, trials
 from .verdict import Failure, Judgement
@@ -98,7 +98,7 @@ def judge(
             some = trials(ask, case)
             _run(made, Calls(made, operator, runner, only), some, started + total_seconds, progress, first)
     except UnavailableError as error:
-        made.undecided = made.undecided or str(error)
+        made.undecided = made.undecided or _why(error)
     if not made.cases and made.undecided is None:
         raise UsageError(f"{operator.name}: no case {case!r}; accepted: an id as a failure prints it, with its seed")
     made.failures.sort(key=lambda f: f.work)  # the smallest first: it is the one to look at
@@ -128,10 +128,15 @@ def _run(
         try:
             calls.trial(one, shown)
         except UnavailableError as error:
-            made.undecided = f"{one.case.id}: {error}"
+            made.undecided = f"{one.case.id}: {_why(error)}"
             return
     if shown is not None:
         made.not_shown = [*shown.tensors, *shown.scalars]
+
+
+def _why(error: UnavailableError) -> str:
+    """Why there is no verdict, without what the kernel printed."""
+    return clean(error.reason if isinstance(error, WorkerError) else str(error))
 
 
 def _prepare(runner: Runner, operator: Operator, graph: Graph, chosen: Variant) -> list[str]:

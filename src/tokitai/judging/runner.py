@@ -34,6 +34,7 @@ from .kept import Kept
 from .lending import Array, Memory, Placement, spaced
 
 MODULE = "tokitai.judging.candidate"
+LOADED = 60.0  # seconds within which a kernel's file must be loaded: importing PyTorch takes some
 SHOWN = 700  # characters of what a kernel says
 UNDECIDED = (WorkerTimeoutError, WorkerStartError, WorkerBusyError, SharedMemoryError)
 
@@ -127,7 +128,7 @@ class Isolated:
         """Load it. Raises UsageError and DeviceMissingError; what it does besides, its first call will show."""
         asked = {"tensors": list(tensors), "named": dict(named), "offered": list(offered)}
         try:
-            taken = self.pool.run(f"{MODULE}:prepare", self._asked(asked))
+            taken = self.pool.run(f"{MODULE}:prepare", self._asked(asked), deadline=max(self.seconds, LOADED))
         except (UsageError, DeviceMissingError) as error:
             raise type(error)(clean(str(error))) from None
         except UNDECIDED:
