@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokitai import ops
-from tokitai.verification import verify
+from tokitai.verification import sentences, verify
 from tokitai.verification.verdict import Variant
 
 
@@ -45,3 +45,12 @@ def test_variants_are_named_and_others_disclaimed(tmp_path: Path) -> None:
     predicate = predicate_of("softmax", "seeded/normal@5x257#0", tmp_path)
     assert not any("It was run with" in text for text in predicate["claims"])
     assert not any(text.startswith("Combinations") for text in predicate["non_claims"])
+
+
+def test_claims_from_before_an_operator_took_optional_inputs_are_those_of_none() -> None:
+    old = ["a claim", "It was run with: its defaults; smooth=True."]
+    assert sentences.as_now(ops.cross_entropy, old) == ["a claim", "It was run with: no optional input; smooth=True."]
+    assert sentences.as_now(ops.dropout, old) == old
+    found = sentences.stated_graphs(ops.cross_entropy, "f32", sentences.as_now(ops.cross_entropy, old))
+    assert found is not None and found[0].digest == ops.cross_entropy.trace("f32", present=()).digest
+    assert sentences.stated_graphs(ops.cross_entropy, "f32", old) is None

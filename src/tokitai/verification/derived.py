@@ -46,7 +46,7 @@ def departures(predicate: Predicate, operator: Operator) -> Iterator[str]:
     wrong = [name for name, value in there.items() if stated[name] != value]
     if wrong:
         yield f"its contract has another {', '.join(wrong)} than that of {operator.name}"
-    graphs = sentences.stated_graphs(operator, predicate["dtype"], predicate["claims"])
+    graphs = sentences.stated_graphs(operator, predicate["dtype"], sentences.as_now(operator, predicate["claims"]))
     if graphs is None:
         yield f"no claim says which variants of {operator.name} were run"
         return
@@ -65,7 +65,7 @@ def departures(predicate: Predicate, operator: Operator) -> Iterator[str]:
     facts = _facts(predicate, operator, graphs, plans)
     proofs = [dict(statement=p.statement, status=p.status, how=p.how) for p in sentences.proofs(facts)]
     yield from _sentences("proofs", predicate["proofs"], proofs)
-    yield from _sentences("claims", predicate["claims"], sentences.claims(facts))
+    yield from _sentences("claims", sentences.as_now(operator, predicate["claims"]), sentences.claims(facts))
     yield from _sentences("non-claims", predicate["non_claims"], sentences.non_claims(facts))
 
 
@@ -142,7 +142,7 @@ def _suite(predicate: Predicate, operator: Operator, plans: Sequence[Plan]) -> I
 def _counted(predicate: Predicate, operator: Operator) -> tuple[Counter[str], Counter[str]] | None:
     """The ids of the cases that the suite has, and of those that are there; None where one was asked for."""
     stated = predicate.get("suite")
-    graphs = sentences.stated_graphs(operator, predicate["dtype"], predicate["claims"])
+    graphs = sentences.stated_graphs(operator, predicate["dtype"], sentences.as_now(operator, predicate["claims"]))
     if graphs is None or (stated is not None and stated["only"] is not None):
         return None
     plans = [_plan(graph, predicate["target"]) for graph in graphs]

@@ -152,6 +152,16 @@ def graphs_of(operator: Operator, dtype: str) -> Iterator[Graph]:
             yield graph
 
 
+def as_now(operator: Operator, said: Sequence[str]) -> list[str]:
+    """Claims as they are worded now: what had no optional inputs may have got some since, and was run with none."""
+    optional = any(t.optional for t in operator.tensors)
+    words = [s[len(RUN_WITH) : -1].split("; ") if s.startswith(RUN_WITH) and optional else None for s in said]
+    return [
+        s if w is None else f"{RUN_WITH}{'; '.join('no optional input' if x == 'its defaults' else x for x in w)}."
+        for s, w in zip(said, words, strict=True)
+    ]
+
+
 def stated_graphs(operator: Operator, dtype: str, said: Iterable[str]) -> list[Graph] | None:
     """The graphs that were run, as claims tell; None where they name what there is not."""
     if not _has_variants(operator):
