@@ -74,7 +74,8 @@ def _every(ask: Ask, only_one: str | None) -> Iterator[Trial]:
     small = sizes.small(operator, plan)
     wanted = [(how, shape) for how in HOWS for shape in small]
     wanted += [("normal", s) for s in (*sizes.edges(operator, plan), *sizes.drawn(operator, plan, rng))]
-    wanted += [("equal", s) for s in sizes.probed(operator, plan, rng)]
+    nothing = [s for s in sizes.edges(operator, plan) if isinstance(s, Sizes) and s.inner == 0]
+    wanted += [("equal", s) for s in (*nothing, *sizes.probed(operator, plan, rng))]
     wanted += [(how, s) for s in sizes.probed(operator, plan, rng) for how in draws.probes(fixed)]
     wanted += [(how, s) for s in sizes.blocked(operator, plan, rng) for how in draws.BLOCKS]
     if ask.shape is not None:
@@ -116,7 +117,8 @@ def _drawn(ask: Ask, how: str, shape: tuple[int, int], number: int) -> Trial:
     rng = rng_for(ask.seed, "trial", str(number), how)
     free = [o for o in operator.options if o.name in ask.free and o.name not in ask.options]
     chosen: dict[str, object] = {o.name: o.accepted[int(rng.integers(len(o.accepted)))] for o in free}
-    chosen |= {n: bool(rng.random() < 0.6) for n in operator.contract.switches if n not in ask.options}
+    switches = [n for n in operator.contract.switches if n not in ask.options]
+    chosen |= {n: bool(number >> place & 1) for place, n in enumerate(switches)}  # neighbours differ
     graph = ask.graph(chosen)
     exact = how.startswith(draws.PROBE)
     params = draws.scalars(operator, rng, shape, exact)
