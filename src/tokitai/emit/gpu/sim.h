@@ -49,6 +49,7 @@ struct Fiber {
   State state;
   uint64_t slot[2];  // what it gives to the other lanes; two exchanges take turns
   int turn;
+  int64_t closed, landed;  // groups of copies
 };
 static Fiber fibers[MOST];
 static void* scheduler;
@@ -129,6 +130,7 @@ INLINE void prepare(Fiber& f) {
   f.stack_pointer = top;
   f.state = READY;
   f.turn = 0;
+  f.closed = f.landed = 0;
 }
 
 // One of the orders in which threads run: 0 and 1 forward, 2 backward, others shuffled.
@@ -281,8 +283,14 @@ INLINE int thread_index() { return sim::current; }
 INLINE int block_size() { return sim::block_threads; }
 INLINE int64_t block_index() { return sim::block_number; }
 INLINE int64_t grid_size() { return sim::blocks_in_grid; }
-INLINE void close_copies() {}
-template <int LATER> INLINE void wait_for_copies() {}
+// Copies land as late as they may: when they are waited for.
+INLINE void close_copies() { ++sim::fibers[sim::current].closed; }
+template <int LATER> INLINE void wait_for_copies() {
+  sim::Fiber& me = sim::fibers[sim::current];
+  if (me.closed - LATER > me.landed) me.landed = me.closed - LATER;
+}
+INLINE int64_t open_group() { return sim::fibers[sim::current].closed; }
+INLINE bool has_landed(int64_t group) { return group < sim::fibers[sim::current].landed; }
 INLINE void barrier() { sim::leave(sim::AT_BARRIER); }
 INLINE uint32_t count_up(uint32_t* p) { return (*p)++; }
 INLINE void count_done(uint32_t* p) { ++*p; }
