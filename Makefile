@@ -9,7 +9,7 @@
 #   make check              the quick tests, for the loop while editing
 #   make lint               style and types only
 #   make mutants            wrong programs of every operator, on the CPU and the simulated device: how many are refuted
-#                           (about a day on two cores; it goes on where it stopped); or [SAMPLE=16] of each
+#                           (long, over a day on two cores; it goes on where it stopped); or [SAMPLE=16] of each
 #   make bench              time the operators on this machine, in turns with PyTorch's
 #   make prove-elementary   prove the error bounds of exp, tanh, erf and the others again (long)
 #   make clean              remove what these commands made

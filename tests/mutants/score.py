@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import functools
 import hashlib
 import json
@@ -20,6 +21,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from tokitai.meaning import structure
 from tokitai.toolchain.build import native_isa
 from tokitai.verification import cases, run, suite
 from tokitai.verification.derived import GPU_LANES, LANES
+from tokitai.verification.lists import run_lists
 
 DTYPE = "f16"
 SEED = 16
@@ -71,7 +74,10 @@ class Subject:
             if not self.cases:
                 shown = suite.number_cases(op, self.kernel.plan, self.lanes, None, SEED, self.device, suite.VERSION)
                 self.cases += [c for c in shown if cases.work_of(c.shape) <= self.most]
-            found = (run.run_numbers(self.kernel, c, None, 2) for c in self.cases)
+            found = chain(
+                (run.run_numbers(self.kernel, c, None, 2) for c in self.cases),
+                (f for _ in range(self.kernel.plan.flat) for f in run_lists(op, self.kernel, None, SEED, 2)),
+            )
             return next((f"{f.id}: {f.failure}" for f in found if f.failure), None)
         for shape, expanded in self.shapes:
             params = cases.drawn_scalars(op, graph, shape)
@@ -182,8 +188,8 @@ def on_sim(name: str, hashed: bool = True) -> Subject:
 
 def _same_on_sim(op: Operator, graph: Graph, source: str, mutant: Mutant) -> bool:
     """Whether the compiler makes the same machine code of a mutant as of the right program."""
-    folder = Path(emit.__file__).parent / "gpu"
-    headers = {p.name: p.read_text() for p in folder.glob("*") if p.suffix in (".h", ".cuh")}
+    folder = Path(emit.__file__).parent
+    headers = {p.name: p.read_text() for part in ("cpu", "gpu") for p in (folder / part).glob("*.h")}
     texts = (KernelText(source, headers), KernelText(alone(source, mutant.number), headers))
     right, wrong = (SimTarget().build(text, graph.name, False)[1].digest for text in texts)
     return right == wrong
@@ -224,6 +230,7 @@ def results(subject: Subject, chosen: list[int]) -> Iterator[tuple[int, str | No
 
 
 def _child(subject: Subject, chosen: list[int], write: int) -> None:
+    faulthandler.disable()
     with os.fdopen(write, "w") as pipe:
         for i in chosen:
             mutant, alive, _ = subject.mutants[i]
@@ -258,16 +265,12 @@ def score(name: str, device: str, sample: int | None, seconds: float) -> dict[st
 
 
 def settle(name: str, device: str, result: dict[str, Any]) -> None:
-    """Run what hashes did not refute over numbers; of what is left, tell what the compiler makes the same code of, and
-    what is known to be equivalent."""
+    """Of what hashes did not refute, tell what is known to be equivalent; run the others over numbers; of what is left,
+    tell what the compiler makes the same code of."""
     started = time.monotonic()
     subject = made(name, device)
     left = [i for i in result["left"] if why_equivalent(device, subject.mutants[i][0]) is None]
     told = {i: why_equivalent(device, subject.mutants[i][0]) for i in result["left"] if i not in left}
-    for i in list(left):
-        if subject.mutants[i][2]():
-            told[i] = SAME_CODE
-            left.remove(i)
     if left:
         over_numbers = made(name, device, hashed=False)
         known = {str(m): i for i, (m, *_) in enumerate(over_numbers.mutants)}
@@ -275,6 +278,10 @@ def settle(name: str, device: str, result: dict[str, Any]) -> None:
         shown = {there[k] for k, said in results(over_numbers, list(there)) if said is not None}
         result["refuted"] += len(shown)
         left = [i for i in left if i not in shown]
+    for i in list(left):
+        if subject.mutants[i][2]():
+            told[i] = SAME_CODE
+            left.remove(i)
     result["survivors"] = [str(subject.mutants[i][0]) for i in left]
     result["equivalent"] = [dict(mutant=str(subject.mutants[i][0]), reason=why) for i, why in told.items()]
     result["settled"], result["left"] = True, left
@@ -353,8 +360,12 @@ def table(found: Mapping[str, Any]) -> str:
         count = r["run"] - len(r["equivalent"])
         ran_of = f"{r['run']}/{r['mutants']}"
         lines.append(f"| {name} | {device} | {r['refuted']} | {count} | {len(r['equivalent'])} | {ran_of} |")
-    survivors = [(k, s) for k, r in sorted(ran.items()) for s in r["survivors"]]
+    survivors = [(k, s) for k, r in sorted(ran.items()) if r["settled"] for s in r["survivors"]]
+    open_ = [(k, s) for k, r in sorted(ran.items()) if not r["settled"] for s in r["survivors"]]
     lines += ["", f"## Survivors: {len(survivors)}", "", *(f"- {k}: `{s}`" for k, s in survivors)]
+    if open_:
+        said = "Hashes do not refute them; they were not run over numbers, nor were their machine codes compared."
+        lines += ["", f"## Not settled: {len(open_)}", "", said, "", *(f"- {k}: `{s}`" for k, s in open_)]
     reasons: dict[str, list[str]] = {}
     for key, r in sorted(ran.items()):
         for e in r["equivalent"]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
 from tests.mutants.equivalent import why_equivalent
 from tests.mutants.program import Mutant, alone, schemata
-from tests.mutants.score import made, results, score, settle
+from tests.mutants.score import FOLDER, made, results, score, settle, table
+from tokitai import ops
 
 SOURCE = """#include "rows.h"
 namespace tokitai {
@@ -78,3 +80,12 @@ def test_a_program_that_ends_its_process_is_refuted() -> None:
     number = next(i for i, (m, *_) in enumerate(subject.mutants) if re.match(r"tensor \+ 1: .*in_x", str(m)))
     ((_, said),) = results(subject, [number])
     assert said is not None
+
+
+def test_what_is_kept_is_a_table_of_every_operator_that_ran_on_a_gpu() -> None:
+    found = json.loads((FOLDER / "mutants.json").read_text())
+    assert (FOLDER / "mutants.md").read_text() == table(found)
+    assert {key.partition(" ")[0].partition("/")[0] for key in found} <= ops.registry().keys()
+    for path in FOLDER.parents[1].glob("evidence/cuda/*.f16.cuda.json"):
+        name = path.name.partition(".")[0]
+        assert {f"{name} cpu", f"{name} sim"} <= found.keys(), f"{name}: make mutants"

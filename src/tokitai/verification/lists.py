@@ -35,8 +35,10 @@ def lists_of(graph: Graph) -> Mapping[str, tuple[int, ...]]:
     return COUNTED if any(n.op == "columns" for n in graph.nodes) else LISTS
 
 
-def run_lists(operator: Operator, numbers: KernelBase, hashed: KernelBase, seed: int, threads: int) -> list[CaseResult]:
-    """Every list, as numbers against the oracle and as hashes against the structure."""
+def run_lists(
+    operator: Operator, numbers: KernelBase, hashed: KernelBase | None, seed: int, threads: int
+) -> list[CaseResult]:  # fmt: skip
+    """Every list, as numbers against the oracle and, where a kernel over hashes is given, against the structure."""
     graph = numbers.graph
     params = cases.settled(operator, graph, cases.defaults(operator))
     results = []
@@ -49,6 +51,8 @@ def run_lists(operator: Operator, numbers: KernelBase, hashed: KernelBase, seed:
         want = bits.evaluate_tensors(graph, tensors, shapes, params)
         scalars = numbers.scalar_table(1, sizes[0], params)
         results.append(_run("list", name, numbers, tensors, shapes, scalars, want, seed, threads))
+        if hashed is None:
+            continue
         drawn, first = hashed_list(operator, graph, shapes, seed)
         wanted = structure.evaluate_tensors(graph, drawn, shapes, first, params)
         table = hashed.hash_table(first, 1, sizes[0], params)
