@@ -61,6 +61,10 @@ INLINE int64_t block_index() { return __builtin_amdgcn_workgroup_id_x(); }
 INLINE int64_t grid_size() { return __builtin_amdgcn_grid_size_x() / uint32_t(block_size()); }
 INLINE void close_copies() {}
 template <int LATER> INLINE void wait_for_copies() {}
+template <int N> struct Late {  // copies through registers are there at once
+  INLINE void fetched(int) {}
+  INLINE bool landed(int) const { return true; }
+};
 INLINE void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();

@@ -127,31 +127,16 @@ template <class P, int T, int V, int N> struct Stage {
     return q;
   }
 };
-#elif TOKITAI_SIM && !TOKITAI_HIP  // what has not been waited for is not there
-template <class P, int T, int V, int N> struct Stage {
-  static constexpr int BYTES = 0;
-  Chunk<P> own[N][V];
-  int64_t group[N][V];
-  INLINE Stage(char*) {}
-  template <int WIDTH, int FIT> INLINE void fetch(int turn, int v, const P* p, int count) {
-    load_chunk<WIDTH, FIT>(own[turn][v], p, count);
-    group[turn][v] = open_group();
-  }
-  INLINE Chunk<P> get(int turn, int v) const {
-    Chunk<P> q = own[turn][v];
-    if (!has_landed(group[turn][v])) memset(&q, 0xA5, sizeof q);
-    return q;
-  }
-};
 #else
 template <class P, int T, int V, int N> struct Stage {
   static constexpr int BYTES = 0;
   Chunk<P> own[N][V];
+  Late<N * V> late;
   INLINE Stage(char*) {}
   template <int WIDTH, int FIT> INLINE void fetch(int turn, int v, const P* p, int count) {
-    load_chunk<WIDTH, FIT>(own[turn][v], p, count);
+    load_chunk<WIDTH, FIT>(own[turn][v], p, count), late.fetched(turn * V + v);
   }
-  INLINE Chunk<P> get(int turn, int v) const { return own[turn][v]; }
+  INLINE Chunk<P> get(int turn, int v) const { return late.landed(turn * V + v) ? own[turn][v] : Chunk<P>{}; }
 };
 #endif
 

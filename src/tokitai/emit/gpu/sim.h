@@ -289,8 +289,11 @@ template <int LATER> INLINE void wait_for_copies() {
   sim::Fiber& me = sim::fibers[sim::current];
   if (me.closed - LATER > me.landed) me.landed = me.closed - LATER;
 }
-INLINE int64_t open_group() { return sim::fibers[sim::current].closed; }
-INLINE bool has_landed(int64_t group) { return group < sim::fibers[sim::current].landed; }
+template <int N> struct Late {  // in which group each of N copies is
+  int64_t group[N];
+  INLINE void fetched(int i) { group[i] = sim::fibers[sim::current].closed; }
+  INLINE bool landed(int i) const { return group[i] < sim::fibers[sim::current].landed; }
+};
 INLINE void barrier() { sim::leave(sim::AT_BARRIER); }
 INLINE uint32_t count_up(uint32_t* p) { return (*p)++; }
 INLINE void count_done(uint32_t* p) { ++*p; }
