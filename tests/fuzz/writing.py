@@ -148,7 +148,8 @@ class Writer:
         if found is None or self.calls >= 2:
             return
         self.calls += 1
-        self.new(f"{self.one(NAMED)}({found.name})", found.space)
+        name = self.one(NAMED)
+        self.new(f"{name}(-abs({found.name}))" if name == "exp_down" else f"{name}({found.name})", found.space)
 
     def condition(self) -> None:
         if self.often(0.6):

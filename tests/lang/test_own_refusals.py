@@ -112,6 +112,11 @@ def column_in_attention(
     return outputs(y=weighted_sum(matmul(q, k, "NT"), k))
 
 
+def replaced_too_early(a: Matrix[f32], b: Matrix[f32]) -> Outputs:
+    top = row_max(b)
+    return outputs(y=a * top, a=b * 2)  # replaced too early
+
+
 REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     (f64_input, "the f64 input", "the input wide in f64"),
     (f64_result, "the f64 result", "the result y in f64"),
@@ -122,6 +127,7 @@ REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     (sum_of_slots, "a sum of slots", "add of several values a row"),
     (table_in_a_product, "the table in a product", "the input table, a table, beside a product"),
     (column_in_attention, "the column in attention", "the input c beside a weighted sum"),
+    (replaced_too_early, "replaced too early", "the result a replaces an input that is read again"),
     (exp_of_f64, "exp in f64", "exp of a rows x cols f64 value"),
     (maximum_of_text, "a text", "'1' of type str"),
 ]

@@ -138,6 +138,8 @@ def plan_rows(graph: Graph, keep: Keep = "in cache") -> RowPlan:
         roots += [o.node for o in row_stores if _store_pass(o, level, count) == p]
         roots += [n.args[0] for n in col_sums] if p == count else []
         wanted.append(roots)
+    for o in (o for o in row_stores if o.inplace):
+        _check_replaced(graph, o, level, wanted, _store_pass(o, level, count))
     kept: dict[Node, int] = {}
     if keep != "nothing":
         kept = _scratch_rows(wanted, _choose_kept(wanted, count, KEEP_ABOVE[keep]))
@@ -178,6 +180,19 @@ def plan_rows(graph: Graph, keep: Keep = "in cache") -> RowPlan:
         kept=kept,
         block=COL_SUM_BLOCK if sums else 1,
     )
+
+
+def _check_replaced(graph: Graph, o: Output, level: dict[Node, int], wanted: list[list[Node]], store: int) -> None:
+    """A result in an input's place must not be written before the input is read for the last time. Raises
+    DefinitionError."""
+    replaced = [n for n in graph.nodes if n.op == "input" and n.data[0] == o.name]
+    later = [n for roots in wanted[store:] for n in _cone(roots, set())]
+    later += [m for n in graph.nodes if n.op == "take_column" and level[n] >= store for m in topological([n.args[0]])]
+    if any(n in later for n in replaced):
+        raise DefinitionError(
+            f"{o.node.origin}: the result {o.name} replaces an input that is read again behind a sum or maximum of its "
+            "rows; accepted: a result of its own"
+        )
 
 
 def _levels(graph: Graph) -> dict[Node, int]:
