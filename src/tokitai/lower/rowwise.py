@@ -139,7 +139,7 @@ def plan_rows(graph: Graph, keep: Keep = "in cache") -> RowPlan:
         roots += [n.args[0] for n in col_sums] if p == count else []
         wanted.append(roots)
     for o in (o for o in row_stores if o.inplace):
-        _check_replaced(graph, o, level, wanted, _store_pass(o, level, count))
+        _check_replaced(graph, o, wanted, _store_pass(o, level, count))
     kept: dict[Node, int] = {}
     if keep != "nothing":
         kept = _scratch_rows(wanted, _choose_kept(wanted, count, KEEP_ABOVE[keep]))
@@ -182,12 +182,12 @@ def plan_rows(graph: Graph, keep: Keep = "in cache") -> RowPlan:
     )
 
 
-def _check_replaced(graph: Graph, o: Output, level: dict[Node, int], wanted: list[list[Node]], store: int) -> None:
+def _check_replaced(graph: Graph, o: Output, wanted: list[list[Node]], store: int) -> None:
     """A result in an input's place must not be written before the input is read for the last time. Raises
     DefinitionError."""
     replaced = [n for n in graph.nodes if n.op == "input" and n.data[0] == o.name]
     later = [n for roots in wanted[store:] for n in _cone(roots, set())]
-    later += [m for n in graph.nodes if n.op == "take_column" and level[n] >= store for m in topological([n.args[0]])]
+    later += [m for n in graph.nodes if n.op == "take_column" for m in topological([n.args[0]])]  # by other threads
     if any(n in later for n in replaced):
         raise DefinitionError(
             f"{o.node.origin}: the result {o.name} replaces an input that is read again behind a sum or maximum of its "
