@@ -55,6 +55,10 @@ class Target(Protocol):
     def matrix_units(self) -> bool:
         """Whether there are FP64 matrix units that add up in order."""
 
+    @property
+    def fused_units(self) -> bool:
+        """Whether there are matrix units of 16-bit operands whose steps are those of ``fused16``."""
+
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
         """Compile a text, or take it from the build cache, and load it."""
 
@@ -219,7 +223,8 @@ class GpuKernel(KernelBase):
                 of_operands += [(address, sizes[k], size), (address, sizes[k + 1], size)]
             k += 2 * (space in MATRICES)
         whole = Sizes(sizes[0], sizes[1], sizes[2], sizes[3], self.graph.ragged)
-        matrix = plan.accumulator == "f64" and self.target.matrix_units
+        fused = plan.accumulator == "fused16"
+        matrix = self.target.fused_units if fused else plan.accumulator == "f64" and self.target.matrix_units
         anywhere = any(space in OPERANDS and space[1] == whole.ragged for space, _ in self.tensor_sizes)
         width = 1 if anywhere else self.width(*zip(*of_operands, strict=True))  # groups may begin at any element
         wished = self.tiling(plan, whole, width, matrix)

@@ -1,7 +1,8 @@
-"""Whether the FP64 matrix units of a card add up as products in f64 are defined: a test on the card itself.
+"""Whether the matrix units of a GPU add up as products are defined: a test on the device itself.
 
-A product of 16 x 4 and 4 x 8 that is added to accumulators must have the bits of four fused multiply-adds, one after
-another in the order of k. Hopper's units have; what another card's do is for this test to say.
+In f64 a product of 16 x 4 and 4 x 8 that is added to accumulators must have the bits of four fused multiply-adds, one
+after another in the order of k. Of 16-bit operands a product of 16 x 16 and 16 x 8 must have the bits of a step of
+``fused16``. Hopper's units have both; what another GPU's do is for these tests to say.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from .emit.gpu_text import headers
+from .formats import FORMATS
 from .toolchain import nvrtc
 from .toolchain.build import Source
 
 ARCHITECTURES = ("sm_90", "sm_100")  # that have such units, and enough of them
-BLOCKS, STEPS = 2048, 64
+FUSED_ARCHITECTURES = ("sm_90",)  # whose model is `meaning.matrix_unit`
+BLOCKS, STEPS, FUSED_STEPS = 2048, 64, 16
 
 # Operands of random bits with exponents close together, or up to 200 apart; zeros of both signs among them.
 TEXT = r"""
@@ -57,6 +60,88 @@ KERNEL(try_out, 32, 1) {
 """
 
 
+# Operands of random bits in every regime: exponents close together, far apart, near the smallest and the largest, at
+# random; zeros among them, operands that cancel, and accumulators of any size.
+FUSED = r"""
+#define ACCUMULATORS_FUSED 1
+#define MATRIX_UNITS 1
+#define UNIT_ATOM 1
+#define LEFT_SMALLEST SMALLEST
+#define RIGHT_SMALLEST SMALLEST
+#include "matrix_unit.h"
+
+namespace tokitai {
+
+struct Call { int32_t* wrong; };
+
+INLINE uint64_t drawn(uint64_t& state) {
+  state += 0x9E3779B97F4A7C15ull;
+  uint64_t x = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+// An operand whose exponent field lies within `span` of `middle`, subnormals and zeros included, no infinity or NaN.
+INLINE uint32_t operand(uint64_t& state, int middle, int span) {
+  constexpr int PLACES = LEFT_PLACES, LARGEST = (1 << (15 - PLACES)) - 2;
+  const uint64_t x = drawn(state);
+  int field = middle - span + int(uint32_t(x >> 40) % uint32_t(2 * span + 1));
+  field = field < 0 ? 0 : field > LARGEST ? LARGEST : field;
+  const uint32_t sign = uint32_t(x & 0x8000u);
+  return x >> 16 & 15 ? sign | uint32_t(field) << PLACES | (uint32_t(x >> 24) & ((1u << PLACES) - 1)) : sign;
+}
+INLINE uint32_t both_of(uint64_t& state, int middle, int span) {
+  const uint32_t low = operand(state, middle, span);
+  return low | operand(state, middle, span) << 16;
+}
+
+KERNEL(try_out, 32, 1) {
+  constexpr int LARGEST = (1 << (15 - LEFT_PLACES)) - 2;
+  const int regime = int(block_index() % 16), spans[4] = {1, 4, LARGEST / 4, LARGEST};
+  const int middle = (regime / 4 == 0 ? LARGEST / 2 : regime / 4 == 1 ? 1 : regime / 4 == 2 ? LARGEST / 4 : LARGEST * 5 / 8);
+  uint64_t state = uint64_t(block_index() * 32 + thread_index()) << 32;
+  int wrong = 0;
+  float units[4], steps[4];
+  ROLLED for (int round = 0; round < STEPS; ++round) {
+    if (round % 8 == 0)
+      for (int i = 0; i < 4; ++i) {  // from zero, or from any number that leaves room
+        const uint32_t x = uint32_t(drawn(state));
+        units[i] = steps[i] = round % 16 || (x >> 23 & 255u) > 190u ? 0.0f : float_of(x);
+      }
+    Pair a[4], b[2];
+    for (int i = 0; i < 4; ++i) a[i] = both_of(state, middle, spans[regime % 4]);
+    for (int i = 0; i < 2; ++i) b[i] = both_of(state, middle, spans[regime % 4]);
+    if (round % 4 == 3) {  // what comes last cancels what came first, nearly
+      a[2] = a[0] ^ 0x80008000u, a[3] = a[1] ^ 0x80008000u;
+      b[1] = b[0] ^ (thread_index() % 4 == 0 ? 1u : 0u);
+    }
+    unit_step(units[0], units[1], units[2], units[3], a, b);
+    step_in_order(steps[0], steps[1], steps[2], steps[3], a, b);
+    for (int i = 0; i < 4; ++i) {
+      const bool none = units[i] != units[i] && steps[i] != steps[i];
+      wrong += !none && bits_of(units[i]) != bits_of(steps[i]);
+    }
+  }
+  call.wrong[block_index() * 32 + thread_index()] = wrong;
+}
+
+}  // namespace tokitai
+"""
+
+
+def fused_source(smallest: int) -> Source:
+    """The test of 16-bit operands whose smallest normal exponent is this."""
+    text = FUSED.replace("< STEPS", f"< {FUSED_STEPS}").replace(" SMALLEST\n", f" {smallest}\n")
+    return Source(text, headers(of_products=True), "try_out")
+
+
+def takes_fused_steps(device: Any) -> bool:
+    """Whether every one of four million steps, half of f16 and half of bf16, has the bits of ``fused16``."""
+    if device.arch not in FUSED_ARCHITECTURES:
+        return False
+    return all(_none_wrong(device, fused_source(FORMATS[f].emin)) for f in ("f16", "bf16"))
+
+
 def source() -> Source:
     """The text of the test."""
     return Source(TEXT.replace("STEPS", str(STEPS)), headers(of_products=True), "try_out")
@@ -66,7 +151,12 @@ def adds_in_order(device: Any) -> bool:
     """Whether every one of half a million sums on this card has the bits of its chain."""
     if device.arch not in ARCHITECTURES:
         return False
-    module = device.load(nvrtc.build(source(), device.arch))
+    return _none_wrong(device, source())
+
+
+def _none_wrong(device: Any, test: Source) -> bool:
+    """Whether no thread of a test counts a wrong result."""
+    module = device.load(nvrtc.build(test, device.arch))
     wrong = np.full(32 * BLOCKS, -1, np.int32)
     memory = device.allocate(wrong.nbytes)
     device.upload(wrong, memory.address)

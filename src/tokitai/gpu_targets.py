@@ -38,6 +38,13 @@ class CudaTarget:
 
         return adds_in_order(self.device)
 
+    @cached_property
+    def fused_units(self) -> bool:
+        """Whether the device's matrix units take the steps of ``fused16``: tried out on it, once."""
+        from .gpu_matrix import takes_fused_steps
+
+        return takes_fused_steps(self.device)
+
     def describe(self) -> dict[str, Any]:
         """The card, as certificates show it."""
         return self.device.describe()
@@ -156,6 +163,7 @@ class SimTarget:
 
     name = "sim"
     shared_bytes = 227 << 10  # as a block may have on sm_90
+    fused_units = False
 
     def __init__(
         self, compiler: str | None = None, warp: int = 32, hip: bool = False, matrix_units: bool = False

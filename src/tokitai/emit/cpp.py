@@ -29,7 +29,7 @@ from .rowwise import RowEmitter
 from .scatter import ScatterEmitter
 
 HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "many.h", "rows.h")
-OF_PRODUCTS = ("accumulators.h", "products.h")
+OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "products.h")
 
 
 @dataclass(frozen=True)

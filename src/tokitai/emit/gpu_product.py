@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..lang import MATRICES, Node
 from ..lower.gpu_product import FINISH_THREADS, Tiling
 from ..lower.product import ProductPlan
+from .product import unit_defines
 from .text import POINTER, Printer
 
 
@@ -28,8 +29,11 @@ class GpuProductEmitter(Printer):
             "PRODUCTS": len(plan.products), "ROWS": t.rows, "COLS": t.cols, "TALL": t.tall, "WIDE": t.wide,
             "DEPTH": t.depth, "LANES": t.lanes, "UNROLLED": t.unrolled, "WIDTH": t.width,
         }  # fmt: skip
+        self.fused = plan.accumulator == "fused16"
+        unit = (*unit_defines(plan), f"#define UNIT_ATOM {int(t.atom)}") if self.fused else ()
         self.defines = (
             f"// {t}",
+            *unit,
             f"#define ACCUMULATORS_F64 {int(plan.accumulator == 'f64')}",
             f"#define MATRIX_UNITS {int(t.matrix)}",
             *(f"#define PLAN_{name} {value}" for name, value in sizes.items()),
@@ -72,8 +76,9 @@ class GpuProductEmitter(Printer):
         along = ["true" if flag else "false" for flag in (layout[0] == "N", layout[1] == "T")]
         self.line(f"typedef Feed<ROWS, {along[0]}, true, {kinds[0]}> Left;")
         self.line(f"typedef Feed<COLS, {along[1]}, false, {kinds[1]}> Right;")
-        self.line("SHARED(Quad, memory, 2 * SLAB / QUAD);")
-        self.line("E* const slabs = memory->e;")
+        pack, element = ("Pack", "W") if self.fused else ("Quad", "E")
+        self.line(f"SHARED({pack}, memory, 2 * SLAB / {pack.upper()});")
+        self.line(f"{element}* const slabs = memory->e;")
         self.line("E* const waiting = parts + work.sums_of_parts() + block_index() * work.waiting_of_block();")
         self.units()
         self.matrices(self.item)

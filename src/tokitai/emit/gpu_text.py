@@ -25,7 +25,7 @@ from .gpu_rows import GpuRowEmitter
 from .gpu_scatter import GpuScatterEmitter
 
 OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "quotients.h", "sim.h", "hip.h")
-OF_PRODUCTS = ("accumulators.h", "products.h")
+OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "products.h")
 SHARED = ("integers.h", "hashes.h")  # with the cpu target
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..lang import MATRICES
 from ..lower.grouped import TALL, WIDE, GroupedPlan
-from .product import ProductEmitter, plan_defines
+from .product import ProductEmitter, plan_defines, unit_defines
 from .text import POINTER
 
 
@@ -19,7 +19,7 @@ class GroupedEmitter(ProductEmitter):
 
     def __init__(self, plan: GroupedPlan) -> None:
         super().__init__(plan)
-        self.defines = plan_defines(plan.accumulator == "f64", TALL, WIDE)
+        self.defines = unit_defines(plan) + plan_defines(plan.accumulator == "f64", TALL, WIDE)
         self.share = plan.share
 
     def body(self) -> None:

@@ -6,9 +6,18 @@ matrix its row stride and the stride from one product of the batch to the next (
 
 from __future__ import annotations
 
+from ..formats import FORMATS
 from ..lang import MATRICES
 from ..lower.product import BLOCK_ROWS, DEPTH, PANEL_COLS, PANEL_ROWS, SHARE, TALL, WIDE, ProductPlan
 from .text import POINTER, Printer
+
+
+def unit_defines(plan: ProductPlan) -> tuple[str, ...]:
+    """What the headers of products read where a matrix unit adds up: the smallest exponents of the operands."""
+    if plan.accumulator != "fused16":
+        return ()
+    left, right = (FORMATS[str(n.data[1])].emin for n in plan.products[0].args[:2])
+    return ("#define ACCUMULATORS_FUSED 1", f"#define LEFT_SMALLEST {left}", f"#define RIGHT_SMALLEST {right}")
 
 
 def plan_defines(f64: bool, tall: int = TALL, wide: int = WIDE, panel: int = PANEL_COLS) -> tuple[str, ...]:
@@ -26,7 +35,7 @@ class ProductEmitter(Printer):
     def __init__(self, plan: ProductPlan) -> None:
         super().__init__(plan.graph)
         self.plan = plan
-        self.defines = plan_defines(plan.accumulator == "f64")
+        self.defines = unit_defines(plan) + plan_defines(plan.accumulator == "f64")
 
     def body(self) -> None:
         """What stands between the braces of the kernel."""

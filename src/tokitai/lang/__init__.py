@@ -2,6 +2,7 @@
 
 from .contract import LARGEST, Contract, Index
 from .graph import (
+    ACCUMULATORS,
     COL_SUM_BLOCK,
     GROUPS,
     MATMUL_BLOCK,
@@ -74,8 +75,8 @@ from .values import (
 )
 
 __all__ = [
-    "COL_SUM_BLOCK", "GROUPS", "LARGEST", "MATMUL_BLOCK", "MATRICES", "OPERANDS", "PRIMITIVES", "ROW_REDUCTIONS",
-    "TOTALS", "Cols",
+    "ACCUMULATORS", "COL_SUM_BLOCK", "GROUPS", "LARGEST", "MATMUL_BLOCK", "MATRICES", "OPERANDS", "PRIMITIVES",
+    "ROW_REDUCTIONS", "TOTALS", "Cols",
     "Contract", "Function", "Graph", "Groups", "HardInput", "Index", "Matrix", "Node", "Number", "Operand", "Operator",
     "Output", "Outputs", "Rows", "Shape", "Sizes", "Slots", "Table", "TensorSpec", "Value", "bf16", "bit_and",
     "bit_xor", "check_operator", "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "extent",

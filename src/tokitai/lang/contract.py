@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..formats import FORMATS, STORAGE
-from .graph import TensorSpec
+from .graph import NARROW_ACCUMULATORS, TensorSpec
 
 if TYPE_CHECKING:
     from .operator import Operator
@@ -70,14 +70,20 @@ class OptionSpec:
     default: object
     accepted: tuple[object, ...]
 
-    def chosen(self, operator: str, value: object) -> object:
-        """The accepted value that is meant: of its own type or NumPy's, so that 2.0 and True are neither 2 nor 1.
-        Raises ArgumentError."""
+    def choices(self, dtype: str) -> tuple[object, ...]:
+        """The values that are accepted in a storage format: accumulators of 16-bit operands take no f32."""
+        return tuple(v for v in self.accepted if dtype in ("f16", "bf16") or v not in NARROW_ACCUMULATORS)
+
+    def chosen(self, operator: str, value: object, dtype: str) -> object:
+        """The value accepted in a storage format that is meant: of its own type or NumPy's, so that 2.0 and True are
+        neither 2 nor 1. Raises ArgumentError."""
         plain = value.item() if isinstance(value, np.generic) else value
-        for one in self.accepted:
+        accepted = self.choices(dtype)
+        for one in accepted:
             if type(one) is type(plain) and one == plain:
                 return one
-        raise ArgumentError(f"{operator}: {self.name}={value!r}; accepted: {', '.join(map(repr, self.accepted))}")
+        of = f" of {dtype}" if plain in self.accepted else ""
+        raise ArgumentError(f"{operator}: {self.name}={value!r}{of}; accepted: {', '.join(map(repr, accepted))}")
 
 
 def faults(

@@ -116,6 +116,8 @@ Contributions to one entry of a table are added by the same rule, by their rank 
 
 
 MATMUL_BLOCK = 4096
+ACCUMULATORS = ("f32", "f64", "fused16")  # of products
+NARROW_ACCUMULATORS = frozenset({"fused16"})  # those of 16-bit operands alone
 """Products in one chain of a matrix product: a chain inside aligned blocks along k, then the tree over the blocks."""
 
 OPERANDS = frozenset({"rk", "kr", "kc", "ck"})

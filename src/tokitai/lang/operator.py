@@ -136,7 +136,7 @@ class Operator:
             spec = next((o for o in self.options if o.name == name), None)
             if spec is None:
                 raise UnknownNameError(f"option of {self.name}", name, [o.name for o in self.options])
-            chosen[name] = spec.chosen(self.name, value)
+            chosen[name] = spec.chosen(self.name, value, fmt)
         key = (fmt, frozenset(given), tuple(sorted(chosen.items())))
         if key not in self._graphs:
             with tracing(fmt):

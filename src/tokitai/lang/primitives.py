@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import DefinitionError
-from .graph import Function, Node, Space, Type, topological
+from .graph import ACCUMULATORS, NARROW_ACCUMULATORS, Function, Node, Space, Type, topological
 from .origin import refuse
 from .values import (
     INTEGERS,
@@ -155,14 +155,21 @@ def matmul(a: Operand[Any], b: Operand[Any], layout: str = "NN", accumulator: st
 
     ``layout`` says how the operands are stored: N as rows x inner and inner x cols, T as the transpose of that; NN, NT
     or TN. With the ``accumulator`` f64 the sum is computed in f64, then rounded once to f32.
+
+    With the accumulator fused16, of f16 and bf16 operands, a block's sum is a chain, from +0, of steps of Hopper's
+    matrix unit: 16 products in the order of k and the accumulator are aligned to the largest of their exponents (-133
+    at least), cut toward zero at 25 fraction bits, added exactly, and the sum is cut toward zero to f32
+    (`meaning.matrix_unit`).
     """
     for name, x in (("left", a), ("right", b)):
         if not isinstance(x, Operand):
             refuse(f"matmul with {x!r} on the {name}", "an input that is annotated as Operand[...]")
         if x.format not in ("f16", "bf16", "f32"):
             refuse(f"matmul with {x!r} of format {x.format}", "storage, f16, bf16 or f32")
-    if layout not in _PLACES or accumulator not in FLOAT_TYPES:
-        refuse(f"matmul(..., {layout!r}, {accumulator!r})", f"one of {', '.join(_PLACES)}; f32 or f64")
+    if layout not in _PLACES or accumulator not in ACCUMULATORS:
+        refuse(f"matmul(..., {layout!r}, {accumulator!r})", f"one of {', '.join(_PLACES)}; {', '.join(ACCUMULATORS)}")
+    if accumulator in NARROW_ACCUMULATORS and "f32" in (a.format, b.format):
+        refuse(f"matmul of {a.format} and {b.format} with the accumulator {accumulator}", "operands of f16 or bf16")
     left, right = _PLACES[layout]
     return Value(make("matmul", a.placed(left), b.placed(right), space="rc", data=(layout, accumulator)))
 

@@ -8,7 +8,7 @@ A tiling decides speed, never a bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..lang import MATMUL_BLOCK, Sizes
@@ -37,6 +37,7 @@ class Tiling:
     width: int  # elements to an access at most: 8, 4, 2 or 1
     per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
     matrix: bool = False  # sums in f64 by matrix units
+    atom: bool = False  # 16-bit operands are multiplied by matrix units; elsewhere their steps are computed by integers
     once: bool = False  # a block works on one tile: of groups with one chain along k, which takes fewer registers
 
     @property
@@ -47,7 +48,7 @@ class Tiling:
     def __str__(self) -> str:
         return (
             f"tiles of {self.rows} x {self.cols}, {self.tall} x {self.wide} of each of {self.threads} threads, "
-            f"{self.depth} along k at a time, {self.width} elements an access{', matrix units' * self.matrix}"
+            f"{self.depth} along k at a time, {self.width} elements an access{', matrix units' * (self.matrix or self.atom)}"
         )
 
 
@@ -72,25 +73,44 @@ MATRIX_TILINGS = (
 )
 
 
+FUSED_TILINGS = (
+    Tiling(128, 128, 8, 16, 32, 4, 16, 8),
+    Tiling(64, 64, 4, 8, 32, 4, 16, 8, per_sm=2),
+    Tiling(32, 32, 4, 4, 32, 4, 16, 8, per_sm=4),
+)
+
+
 def offered(plan: ProductPlan, width: int, matrix: bool = False) -> Iterator[Tiling]:
     """The tilings of a plan, from large to small; several products share the columns of a tile. With ``matrix`` sums in
-    f64 take matrix units."""
+    f64, and steps of 16-bit operands, take matrix units."""
+    if plan.accumulator == "fused16":
+        *larger, smallest = FUSED_TILINGS
+        for t in (*_shared(plan, larger), smallest):
+            yield replace(t, width=width, atom=matrix)
+        return
     wide = plan.accumulator == "f64"
     *larger, smallest = MATRIX_TILINGS if wide and matrix else TILINGS[8 if wide else 4]
     count = len(plan.products)
     if not wide and str(plan.left.data[1]) == "f32":  # then a slab of the largest holds as many bytes as one of f16
         larger[0] = replace(larger[0], depth=8, unrolled=8)
-    for t in larger:
-        if t.wide % (4 * count) == 0:
-            yield replace(t, cols=t.cols // count, wide=t.wide // count, width=width)
+    for t in _shared(plan, larger):
+        yield replace(t, width=width)
     yield replace(smallest, width=width, per_sm=1 if count > 1 else smallest.per_sm)
+
+
+def _shared(plan: ProductPlan, tilings: Sequence[Tiling]) -> Iterator[Tiling]:
+    """Those tilings whose columns several products can share."""
+    count = len(plan.products)
+    for t in tilings:
+        if t.wide % (4 * count) == 0:
+            yield replace(t, cols=t.cols // count, wide=t.wide // count)
 
 
 def described(plan: ProductPlan, used: Iterable[Tiling] = ()) -> dict[str, object]:
     """The plan in words: of the CPU's what GPUs have as well, and the tiles that were used, or else all on offer."""
     both = ("products", "layout", "accumulator", "groups share")
     of_both = {k: v for k, v in plan.describe().items() if k in both}
-    tiles = [f"{t.rows} x {t.cols}{' by matrix units' * t.matrix}" for t in used or offered(plan, 8)]
+    tiles = [f"{t.rows} x {t.cols}{' by matrix units' * (t.matrix or t.atom)}" for t in used or offered(plan, 8)]
     return of_both | {"tiles": ", ".join(dict.fromkeys(tiles))}
 
 
@@ -106,12 +126,13 @@ def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
     slabs, fewer instructions that follow each other, smaller tiles."""
     for per_sm in range(tiling.per_sm, 0, -1):
         yield replace(tiling, per_sm=per_sm)
-    if plan.graph.ragged and tiling.tall > tiling.wide and len(plan.products) == 1:
+    chain = plan.accumulator != "fused16" and not tiling.matrix
+    if chain and plan.graph.ragged and tiling.tall > tiling.wide and len(plan.products) == 1:
         yield replace(tiling, depth=8, unrolled=8)
         yield replace(tiling, depth=8, unrolled=2, tall=tiling.wide, wide=tiling.tall)
-    if tiling.unrolled > 2 and not tiling.matrix:
+    if chain and tiling.unrolled > 2:
         yield replace(tiling, unrolled=2, per_sm=1)
-    for t in offered(plan, tiling.width, tiling.matrix):
+    for t in offered(plan, tiling.width, tiling.matrix or tiling.atom):
         if t.rows * t.cols < tiling.rows * tiling.cols:
             yield replace(t, once=tiling.once)
 

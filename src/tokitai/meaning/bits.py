@@ -17,7 +17,8 @@ from ..formats import FORMATS, canonical
 from ..lang import TOTALS, Function, Graph, Node, TensorSpec
 from .fused import exact_product, fma, fused
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
-from .product import chains, weighted
+from .matrix_unit import chain
+from .product import chains, formats, over_blocks, weighted
 from .sums import column_sum, scattered_sum, tree
 
 F32 = np.float32
@@ -248,6 +249,8 @@ class Bits:
     @staticmethod
     def product(node: Node, a: Array, b: Array) -> Array:
         """In f64 the product of two f32 numbers is exact, so that one addition is the fused operation."""
+        if node.data[1] == "fused16":
+            return over_blocks(node, a, b, lambda x, y: chain(x, y, *formats(node)), np.add, F32(0))
         if node.data[1] == "f32":
             made = chains(node, a, b, exact_product, lambda p: p.astype(F32), fused)
             return np.asarray(tree(made, np.add, axis=0)[0])

@@ -23,7 +23,8 @@ from ..formats import FORMATS
 from ..lang import COL_SUM_BLOCK, MATMUL_BLOCK, TOTALS, Graph, Node, Sizes, TensorSpec
 from . import bits
 from .interpret import Array, as_rows_cols, full_size, items_of, joined, load
-from .product import operands, turned
+from .matrix_unit import FRACTION, STEP
+from .product import formats, operands, turned
 
 U = 2.0**-24  # unit roundoff of f32
 TINY = 2.0**-150  # half the smallest subnormal
@@ -180,12 +181,40 @@ class Bounds:
         """Operands are exact. A term of the sum goes through all roundings of its chain at most, its own among them,
         and one a level of the tree; each errs by TINY at least. An f64 sum is rounded to f32 in the end."""
         value = self.bits.apply(node, plain, shape)
+        if node.data[1] == "fused16":
+            return Bounded(value, WIDEN * self._fused_steps(node, plain))
         left, right = operands(node, *(np.abs(x.astype(np.float64)) for x in plain))
         inner, f64 = left.shape[1], node.data[1] == "f64"
         grown = self._grown(inner, U * U * 2**-5 if f64 else U)
         total = (left @ right) * (1 + inner * 2.0**-52)
         error = grown * total + (0 if f64 else inner * TINY * (1 + grown))
         return Bounded(value, WIDEN * (error + (U * np.abs(np.asarray(value, np.float64)) + TINY if f64 else 0)))
+
+    def _fused_steps(self, node: Node, plain: Sequence[Array]) -> Array:
+        """The error of a sum by a matrix unit's steps (`matrix_unit`). A step cuts its n products and the accumulator
+        by less than a multiple 2**(E - FRACTION) each, and the sum by less than an ulp of f32, which is at most
+        2**-23 of it, or the smallest subnormal. 2**E is at most the largest product of operands that are normal, or the
+        accumulator; where one of these is subnormal, the smallest normal number stands for it. The
+        accumulators of a block are at most the sum of its magnitudes and of its errors so far."""
+        fa, fb = (FORMATS[f] for f in formats(node))
+        left, right = operands(node, *(np.abs(np.asarray(x, np.float64)) for x in plain))
+        errors, totals = [], []
+        for start in range(0, left.shape[1], MATMUL_BLOCK):
+            error, reach = np.zeros((2, len(left), right.shape[1]))
+            for k in range(start, min(start + MATMUL_BLOCK, left.shape[1]), STEP):
+                end = min(k + STEP, start + MATMUL_BLOCK)
+                a, b = left[:, k:end], right[k:end]
+                reach = reach + a @ b
+                high = (_raised(a, fa.emin)[:, :, None] * _raised(b, fb.emin)[None]).max(axis=1)
+                largest = np.maximum(np.maximum(high, reach + error), 2.0**-126)
+                error = error + (a.shape[1] + 1) * 2.0**-FRACTION * largest
+                error = error + 2.0**-23 * (reach + error) + 2.0**-149
+            errors.append(error), totals.append(reach)
+        if not errors:
+            return np.zeros((len(left), right.shape[1]))
+        levels = np.expm1(np.ceil(np.log2(len(errors))) * np.log1p(U))
+        both, size = sum(errors[1:], errors[0]), sum(totals[1:], totals[0])
+        return np.asarray((both + levels * (size + both)) * (1 + left.shape[1] * 2.0**-52))
 
     def _weighted(self, node: Node, args: Sequence[Any], plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
         """As for a product in f32, of weights that have errors themselves; what is not met has none."""
@@ -245,6 +274,11 @@ class Bounds:
     def _grown(self, count: int, roundoff: float) -> float:
         """What its roundings make of a product's sum of ``count`` terms, relative to them: one of each is its own."""
         return float(np.expm1((self.height("matmul", count) + 1) * np.log1p(roundoff)))
+
+
+def _raised(x: Array, emin: int) -> Array:
+    """Magnitudes, with the smallest normal number in the place of subnormal ones; zeros as they are."""
+    return np.where(x > 0, np.maximum(x, 2.0**emin), 0)
 
 
 def _rounded(a: Bounded, precision: int, emin: int) -> Bounded:

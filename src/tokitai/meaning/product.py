@@ -24,6 +24,30 @@ def stored(node: Node, side: int, x: Array) -> Array:
     return x.T if str(node.data[0])[side] == "T" else x
 
 
+def formats(node: Node) -> tuple[str, str]:
+    """The formats in which the operands are stored."""
+    left, right = (str(a.data[1]) for a in node.args[:2])
+    return left, right
+
+
+def blocks(node: Node, a: Array, b: Array) -> Iterator[tuple[Array, Array]]:
+    """The operands of each aligned block of 4096 along k, as rows x inner and inner x cols."""
+    left, right = operands(node, a, b)
+    for start in range(0, left.shape[1], MATMUL_BLOCK):
+        yield left[:, start : start + MATMUL_BLOCK], right[start : start + MATMUL_BLOCK]
+
+
+def over_blocks(
+    node: Node, a: Array, b: Array, chain: Callable[[Array, Array], Array], add: Callable[[Array, Array], Array],
+    nothing: Any,
+) -> Array:  # fmt: skip
+    """The tree over the chains of each block; ``nothing`` for a sum over nothing."""
+    each = [chain(left, right) for left, right in blocks(node, a, b)]
+    left, right = operands(node, a, b)
+    size = (len(left), right.shape[1])
+    return np.asarray(tree(np.stack(each), add, axis=0)[0]) if each else np.full(size, nothing)
+
+
 def products(left: Array, right: Array, product: Callable[[Array, Array], Array]) -> Iterator[Array]:
     """What each step along k adds, as ``product`` makes it of rows x 1 and 1 x cols: of many steps at a time."""
     together = max(TOGETHER // max(len(left) * right.shape[1], 1), 1)

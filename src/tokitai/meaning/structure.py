@@ -23,7 +23,8 @@ from ..formats import FORMATS
 from ..lang import Graph, Node, TensorSpec, extent
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
-from .product import chains, weighted
+from .matrix_unit import STEP
+from .product import chains, over_blocks, weighted
 from .sums import column_sum, scattered_sum, tree
 
 U64 = np.uint64
@@ -35,7 +36,7 @@ TAGS = {
     for i, name in enumerate(
         "add sub mul div fma sqrt neg abs maximum minimum round_even power_of_two exponent significand lt le eq ne "
         "logical_and logical_or logical_not where convert round_f16 round_bf16 row_max const "
-        "stochastic_f16 stochastic_bf16 row_first widen_f64 round_f32".split()
+        "stochastic_f16 stochastic_bf16 row_first widen_f64 round_f32 fused_step".split()
     )
 }
 
@@ -90,6 +91,18 @@ def add(a: Array, b: Array) -> Array:
     (That it is +0, which -0 tells from nothing, is shown by numbers: `verification.suite` has a case for it.)"""
     made = symmetric("add", a, b)
     return made if a.all() and b.all() else np.where(a == 0, b, np.where(b == 0, a, made))
+
+
+def matrix_unit_chain(a: Array, b: Array) -> Array:
+    """The hash of a chain of a matrix unit's steps, from +0. A step is one operation on the accumulator and its
+    products, whose order does not matter, as they are added exactly."""
+    c = np.full((len(a), b.shape[1]), unary("const", np.zeros((), U64)))
+    for k in range(0, a.shape[1], STEP):
+        products = np.zeros_like(c)
+        for i in range(k, min(k + STEP, a.shape[1])):
+            products = products + symmetric("fused_step", a[:, i, None], b[None, i, :])
+        c = mix(mix(products + _tag("fused_step")) + mix(c ^ _tag("fused_step")) * U64(5))
+    return c
 
 
 def _products(a: Array, b: Array) -> Array:
@@ -147,6 +160,8 @@ class Structure:
                 return mix(ordered("where", args[1], args[2]) + mix(args[0] ^ _tag("where")) * U64(5))
             case "fma":
                 return fma(*args)
+            case "matmul" if node.data[1] == "fused16":
+                return over_blocks(node, *args, matrix_unit_chain, add, unary("const", np.zeros((), U64)))
             case "matmul":
                 a, b = (unary("widen_f64", x) for x in args) if node.data[1] == "f64" else args
                 made = chains(node, a, b, _products, lambda p: p[0], lambda p, c: fused(p[1], c))

@@ -110,7 +110,7 @@ def _check(job: Job, shape: Mapping[str, int] | None, device: str) -> None:
 
 
 def _variants(job: Job) -> list[Variant]:
-    return variants(job.operator) if job.variant is None else [job.variant]
+    return variants(job.operator, job.dtype) if job.variant is None else [job.variant]
 
 
 @contextmanager

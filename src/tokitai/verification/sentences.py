@@ -139,10 +139,10 @@ def graphs_of(operator: Operator, dtype: str) -> Iterator[Graph]:
     others = (
         Variant(frozenset(itertools.compress(optional, there)), tuple(zip(names, values, strict=True)))
         for there in itertools.product((True, False), repeat=len(optional))
-        for values in itertools.product(*(o.accepted for o in operator.options))
+        for values in itertools.product(*(o.choices(dtype) for o in operator.options))
     )
     seen = set()
-    for v in itertools.chain(variants(operator), others):
+    for v in itertools.chain(variants(operator, dtype), others):
         try:
             graph = operator.trace(dtype, v.present, dict(v.options))
         except DefinitionError:  # a combination that the definition does not have

@@ -23,13 +23,13 @@ class Variant:
         return "".join(f" --without {n}" for n in absent) + "".join(f" --option {n}={v}" for n, v in self.options)
 
 
-def variants(operator: Operator) -> list[Variant]:
-    """All optional tensors; none of them; each option's other values, one at a time, and where the contract wishes so
-    with no optional tensor as well."""
+def variants(operator: Operator, dtype: str = "f16") -> list[Variant]:
+    """All optional tensors; none of them; each option's other values in a storage format, one at a time, and where the
+    contract wishes so with no optional tensor as well."""
     every = frozenset(t.name for t in operator.tensors if t.optional)
     found = [Variant(every)]
     if every:
         found.append(Variant(frozenset()))
     for present in (every, frozenset[str]())[: 1 + (bool(every) and operator.contract.options_alone)]:
-        found += [Variant(present, ((o.name, v),)) for o in operator.options for v in o.accepted if v != o.default]
+        found += [Variant(present, ((o.name, v),)) for o in operator.options for v in o.choices(dtype) if v != o.default]
     return found

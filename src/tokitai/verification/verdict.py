@@ -143,7 +143,7 @@ def verify(
     started = time.perf_counter()
     files = [Path(p) for p in ([inputs] if isinstance(inputs, (str, Path)) else inputs or ())]
     yours = [(_optional(graph), c) for graph, c in (case_from_file(operator, p, fmt) for p in files)]
-    chosen = [variant] if variant is not None else variants(operator)
+    chosen = [variant] if variant is not None else variants(operator, fmt)
     for present, c in yours:
         if any(v.present == present for v in chosen):
             continue

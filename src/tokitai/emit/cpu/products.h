@@ -1,7 +1,11 @@
 // Matrix products: operands are packed into panels of MR rows or NR columns, widened to accumulators; a micro-kernel adds
 // to tiles of MR x NR accumulators in the order of k; whole chains are added as the balanced tree; then results are made.
 #pragma once
+#ifdef ACCUMULATORS_FUSED
+#include "matrix_unit.h"
+#else
 #include "accumulators.h"
+#endif
 
 namespace tokitai {
 
@@ -114,6 +118,7 @@ template <int W, class P> INLINE void pack_across(E* to, Side<P> from, int64_t c
 }
 
 // ------------------------------------------------------------------ the micro-kernel
+#ifndef ACCUMULATORS_FUSED
 // Adds `depth` products to each of M x NR accumulators, in the order of k; FRESH ones begin a chain.
 template <bool FRESH, int M>
 static __attribute__((noinline)) void micro(int64_t depth, const E* left, const E* right, E* tile) {
@@ -136,6 +141,7 @@ static __attribute__((noinline)) void micro(int64_t depth, const E* left, const 
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) put(tile + i * NR + j * XLANES, sum[i][j]);
 }
+#endif
 
 // The same for the first `rows` of MR rows at least.
 template <bool FRESH> INLINE void micro(int64_t rows, int64_t depth, const E* left, const E* right, E* tile) {

@@ -84,10 +84,15 @@ INLINE void multiply_add(E& c0, E& c1, E& c2, E& c3, E a0, E a1, E b) { multiply
 #endif
 #endif
 
+typedef E W;  // what a slab of an operand holds
+template <class P> INLINE W slab_value(P x) { return widened(load1(&x)); }
+
 // Neighbouring accumulators that shared memory gives at a time.
 constexpr int QUAD = 16 / int(sizeof(E));
 struct alignas(16) Quad {
   E e[QUAD];
 };
+constexpr int PACK = QUAD;
+typedef Quad Pack;
 
 }  // namespace tokitai

@@ -2,7 +2,11 @@
 // a thread adds to a tile of accumulators in the order of k; whole chains are added as the balanced tree; then results
 // are made, neighbouring columns by neighbouring threads.
 #pragma once
+#ifdef ACCUMULATORS_FUSED
+#include "matrix_unit.h"
+#else
 #include "accumulators.h"
+#endif
 
 namespace tokitai {
 
@@ -23,7 +27,7 @@ constexpr int AT_ONCE = least<int>(PLAN_UNROLLED, DEPTH);
 #endif
 constexpr int LINE = ROWS / TALL;                       // rows of a tile whose results are made at a time
 static_assert(CHAIN % DEPTH == 0, "a chain is whole slabs");
-static_assert(PRODUCTS * LINE * COLS <= 2 * SLAB, "sums of rows fit where slabs were");
+static_assert(PRODUCTS * LINE * COLS * sizeof(E) <= 2 * SLAB * sizeof(W), "sums of rows fit where slabs were");
 
 INLINE constexpr int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -71,7 +75,7 @@ template <int LINES, bool ALONG_K, bool LEFT, class P> struct Feed {
   static constexpr int EACH = LINES * DEPTH / THREADS, V = least<int>(EACH, 16 / int(sizeof(P))), PIECES = EACH / V;
   static constexpr int PER_LINE = (ALONG_K ? DEPTH : LINES) / V, TURN = 32 * V / DEPTH;
   static constexpr int BYTES = least<int>(16, least(V, WIDTH) * int(sizeof(P)));
-  static_assert(PIECES * V == EACH && V % QUAD == 0 && (!ALONG_K || TURN % QUAD == 0), "whole pieces");
+  static_assert(PIECES * V == EACH && V % PACK == 0 && (!ALONG_K || TURN % PACK == 0), "whole pieces");
   struct alignas(16) Piece {
     P e[V];
   };
@@ -88,7 +92,9 @@ template <int LINES, bool ALONG_K, bool LEFT, class P> struct Feed {
     const int place = thread_index() + i * THREADS;
     return ALONG_K ? place % PER_LINE * V : place / PER_LINE;
   }
-#if MATRIX_UNITS  // where four products along k are read at a time
+#ifdef ACCUMULATORS_FUSED  // where pairs of products along k are read, of four pairs at a time
+  static INLINE constexpr int turned(int k) { return k / 2 % 4 * 8; }
+#elif MATRIX_UNITS  // where four products along k are read at a time
   static INLINE constexpr int turned(int k) { return k % 4 * 4; }
 #else
   static INLINE constexpr int turned(int k) { return ALONG_K ? k / V * TURN : 0; }
@@ -123,17 +129,17 @@ template <int LINES, bool ALONG_K, bool LEFT, class P> struct Feed {
     UNROLL for (int i = 0; i < PIECES; ++i) at[i] += step;
   }
 
-  INLINE void put(E* slab) const {
+  INLINE void put(W* slab) const {
     UNROLL for (int i = 0; i < PIECES; ++i) {
       const int line = line_of(i), k = k_of(i);
       if constexpr (ALONG_K) {
         UNROLL for (int e = 0; e < V; ++e)
-          slab[(k + e) * LINES + (line ^ turned(k + e))] = widened(load1(&held[i].e[e]));
+          slab[(k + e) * LINES + (line ^ turned(k + e))] = slab_value(held[i].e[e]);
       } else {
-        UNROLL for (int e = 0; e < V; e += QUAD) {
-          Quad q;
-          UNROLL for (int j = 0; j < QUAD; ++j) q.e[j] = widened(load1(&held[i].e[e + j]));
-          *reinterpret_cast<Quad*>(slab + k * LINES + ((line + e) ^ turned(k))) = q;
+        UNROLL for (int e = 0; e < V; e += PACK) {
+          Pack q;
+          UNROLL for (int j = 0; j < PACK; ++j) q.e[j] = slab_value(held[i].e[e + j]);
+          *reinterpret_cast<Pack*>(slab + k * LINES + ((line + e) ^ turned(k))) = q;
         }
       }
     }
@@ -145,7 +151,10 @@ template <int LINES, bool ALONG_K, bool LEFT, class P> struct Feed {
 constexpr int ACROSS = PLAN_LANES, DOWN = 32 / ACROSS, GROUPS = COLS / (ACROSS * WIDE);
 static_assert(THREADS % 32 == 0 && COLS % (ACROSS * WIDE) == 0 && ROWS % (DOWN * TALL) == 0, "whole groups");
 static_assert(TALL % QUAD == 0 && WIDE % QUAD == 0, "whole quads");
-#if MATRIX_UNITS
+#ifdef ACCUMULATORS_FUSED
+constexpr int STEP = UNIT_STEP, BELOW = 1;
+static_assert(ACROSS == 4 && TALL % 2 == 0 && AT_ONCE % STEP == 0, "as matrix units have it");
+#elif MATRIX_UNITS
 constexpr int STEP = 4, BELOW = 1;  // products along k at a time, rows of a thread that are neighbours
 static_assert(ACROSS == 4 && QUAD == 2 && TALL % 2 == 0 && AT_ONCE % STEP == 0, "as matrix units have it");
 #else
@@ -172,12 +181,34 @@ struct Tile {
   }
 
   // One slab: in the order of k.
-  template <class Left, class Right> INLINE void multiply(const E* slab) {
+  template <class Left, class Right> INLINE void multiply(const W* slab) {
     ROLLED for (int k = 0; k < DEPTH; k += AT_ONCE)
       UNROLL for (int i = 0; i < AT_ONCE; i += STEP) step<Left, Right>(slab, k + i);
   }
 
-#if MATRIX_UNITS
+#ifdef ACCUMULATORS_FUSED
+  template <class Left, class Right> INLINE void step(const W* slab, int k0) {
+    const int g = thread_index() % 32 / 4, k = k0 + thread_index() % 4 * 2, first = column_here(0) - thread_index() % 4 * 2;
+    Pair a[TALL / 2][4], b[PRODUCTS][WIDE / 2][2];
+    UNROLL for (int high = 0; high < 2; ++high) {  // k and k + 1, then 8 further on
+      const int at = k + 8 * high;
+      UNROLL for (int i = 0; i < TALL; ++i) {
+        const W* const from = slab + at * ROWS + (row_at(line_here(), i) ^ Left::turned(at));
+        a[i / 2][2 * high + i % 2] = pair(from[0], from[ROWS]);
+      }
+      UNROLL for (int n = 0; n < PRODUCTS; ++n)
+        UNROLL for (int j = 0; j < WIDE / 2; ++j) {
+          const W* const from = slab + DEPTH * (ROWS + n * COLS) + at * COLS + ((first + j * 8 + g) ^ Right::turned(at));
+          b[n][j][high] = pair(from[0], from[COLS]);
+        }
+    }
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int i = 0; i < TALL; i += 2)
+        UNROLL for (int j = 0; j < WIDE; j += 2)
+          unit_step(
+              sum[n][i][j], sum[n][i][j + 1], sum[n][i + 1][j], sum[n][i + 1][j + 1], a[i / 2], b[n][j / 2]);
+  }
+#elif MATRIX_UNITS
   template <class Left, class Right> INLINE void step(const E* slab, int k0) {
     const int g = thread_index() % 32 / 4, k = k0 + thread_index() % 4, first = column_here(0) - thread_index() % 4 * 2;
     E a[TALL], b[PRODUCTS][WIDE / 2];
@@ -214,7 +245,7 @@ struct Tile {
   template <class Left, class Right, class L, class R>
   INLINE void run_chain(
       const Work& work, const Unit& unit, Side<L> left_side, const Side<R> (&right_sides)[PRODUCTS], int64_t k0,
-      int length, E* slabs) {
+      int length, W* slabs) {
     Left left;
     Right right[PRODUCTS];
     left.start(left_side, unit.r0, work.rows, k0);
@@ -232,7 +263,7 @@ struct Tile {
       left.advance();
       UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].advance();
     };
-    const auto put = [&](E* slab) {
+    const auto put = [&](W* slab) {
       left.put(slab);
       UNROLL for (int n = 0; n < PRODUCTS; ++n) right[n].put(slab + DEPTH * (ROWS + n * COLS));
     };
@@ -276,7 +307,7 @@ struct Tile {
   // The chains of a unit's part, as one sum. `waiting` has room for those sums of this block that wait.
   template <class Left, class Right, class L, class R>
   INLINE void run(
-      const Work& work, const Unit& unit, Side<L> left, const Side<R> (&right)[PRODUCTS], E* waiting, E* slabs) {
+      const Work& work, const Unit& unit, Side<L> left, const Side<R> (&right)[PRODUCTS], E* waiting, W* slabs) {
     const int64_t first = unit.part * work.together, count = least(work.together, work.chains - first);
     if (count == 0) fill(nothing());
     ROLLED for (int64_t n = 0; n < count; ++n) {
@@ -288,7 +319,8 @@ struct Tile {
 
   // at(r, c, sums) for every element of the result that the tile has: the sums of LINE rows at a time go through shared
   // memory, so that neighbouring threads have neighbouring columns.
-  template <class F> INLINE void results(const Work& work, const Unit& unit, E* slabs, const F& at) {
+  template <class F> INLINE void results(const Work& work, const Unit& unit, W* memory, const F& at) {
+    E* const slabs = reinterpret_cast<E*>(memory);
     ROLLED for (int i = 0; i < TALL; ++i) {
       UNROLL for (int n = 0; n < PRODUCTS; ++n)
         UNROLL for (int y = 0; y < TALL; ++y)

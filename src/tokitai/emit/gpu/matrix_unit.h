@@ -1,0 +1,158 @@
+// What a product adds up in by steps of a matrix unit (tokitai/meaning/matrix_unit.py has the rule): f32 accumulators, or
+// hashes, and operands of 16 bits, which tiles keep as they are stored.
+#pragma once
+#include "rows.h"
+
+namespace tokitai {
+
+constexpr int UNIT_STEP = 16;
+
+#if TOKITAI_STRUCTURE
+typedef S E;
+typedef S W;  // what a slab holds: an operand's element
+constexpr E NEUTRAL = {0};  // stands for the +0 with which a chain begins
+constexpr uint64_t BEHIND_LEFT = 0x5A5A5A5A5A5A5A5Aull, BEHIND_RIGHT = 0xC3C3C3C3C3C3C3C3ull;
+constexpr Tag FUSED_STEP = Tag(33);
+template <class P, bool LEFT> INLINE P behind() { return {LEFT ? BEHIND_LEFT : BEHIND_RIGHT}; }
+INLINE E nothing() { return constant(0.0f, S{}); }
+template <class P> INLINE W slab_value(P x) { return load1(&x); }
+INLINE E both(E a, E b) { return add(a, b); }
+INLINE S finished(E x) { return x; }
+// A step with no product, behind the end of k, changes nothing.
+INLINE E any_step(E c, const W* a, const W* b) {
+  uint64_t products = 0;
+  bool some = false;
+  for (int k = 0; k < UNIT_STEP; ++k) {
+    if (a[k].h == BEHIND_LEFT && b[k].h == BEHIND_RIGHT) continue;
+    products += symmetric(FUSED_STEP, a[k], b[k]).h, some = true;
+  }
+  const E from = c.h == 0 ? nothing() : c;
+  return some ? third(FUSED_STEP, unary(FUSED_STEP, E{products}), from) : c;
+}
+#else
+typedef S E;
+typedef uint16_t W;
+constexpr E NEUTRAL = 0.0f;
+template <class P, bool LEFT> INLINE P behind() { return P{}; }
+INLINE E nothing() { return 0.0f; }
+template <class P> INLINE W slab_value(P x) { return x.bits; }
+INLINE E both(E a, E b) { return add(a, b); }
+INLINE S finished(E x) { return x; }
+
+constexpr int FRACTION = 25, FLOOR = -133, ABSENT = -4096;
+
+// A value as significand * 2^(exponent - places), places being the fraction bits of its format.
+struct Taken {
+  int64_t significand;
+  int exponent;
+  bool finite;
+};
+template <int PLACES> INLINE Taken taken(uint32_t bits, int smallest) {  // of 16 or 32 bits
+  constexpr int SIZE = PLACES == 23 ? 31 : 15, FIELD = SIZE - PLACES;
+  const int field = int(bits >> PLACES & ((1u << FIELD) - 1));
+  int64_t m = int64_t(bits & ((1u << PLACES) - 1)) | int64_t(field > 0) << PLACES;
+  const int e = field + smallest - 1;
+  return {bits >> SIZE & 1 ? -m : m, m == 0 ? ABSENT : e > smallest ? e : smallest, field != (1 << FIELD) - 1};
+}
+constexpr int LEFT_PLACES = LEFT_SMALLEST == -14 ? 10 : 7, RIGHT_PLACES = RIGHT_SMALLEST == -14 ? 10 : 7;
+INLINE int64_t cut(int64_t m, int up) {
+  const int64_t size = m < 0 ? -m : m, made = up >= 0 ? size << up : up > -63 ? size >> -up : 0;
+  return m < 0 ? -made : made;
+}
+INLINE float narrowed(W x, int places) {
+  if (places == 7) return float_of(uint32_t(x) << 16);
+  const f16 h = {x};
+  return load1(&h);
+}
+// One step by integers, as any processor has them.
+INLINE E any_step(E c, const W* a, const W* b) {
+  const Taken start = taken<23>(bits_of(c), -126);
+  bool finite = start.finite;
+  int top = start.exponent > FLOOR ? start.exponent : FLOOR;
+  ROLLED for (int k = 0; k < UNIT_STEP; ++k) {
+    const Taken x = taken<LEFT_PLACES>(a[k], LEFT_SMALLEST), y = taken<RIGHT_PLACES>(b[k], RIGHT_SMALLEST);
+    finite = finite && x.finite && y.finite;
+    if (x.significand && y.significand && x.exponent + y.exponent > top) top = x.exponent + y.exponent;
+  }
+  if (!finite) {  // NaN or an infinity: whatever the order, and what is finite does not matter
+    float special = c - c == 0 ? 0.0f : c;
+    ROLLED for (int k = 0; k < UNIT_STEP; ++k) {
+      const float x = narrowed(a[k], LEFT_PLACES), y = narrowed(b[k], RIGHT_PLACES);
+      if (!(x - x == 0 && y - y == 0)) special = add(special, mul(x, y));
+    }
+    return special;
+  }
+  int64_t sum = cut(start.significand, start.exponent - 23 - (top - FRACTION));
+  ROLLED for (int k = 0; k < UNIT_STEP; ++k) {
+    const Taken x = taken<LEFT_PLACES>(a[k], LEFT_SMALLEST), y = taken<RIGHT_PLACES>(b[k], RIGHT_SMALLEST);
+    const int up = x.exponent + y.exponent - LEFT_PLACES - RIGHT_PLACES - (top - FRACTION);
+    if (x.significand && y.significand) sum += cut(x.significand * y.significand, up);
+  }
+  uint64_t size = uint64_t(sum < 0 ? -sum : sum);  // below 2^32
+  if (size == 0) return 0.0f;
+  int e = top - FRACTION, length = 0;  // of the lowest bit
+  for (uint64_t rest = size; rest; rest >>= 1) ++length;
+  int drop = length - 24;
+  if (e + drop < -149) drop = -149 - e;  // subnormal numbers have less
+  if (drop > 0) size = drop < 63 ? size >> drop : 0, e += drop;
+  else size <<= -drop, e += drop;
+  const uint32_t sign = sum < 0 ? 0x80000000u : 0u;
+  if (size == 0) return 0.0f;
+  if (e > 104) return float_of(sign | INFINITY_BITS);
+  const uint32_t magnitude = size >> 23 ? uint32_t(e + 150) << 23 | (uint32_t(size) & 0x7FFFFFu) : uint32_t(size);
+  return float_of(sign | magnitude);
+}
+#endif
+
+// Two neighbours along k, as a register of a matrix unit has them: the first in the low half.
+#if TOKITAI_STRUCTURE
+struct Pair { W e[2]; };
+INLINE Pair pair(W first, W second) { return {{first, second}}; }
+INLINE W half_of(Pair p, int i) { return p.e[i]; }
+INLINE Pair from_lane(Pair p, int mask) { return {{{exchange(p.e[0].h, mask)}, {exchange(p.e[1].h, mask)}}}; }
+#else
+typedef uint32_t Pair;
+INLINE Pair pair(W first, W second) { return uint32_t(first) | uint32_t(second) << 16; }
+INLINE W half_of(Pair p, int i) { return W(p >> 16 * i); }
+INLINE Pair from_lane(Pair p, int mask) { return exchange(p, mask); }
+#endif
+
+// c += a b, of 16 x 16 and 16 x 8: lane 4 g + t of a warp has rows g and g + 8 of a at the columns 2 t and 2 t + 1, then at
+// those 8 further on; the same rows of b at column g; rows g and g + 8 of c at the columns 2 t and 2 t + 1.
+INLINE void step_in_order(E& c0, E& c1, E& c2, E& c3, const Pair (&a)[4], const Pair (&b)[2]) {
+  const int lane = thread_index() & 31, row = lane & ~3, column = 8 * (lane & 3);
+  W upper[UNIT_STEP], lower[UNIT_STEP], first[UNIT_STEP], second[UNIT_STEP];
+  ROLLED for (int t = 0; t < 4; ++t)
+    for (int high = 0; high < 2; ++high) {
+      const Pair u = from_lane(a[2 * high], (lane ^ (row + t)) & 31), l = from_lane(a[2 * high + 1], (lane ^ (row + t)) & 31);
+      const Pair f = from_lane(b[high], (lane ^ (column + t)) & 31), s = from_lane(b[high], (lane ^ (column + 4 + t)) & 31);
+      for (int i = 0; i < 2; ++i) {
+        const int k = 8 * high + 2 * t + i;
+        upper[k] = half_of(u, i), lower[k] = half_of(l, i), first[k] = half_of(f, i), second[k] = half_of(s, i);
+      }
+    }
+  c0 = any_step(c0, upper, first), c1 = any_step(c1, upper, second);
+  c2 = any_step(c2, lower, first), c3 = any_step(c3, lower, second);
+}
+// The same by a matrix unit: a test on the device shows that it is before any is used.
+#if CUDA_ASM && !TOKITAI_STRUCTURE && UNIT_ATOM
+#define UNIT_MMA(TYPE) \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};" \
+      : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+INLINE void unit_step(E& c0, E& c1, E& c2, E& c3, const Pair (&a)[4], const Pair (&b)[2]) {
+  if (LEFT_PLACES == 10) UNIT_MMA("f16");
+  else UNIT_MMA("bf16");
+}
+#else
+INLINE void unit_step(E& c0, E& c1, E& c2, E& c3, const Pair (&a)[4], const Pair (&b)[2]) {
+  step_in_order(c0, c1, c2, c3, a, b);
+}
+#endif
+
+constexpr int QUAD = 2;                     // neighbouring columns that a lane has
+constexpr int PACK = 16 / int(sizeof(W));   // elements of a slab that are stored at a time
+struct alignas(16) Pack {
+  W e[PACK];
+};
+
+}  // namespace tokitai
