@@ -35,7 +35,7 @@ class HipTarget:
     name = "hip"
     shared_bytes = 0  # that launches may ask for: there are no copies that go on by themselves
     matrix_units = False
-    fused_units = False
+    fused_units = warpgroups = False
 
     def __init__(
         self, arch: str, fma: bool, compiler: str | None = None, inspect: bool = True, f64: bool = False

@@ -16,8 +16,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from . import gpu_attention
+from .device.tensor_map import Matrix, TensorMaps
 from .emit.cpp import KernelText
 from .emit.gpu_flat import ENTRY
+from .emit.gpu_pipeline import padding
 from .emit.gpu_text import emit_flat, emit_product, emit_rows, emit_scatter
 from .errors import TargetMissingError
 from .kernel import Array, Identity, KernelBase, Scalars
@@ -28,6 +30,7 @@ from .lower import gpu_attention as walks
 from .lower.gpu import CHUNK, FEW_SPILLS, FEW_SPILLS_OF_LONG, LONGEST_JOINED, FlatSchedule, Schedule, Step
 from .lower.gpu_product import Tiling
 from .lower.rowwise import RowPlan, plan_rows
+from .lower.scalars import rounded_scalars
 
 Edit = Callable[[str], str]
 T = TypeVar("T")
@@ -54,6 +57,10 @@ class Target(Protocol):
     @property
     def matrix_units(self) -> bool:
         """Whether there are FP64 matrix units that add up in order."""
+
+    @property
+    def warpgroups(self) -> bool:
+        """Whether there are Hopper's warpgroups, whose steps are those of ``fused16``, and its copy engine."""
 
     @property
     def fused_units(self) -> bool:
@@ -90,6 +97,7 @@ class Ready:
     head: bytes
     middle: bytes
     workspace: int
+    maps: TensorMaps | None = None  # of which ``head`` then consists: they change with the addresses
 
 
 @dataclass(eq=False)
@@ -142,6 +150,9 @@ class GpuKernel(KernelBase):
         if isinstance(self.plan, ProductPlan):
             size = Sizes.of(shapes[0])
             most, every = threads or gpu_product.MOST_UNITS, {self.tiling(self.plan, size, 1, m) for m in (False, True)}
+            fused = self.plan.accumulator == "fused16" and not self.structure
+            if fused and self.target.warpgroups and gpu_product.pipelines(self.plan):
+                every.add(gpu_product.tiling_of(self.plan, size, 8, True, pipeline=True))
             return max(gpu_product.workspace_bytes(self.plan, t, size, self.structure, most) for t in every)
         assert isinstance(self.plan, RowPlan)
         return element * layout.workspace_elements(self.plan, *shapes[0])
@@ -184,8 +195,10 @@ class GpuKernel(KernelBase):
                 place = workspace.ctypes.data
             else:
                 place, alive = self.target.workspace(self.workspace_bytes(shapes, threads, self.entries_in(sizes)))
-        program, steps, ahead = self._steps(addresses, sizes, (sizes[0], sizes[1]), threads, self.entries_in(sizes))
-        packed = struct.pack(f"<{len(addresses)}q{len(ahead) + len(sizes)}q", *addresses, *ahead, *sizes)
+        shape, entries = (sizes[0], sizes[1]), self.entries_in(sizes)
+        program, steps, ahead, maps = self._steps(addresses, sizes, shape, threads, entries)
+        packed = b"" if maps is None else maps.at(addresses)
+        packed += struct.pack(f"<{len(addresses)}q{len(ahead) + len(sizes)}q", *addresses, *ahead, *sizes)
         call = packed + self._scalars(table) + struct.pack("<q", place)
         for step in steps:
             program.launch(step, call, threads, stream)
@@ -200,9 +213,10 @@ class GpuKernel(KernelBase):
             made = self.table(addresses, sizes, [shape])
             head, need = made.packed[: -8 * len(addresses)], self.workspace_bytes(made.shapes, 1)
             return Ready(self.program_for(made), made.steps, head, b"", need)
-        program, steps, ahead = self._steps(addresses, sizes, shape, 0, entries)
+        program, steps, ahead, maps = self._steps(addresses, sizes, shape, 0, entries)
         middle = struct.pack(f"<{len(ahead) + len(sizes)}q", *ahead, *sizes)
-        return Ready(program, tuple(steps), b"", middle, self.workspace_bytes([shape], 0, entries))
+        head = b"" if maps is None else maps.at(addresses)
+        return Ready(program, tuple(steps), head, middle, self.workspace_bytes([shape], 0, entries), maps)
 
     def scalar_bytes(self, scalars: Scalars) -> bytes:
         """Host scalars as the kernels' parameter holds them: whole numbers, then those rounded to f32."""
@@ -211,12 +225,12 @@ class GpuKernel(KernelBase):
 
     def _steps(
         self, addresses: Sequence[int], sizes: Sequence[int], shape: tuple[int, int], threads: int, entries: int
-    ) -> tuple[Program, list[Step], list[int]]:
-        """The kernels and launches of a call, and the numbers that kernels take before the sizes."""
+    ) -> tuple[Program, list[Step], list[int], TensorMaps | None]:
+        """The kernels and launches of a call, the numbers that kernels take before the sizes, and tensor maps."""
         if isinstance(self.plan, AttentionPlan):
-            return *gpu_attention.launches(self, addresses, sizes), []
+            return *gpu_attention.launches(self, addresses, sizes), [], None
         if not isinstance(self.plan, ProductPlan):
-            return *self._rows(addresses, sizes, *shape, entries), []
+            return *self._rows(addresses, sizes, *shape, entries), [], None
         plan, of_operands, k = self.plan, [], 4
         for (space, size), address in zip(self.tensor_sizes, addresses, strict=True):
             if space in OPERANDS:  # row strides, and from one product of a batch to the next
@@ -227,14 +241,59 @@ class GpuKernel(KernelBase):
         matrix = self.target.fused_units if fused else plan.accumulator == "f64" and self.target.matrix_units
         anywhere = any(space in OPERANDS and space[1] == whole.ragged for space, _ in self.tensor_sizes)
         width = 1 if anywhere else self.width(*zip(*of_operands, strict=True))  # groups may begin at any element
-        wished = self.tiling(plan, whole, width, matrix)
+        pipeline = self._fed_by_boxes(plan, whole, addresses, sizes)
+        wished = pipeline or self.tiling(plan, whole, width, matrix)
         if wished not in self.settled_tilings:
             every = gpu_product.fallbacks(plan, wished)
             self.settled_tilings[wished] = self.without_spills(every, partial(emit_product, plan))
         tiling = self.settled_tilings[wished]
         most = threads or gpu_product.MOST_UNITS
-        steps = gpu_product.product_steps(tiling, whole, most)
-        return self.programs[tiling][0], steps, [gpu_product.together(tiling, whole, most)]
+        steps = gpu_product.product_steps(tiling, whole, most, len(plan.products))
+        maps = self._maps(plan, tiling, whole, sizes) if tiling.stages else None
+        return self.programs[tiling][0], steps, [gpu_product.together(tiling, whole, most)], maps
+
+    def _fed_by_boxes(
+        self, plan: ProductPlan, whole: Sizes, addresses: Sequence[int], sizes: Sequence[int]
+    ) -> Tiling | None:
+        """The tiling for warpgroups, where the device has them, and its copy engine can read the operands."""
+        if plan.accumulator != "fused16" or self.structure or not self.target.warpgroups:
+            return None
+        if min(whole[0], whole[1], whole.inner) == 0 or max(*whole, whole.inner, whole.batch) >= 2**31:
+            return None
+        strides = self._operands(sizes)
+        if any(s % 8 for pair in strides.values() for s in pair) or any(addresses[i] % 16 for i in strides):
+            return None
+        if not gpu_product.pipelines(plan):
+            return None
+        tiling = gpu_product.tiling_of(plan, whole, 8, True, pipeline=True)
+        tiles = gpu_product.tiles_of(tiling, whole) * gpu_product.chains_of(whole)
+        return tiling if tiles < 2**31 else None
+
+    def _operands(self, sizes: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """For the place of each operand among the tensors, its row stride and that from product to product."""
+        found, k = {}, 4
+        for i, (space, _) in enumerate(self.tensor_sizes):
+            if space in OPERANDS:
+                found[i] = (sizes[k], sizes[k + 1])
+            k += 2 * (space in MATRICES)
+        return found
+
+    def _maps(self, plan: ProductPlan, tiling: Tiling, whole: Sizes, sizes: Sequence[int]) -> TensorMaps:
+        """The tensor maps of the left operand, then of the right ones."""
+        strides, names = self._operands(sizes), [t.name for t in self.graph.inputs]
+        matrices = []
+        for node, tile in ((plan.left, tiling.rows), *((n.args[1], tiling.cols) for n in plan.products)):
+            place = names.index(str(node.data[0]))
+            row, batch = strides[place]
+            lines = whole[0] if "r" in str(node.space) else whole[1]
+            along_k = str(node.space)[1] == "k"
+            inner, outer = (whole.inner, lines) if along_k else (lines, whole.inner)
+            sides = (inner, outer, whole.batch if batch else 1)
+            box = (64, tile) if along_k else (64, 64)
+            matrices.append((place, Matrix(str(node.data[1]), sides, (row, batch or 8), box)))
+        numbers = 4 + 2 * self.matrices + self.whole_count
+        words = padding(len(self.tensor_sizes), numbers, len(rounded_scalars(self.graph)))
+        return TensorMaps(tuple(matrices), 8 * words)
 
     def without_spills(
         self, tilings: Iterable[T], emit: Callable[[T], KernelText], few: int = 0, names: Sequence[str] = ("work",)

@@ -156,6 +156,8 @@ class Recipe:
                 made.append(x)
                 words.append(x.data_ptr())
         self.words.pack_into(parameter, self.first, *words)
+        if self.ready.maps is not None:
+            ctypes.memmove(parameter, self.ready.maps.at(words), self.first)
         if self.room is not None:
             room = empty_like(self.room)
             _word.pack_into(parameter, self.last, room.data_ptr())

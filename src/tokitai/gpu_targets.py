@@ -45,6 +45,13 @@ class CudaTarget:
 
         return takes_fused_steps(self.device)
 
+    @cached_property
+    def warpgroups(self) -> bool:
+        """Whether the device has Hopper's warpgroups, and they take the steps of ``fused16``: tried out on it, once."""
+        from .gpu_matrix import warpgroups_take_fused_steps
+
+        return self.fused_units and warpgroups_take_fused_steps(self.device)
+
     def describe(self) -> dict[str, Any]:
         """The card, as certificates show it."""
         return self.device.describe()
@@ -53,7 +60,8 @@ class CudaTarget:
         """Compile a text by NVRTC, or take it from the build cache, and load it."""
         from .toolchain import nvrtc
 
-        made = nvrtc.build(Source(text.text, text.headers, stem), self.device.arch, structure)
+        arch = f"{self.device.arch}a" if "warpgroup.h" in text.headers else self.device.arch
+        made = nvrtc.build(Source(text.text, text.headers, stem), arch, structure)
         about = ("nvrtc", made.nvrtc.version, made.nvrtc.digest, made.arch, made.options)
         identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
         return CudaProgram(self.device.load(made)), identity
@@ -163,7 +171,7 @@ class SimTarget:
 
     name = "sim"
     shared_bytes = 227 << 10  # as a block may have on sm_90
-    fused_units = False
+    fused_units = warpgroups = False
 
     def __init__(
         self, compiler: str | None = None, warp: int = 32, hip: bool = False, matrix_units: bool = False

@@ -258,7 +258,7 @@ class Module:
 
     def __init__(self, device: Device, artifact: CudaArtifact) -> None:
         self.device, self.artifact = device, artifact
-        major, minor = int(artifact.arch[3:-1]), int(artifact.arch[-1])
+        major, minor = divmod(int(artifact.arch[3:].rstrip("a")), 10)
         if major != device.capability[0] or minor > device.capability[1]:
             raise DeviceMissingError(
                 f"{artifact.path.name}: built for {artifact.arch}, but cuda:{device.index} ({device.name}) runs "

@@ -17,7 +17,7 @@ from .text import POINTER, Printer
 class GpuProductEmitter(Printer):
     """Prints the kernels of one operator for one tiling."""
 
-    includes = ("products.h",)
+    includes: tuple[str, ...] = ("products.h",)
     batch = "batch"  # products that the work in all consists of
     mine, item, row = "work", "unit.item", "r"  # the product of a unit: its sizes, its place in the batch, a row of it
 
@@ -43,10 +43,12 @@ class GpuProductEmitter(Printer):
         """The call, and the kernels."""
         matrices = sum(space in MATRICES for _, space, _, _ in self.tensors)
         self.line()
+        numbers = 4 + 2 * matrices + len(self.whole_slot)
         self.open("struct Call")
+        self.call_begin(len(self.tensors), numbers)
         self.line(f"void* tensors[{len(self.tensors)}];")
         self.line("int64_t together;")
-        self.line(f"int64_t sizes[{4 + 2 * matrices + len(self.whole_slot)}];")
+        self.line(f"int64_t sizes[{numbers}];")
         self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
         self.line("void* workspace;")
         self.close("};")
@@ -58,6 +60,9 @@ class GpuProductEmitter(Printer):
             self.arguments()
             body()
             self.close()
+
+    def call_begin(self, tensors: int, sizes: int) -> None:
+        """What is ahead of the addresses of so many tensors and of so many sizes."""
 
     def arguments(self) -> None:
         self.pointers_of_batches("call.")
@@ -139,15 +144,23 @@ class GpuProductEmitter(Printer):
 
     def elements(self) -> None:
         """What is made of the products at row r and column c, and its store."""
+        self.values()
+        for o in self.graph.outputs:
+            self.line(f"store1(out_{o.name} + r * out_{o.name}_stride + c, {self.name[o.node]});")
+
+    def values(self) -> None:
+        """What is made of the products at row r and column c."""
         for i, n in enumerate(self.plan.products):
             self.declare(n, f"finished(sums[{i}])", vector=False)
         for n in self.plan.compute:
             if n.space == "r":
                 self.row_value(n)
             elif n.op == "input":
-                row = f" + r * in_{n.data[0]}_stride" if n.space == "rc" else ""
-                self.declare(n, f"load1(in_{n.data[0]}{row} + c)", vector=False)
+                self.declare(n, self.read(n), vector=False)
             else:
                 self.one_column(n)
-        for o in self.graph.outputs:
-            self.line(f"store1(out_{o.name} + r * out_{o.name}_stride + c, {self.name[o.node]});")
+
+    def read(self, n: Node) -> str:
+        """An input's element at row r and column c."""
+        row = f" + r * in_{n.data[0]}_stride" if n.space == "rc" else ""
+        return f"load1(in_{n.data[0]}{row} + c)"

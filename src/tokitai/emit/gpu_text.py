@@ -20,12 +20,13 @@ from .cpp import KernelText, first, segments
 from .gpu_attention import GpuAttentionEmitter
 from .gpu_flat import GpuFlatEmitter
 from .gpu_grouped import GpuGroupedEmitter
+from .gpu_pipeline import GpuGroupedPipelineEmitter, GpuPipelineEmitter
 from .gpu_product import GpuProductEmitter
 from .gpu_rows import GpuRowEmitter
 from .gpu_scatter import GpuScatterEmitter
 
 OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "quotients.h", "sim.h", "hip.h")
-OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "products.h")
+OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "work.h", "products.h")
 SHARED = ("integers.h", "hashes.h")  # with the cpu target
 
 
@@ -34,6 +35,12 @@ def headers(of_products: bool = False) -> dict[str, str]:
     package = resources.files(__package__)
     own = {name: (package / "gpu" / name).read_text() for name in OWN + OF_PRODUCTS * of_products}
     return own | {name: (package / "cpu" / name).read_text() for name in SHARED}
+
+
+def warpgroup_headers() -> dict[str, str]:
+    """The headers of Hopper's warpgroups, by name."""
+    package = resources.files(__package__) / "gpu"
+    return {name: (package / name).read_text() for name in ("warpgroup.h", "pipeline.h")}
 
 
 def emit_rows(plan: RowPlan, schedule: Schedule) -> KernelText:
@@ -56,10 +63,12 @@ def emit_flat(plan: FlatPlan, width: int, schedule: FlatSchedule) -> KernelText:
 
 def emit_product(plan: ProductPlan, tiling: Tiling) -> KernelText:
     """The text of a matrix product's kernels for one tiling, alone or in groups."""
+    shared = headers(of_products=True) | (warpgroup_headers() if tiling.stages else {})
     if isinstance(plan, GroupedPlan):
-        groups = {"groups.h": (resources.files(__package__) / "gpu" / "groups.h").read_text()}
-        return KernelText(GpuGroupedEmitter(plan, tiling).text(), headers(of_products=True) | groups)
-    return KernelText(GpuProductEmitter(plan, tiling).text(), headers(of_products=True))
+        shared |= {"groups.h": (resources.files(__package__) / "gpu" / "groups.h").read_text()}
+        emitter = GpuGroupedPipelineEmitter if tiling.stages else GpuGroupedEmitter
+        return KernelText(emitter(plan, tiling).text(), shared)
+    return KernelText((GpuPipelineEmitter if tiling.stages else GpuProductEmitter)(plan, tiling).text(), shared)
 
 
 def emit_attention(plan: AttentionPlan, tiling: WalkTiling) -> KernelText:

@@ -17,6 +17,7 @@ from .product import ProductPlan
 
 ENOUGH = 100  # blocks that keep a card at work
 MOST_UNITS = 256  # blocks among which chains are shared out, where nobody says how many
+PIPELINE_BLOCKS = 144  # as many as a Hopper GPU has multiprocessors
 ROOMS = 1024  # blocks at a time that keep sums which wait
 MOST_BLOCKS = 2**31 - 1
 FINISH_THREADS = 256
@@ -38,17 +39,26 @@ class Tiling:
     per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
     matrix: bool = False  # sums in f64 by matrix units
     atom: bool = False  # 16-bit operands are multiplied by matrix units; elsewhere their steps are computed by integers
+    stages: int = 0  # of the ring that feeds warpgroups: of Hopper's kernels alone
     once: bool = False  # a block works on one tile: of groups with one chain along k, which takes fewer registers
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.rows // self.tall * (self.cols // self.wide)
+        return 384 if self.stages else self.rows // self.tall * (self.cols // self.wide)
+
+    def shared_bytes(self, products: int) -> int:
+        """Bytes of shared memory that a launch gives a block: the ring, which begins at a multiple of 1,024, and 16 KiB
+        for each of two warpgroups' results."""
+        return self.stages * 128 * (self.rows + products * self.cols) + 1024 + (32 << 10) if self.stages else 0
 
     def __str__(self) -> str:
+        if self.stages:
+            return f"tiles of {self.rows} x {self.cols} by warpgroups, fed through {self.stages} stages"
+        units = ", matrix units" * (self.matrix or self.atom)
         return (
             f"tiles of {self.rows} x {self.cols}, {self.tall} x {self.wide} of each of {self.threads} threads, "
-            f"{self.depth} along k at a time, {self.width} elements an access{', matrix units' * (self.matrix or self.atom)}"
+            f"{self.depth} along k at a time, {self.width} elements an access{units}"
         )
 
 
@@ -78,6 +88,20 @@ FUSED_TILINGS = (
     Tiling(64, 64, 4, 8, 32, 4, 16, 8, per_sm=2),
     Tiling(32, 32, 4, 4, 32, 4, 16, 8, per_sm=4),
 )
+
+
+# Rows, columns and stages of 64 along k, as many as shared memory has room for.
+PIPELINES = (
+    Tiling(128, 256, 0, 0, 64, 0, 0, 8, atom=True, stages=4),
+    Tiling(128, 128, 0, 0, 64, 0, 0, 8, atom=True, stages=6),
+    Tiling(128, 64, 0, 0, 64, 0, 0, 8, atom=True, stages=8),
+)
+
+
+def pipelines(plan: ProductPlan) -> list[Tiling]:
+    """The tilings for warpgroups, from large to small; several products share the columns of a tile."""
+    count = len(plan.products)
+    return [replace(t, cols=t.cols // count) for t in PIPELINES if t.cols % (64 * count) == 0]
 
 
 def offered(plan: ProductPlan, width: int, matrix: bool = False) -> Iterator[Tiling]:
@@ -114,16 +138,20 @@ def described(plan: ProductPlan, used: Iterable[Tiling] = ()) -> dict[str, objec
     return of_both | {"tiles": ", ".join(dict.fromkeys(tiles))}
 
 
-def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False) -> Tiling:
-    """The largest tiling with blocks enough for a card, or the smallest that there is."""
-    every = list(offered(plan, width, matrix))
+def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False, pipeline: bool = False) -> Tiling:
+    """The largest tiling with blocks enough for a card, or the smallest that there is; with ``pipeline`` those for
+    warpgroups."""
+    every = pipelines(plan) if pipeline else list(offered(plan, width, matrix))
     found = next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
-    return replace(found, once=sizes.ragged != "" and chains_of(sizes) == 1)
+    return replace(found, once=not pipeline and sizes.ragged != "" and chains_of(sizes) == 1)
 
 
 def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
     """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, of groups shorter
     slabs, fewer instructions that follow each other, smaller tiles."""
+    if tiling.stages:
+        yield from (t for t in pipelines(plan) if t.cols <= tiling.cols)
+        return
     for per_sm in range(tiling.per_sm, 0, -1):
         yield replace(tiling, per_sm=per_sm)
     chain = plan.accumulator != "fused16" and not tiling.matrix
@@ -172,11 +200,13 @@ def _units(tiling: Tiling, sizes: Sizes, most: int) -> tuple[int, int, int]:
     return parts, parts * tiles_of(tiling, sizes), (min(chains, count) - 1).bit_length()
 
 
-def product_steps(tiling: Tiling, sizes: Sizes, most: int = MOST_UNITS) -> list[Step]:
+def product_steps(tiling: Tiling, sizes: Sizes, most: int = MOST_UNITS, products: int = 1) -> list[Step]:
     """The launches, in order. Units of groups differ: a card's own order balances them better than equal turns."""
     parts, units, levels = _units(tiling, sizes, most)
-    in_turn = levels > 0 and not sizes.ragged
-    steps = [Step("work", min(units, ROOMS if levels else MOST_BLOCKS), tiling.threads, in_turn)]
+    in_turn = (levels > 0 and not sizes.ragged) or tiling.stages > 0
+    most_blocks = PIPELINE_BLOCKS if tiling.stages else ROOMS if levels else MOST_BLOCKS
+    shared = tiling.shared_bytes(products)
+    steps = [Step("work", min(units, most_blocks), tiling.threads, in_turn, shared)]
     if parts > 1:
         steps.append(Step("finish", min(-(-_elements_of(sizes) // FINISH_THREADS), MOST_BLOCKS), FINISH_THREADS))
     return steps
@@ -191,4 +221,5 @@ def workspace_bytes(plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: 
 def _workspace(tiling: Tiling, sizes: Sizes, most: int) -> int:
     parts, units, levels = _units(tiling, sizes, most)
     left = parts * _elements_of(sizes) if parts > 1 else 0
-    return min(units, ROOMS) * levels * tiling.rows * tiling.cols + left
+    rooms = min(units, PIPELINE_BLOCKS if tiling.stages else ROOMS)
+    return rooms * levels * tiling.rows * tiling.cols + left

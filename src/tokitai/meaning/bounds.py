@@ -209,7 +209,8 @@ class Bounds:
                 largest = np.maximum(np.maximum(high, reach + error), 2.0**-126)
                 error = error + (a.shape[1] + 1) * 2.0**-FRACTION * largest
                 error = error + 2.0**-23 * (reach + error) + 2.0**-149
-            errors.append(error), totals.append(reach)
+            errors.append(error)
+            totals.append(reach)
         if not errors:
             return np.zeros((len(left), right.shape[1]))
         levels = np.expm1(np.ceil(np.log2(len(errors))) * np.log1p(U))

@@ -11,9 +11,9 @@ One step takes the accumulator and 16 products along k:
 Where an operand or the accumulator is an infinity or NaN, the result is that of IEEE 754: NaN where there is one, where
 an infinity meets a zero, or infinities of both signs; else the infinity.
 
-That is the arithmetic of Hopper's tensor cores, found by experiment: see Li, Wang, Wang and others, "MMA-Sim: Bit-Accurate
-Reference Model of Tensor Cores and Matrix Cores" (2025), and Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of
-NVIDIA tensor cores" (2021). `STEP`, `FRACTION` and `FLOOR` are what other architectures have differently.
+That is the arithmetic of Hopper's tensor cores, found by experiment: see "MMA-Sim: Bit-Accurate Reference Model of Tensor
+Cores and Matrix Cores" (2025), and Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores"
+(2021). `STEP`, `FRACTION` and `FLOOR` are what other architectures have differently.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS_AT_ONCE = 1 << 22  # products held at a time
 
 
 def parts(x: Array, emin: int, precision: int) -> tuple[Array, Array]:
-    """Finite x as ``significand * 2**(exponent - (precision - 1))``, both integers; subnormals have the exponent emin."""
+    """Finite x as ``significand * 2**(exponent - (precision - 1))``, in integers; subnormals have the exponent emin."""
     exponent = np.maximum(np.frexp(x)[1] - 1, emin).astype(I64)
     significand = np.ldexp(x.astype(np.float64), precision - 1 - exponent).astype(I64)
     return significand, np.where(x == 0, ABSENT, exponent)
@@ -47,14 +47,15 @@ def toward_zero(x: Array) -> Array:
     """f64 cut toward zero to f32; a zero is +0."""
     nearest = x.astype(F32)
     beyond = np.abs(nearest.astype(np.float64)) > np.abs(x)
-    return np.where(beyond & (np.abs(x) < 2.0**128), np.nextafter(nearest, F32(0)), nearest) + F32(0)
+    kept = np.where(beyond & (np.abs(x) < 2.0**128), np.nextafter(nearest, F32(0)), nearest)
+    return np.asarray(kept + F32(0))
 
 
 def step(c: Array, a: Array, b: Array, left: str, right: str) -> Array:
     """The accumulator c of rows x cols after the products of a, rows x n, and b, n x cols, with n at most `STEP`;
     ``left`` and ``right`` are the formats of a and b, whose values are given in f32."""
     assert a.shape[1] <= STEP
-    finite = np.isfinite(a).all(axis=1)[:, None] & np.isfinite(b).all(axis=0)[None, :] & np.isfinite(c)
+    finite = np.isfinite(a).all(axis=1, keepdims=True) & np.isfinite(b).all(axis=0, keepdims=True) & np.isfinite(c)
     with np.errstate(all="ignore"):
         special = (a[:, :, None].astype(np.float64) * b[None, :, :]).sum(axis=1) + c
     clean = [np.where(np.isfinite(x), x, 0) for x in (a, b, c)]

@@ -161,7 +161,7 @@ class Structure:
             case "fma":
                 return fma(*args)
             case "matmul" if node.data[1] == "fused16":
-                return over_blocks(node, *args, matrix_unit_chain, add, unary("const", np.zeros((), U64)))
+                return over_blocks(node, args[0], args[1], matrix_unit_chain, add, unary("const", np.zeros((), U64)))
             case "matmul":
                 a, b = (unary("widen_f64", x) for x in args) if node.data[1] == "f64" else args
                 made = chains(node, a, b, _products, lambda p: p[0], lambda p, c: fused(p[1], c))

@@ -28,6 +28,7 @@ from .process import shown
 from .progress import building
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+SPECIFIC = ("sm_90a",)  # with instructions that only this generation has; taken where a kernel needs them
 HINT = "install it with `pip install 'tokitai[cuda]'`"
 
 # -fmad=false              a*b+c is two roundings unless the text says __fmaf_rn
@@ -127,8 +128,8 @@ def build(source: Source, arch: str, structure: bool = False, defines: Sequence[
 
 def options_of(arch: str, structure: bool = False, defines: Sequence[str] = ()) -> tuple[str, ...]:
     """All options of a build. Raises UnknownNameError and ArgumentError."""
-    if arch not in ARCHITECTURES:
-        raise UnknownNameError("architecture", arch, ARCHITECTURES)
+    if arch not in (*ARCHITECTURES, *SPECIFIC):
+        raise UnknownNameError("architecture", arch, (*ARCHITECTURES, *SPECIFIC))
     for define in defines:
         if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", define):
             raise ArgumentError(f"defines: {define!r} is not a macro (accepted: NAME or NAME=VALUE)")

@@ -214,7 +214,7 @@ class _Elsewhere:
     """A target that another process has."""
 
     warp, shared_bytes = 32, 0
-    fused_units = False
+    fused_units = warpgroups = False
     matrix_units = False  # that is for the other process to say
 
     def __init__(self, name: str) -> None:

@@ -1,6 +1,6 @@
 // Products in groups: which group a block works for is looked up where their ends lie, so that no launch knows them.
 #pragma once
-#include "products.h"
+#include "work.h"
 
 namespace tokitai {
 

@@ -1,0 +1,245 @@
+// Products by warpgroups, for Hopper. One warp feeds a ring of stages in shared memory through the copy engine; two
+// warpgroups multiply, each 64 rows of a tile. Blocks stay, and take one tile after another while the ring goes on.
+#pragma once
+#include "warpgroup.h"
+#include "work.h"
+
+namespace tokitai {
+
+constexpr int CONSUMERS = 2, STAGES = PLAN_STAGES, SLAB_K = 64;  // 64 elements along k are 128 bytes
+constexpr int LEFT_BYTES = ROWS * SLAB_K * 2, RIGHT_BYTES = COLS * SLAB_K * 2;
+constexpr int STAGE_BYTES = LEFT_BYTES + PRODUCTS * RIGHT_BYTES, BOX_BYTES = 64 * SLAB_K * 2;
+constexpr int EIGHT = 8, STAGED = 64, BAND = STAGED / PRODUCTS, ROOM = 64 * STAGED;  // of results on their way
+static_assert(BAND % EIGHT == 0 && COLS % BAND == 0, "whole octets");
+constexpr int FEEDER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+static_assert(ROWS == 64 * CONSUMERS && CHAIN % SLAB_K == 0 && SLAB_K % UNIT_STEP == 0, "whole slabs");
+
+// The tile of a unit. Neighbouring blocks take neighbouring tiles, of TOGETHER rows of tiles, so that they share operands
+// in L2.
+constexpr uint32_t TOGETHER = 16;
+INLINE Unit placed(const Work& work, int64_t at) {  // units are fewer than 2^31: divisions of 64 bits take long
+  const uint32_t down = uint32_t(work.down), across = uint32_t(work.across), tiles = down * across;
+  const uint32_t tile = uint32_t(at) % tiles, above = tile / (TOGETHER * across) * TOGETHER, inside = tile - above * across;
+  const uint32_t high = least<uint32_t>(down - above, TOGETHER), rest = uint32_t(at) / tiles, parts = uint32_t(work.parts);
+  Unit unit;
+  unit.r0 = int64_t(above + inside % high) * ROWS, unit.c0 = int64_t(inside / high) * COLS;
+  unit.part = rest % parts, unit.item = rest / parts;
+  return unit;
+}
+
+struct Ring {
+  uint64_t full[STAGES], empty[STAGES];
+  INLINE void begin() {
+    for (int i = 0; i < STAGES; ++i) barrier_begin(&full[i], 1), barrier_begin(&empty[i], CONSUMERS);
+    barriers_are_seen();
+  }
+};
+// Where in the ring a warp is; a stage is met in turns of either phase.
+struct Place {
+  int stage = 0, phase = 0;
+  INLINE void next() {
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+};
+struct Chains {  // of a unit's part
+  int64_t first, count;
+  INLINE Chains(const Work& work, const Unit& unit)
+      : first(unit.part * work.together), count(least(work.together, work.chains - unit.part * work.together)) {}
+};
+
+// An operand in memory: where neighbours are neighbours along k a box has all lines of a tile, else 64 of them.
+template <bool ACROSS, int LINES> INLINE void copy_slab(char* to, const TensorMap* map, uint64_t* b, int line, int k, int item) {
+  if (!ACROSS) copy_box(to, map, b, k, line, item);
+  else
+    UNROLL for (int i = 0; i < LINES / 64; ++i) copy_box(to + i * BOX_BYTES, map, b, line + 64 * i, k, item);
+}
+
+// Where in an operand's tensor map a unit's product begins.
+struct Origin {
+  int64_t line, k, item;
+};
+
+// One warp feeds all chains of a unit.
+template <bool LEFT_ACROSS, bool RIGHT_ACROSS>
+INLINE void feed(
+    const Work& work, const Unit& unit, const TensorMap* maps, Origin left, Origin right, Ring& ring, Place& at, char* stages) {
+  const Chains chains(work, unit);
+  const int64_t end = least((chains.first + chains.count) * CHAIN, work.inner);
+  ROLLED for (int64_t k = chains.first * CHAIN; k < end; k += SLAB_K, at.next()) {
+    wait(&ring.empty[at.stage], at.phase ^ 1);
+    if (thread_index() != 0) continue;
+    uint64_t* const full = &ring.full[at.stage];
+    char* const stage = stages + at.stage * STAGE_BYTES;
+    arrive_expecting(full, STAGE_BYTES);
+    copy_slab<LEFT_ACROSS, ROWS>(stage, maps, full, int(left.line + unit.r0), int(left.k + k), int(left.item));
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      copy_slab<RIGHT_ACROSS, COLS>(
+          stage + LEFT_BYTES + n * RIGHT_BYTES, maps + 1 + n, full, int(right.line + unit.c0), int(right.k + k),
+          int(right.item));
+  }
+}
+
+// What a stage has behind the end of k of a group belongs to the next one: zeros take its place.
+INLINE void clear_behind(char* stage, int valid) {
+  constexpr int BOXES = STAGE_BYTES / BOX_BYTES, LINE_WORDS = 128 / 16;
+  const Words16 zeros = {};
+  ROLLED for (int i = valid * LINE_WORDS + thread_index() - 128; i < SLAB_K * LINE_WORDS; i += 128 * CONSUMERS)
+    ROLLED for (int box = 0; box < BOXES; ++box) *reinterpret_cast<Words16*>(stage + box * BOX_BYTES + i * 16) = zeros;
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("bar.sync 1, %0;" :: "n"(128 * CONSUMERS) : "memory");
+}
+
+struct Accumulators {
+  float sum[PRODUCTS][COLS / 2];
+
+  // One chain of `length` products, from the ring.
+  template <bool LEFT_ACROSS, bool RIGHT_ACROSS>
+  INLINE void run_chain(int length, Ring& ring, Place& at, char* stages) {
+    const int group = thread_index() / 128 - 1, slabs = (length + SLAB_K - 1) / SLAB_K;
+    int before = -1;
+    ROLLED for (int i = 0; i < slabs; ++i, at.next()) {
+      wait(&ring.full[at.stage], at.phase);
+#ifdef PLAN_GROUPS_ALONG_K
+      if (length - i * SLAB_K < SLAB_K) clear_behind(stages + at.stage * STAGE_BYTES, length - i * SLAB_K);
+#endif
+      const uint32_t stage = shared_address(stages) + at.stage * STAGE_BYTES;
+      const uint64_t left = operand_at<BOX_BYTES>(stage + group * BOX_BYTES);
+      const uint64_t right = operand_at<BOX_BYTES>(stage + LEFT_BYTES);
+      warpgroup_begin();
+      UNROLL for (int k = 0; k < SLAB_K / UNIT_STEP; ++k) {
+        // 16 elements along k are 32 bytes of each line, or 16 lines of 128 bytes.
+        const uint64_t left_k = left + k * (LEFT_ACROSS ? 2048 : 32) / 16;
+        UNROLL for (int n = 0; n < PRODUCTS; ++n)
+          warpgroup_step<COLS, LEFT_ACROSS, RIGHT_ACROSS>(
+              sum[n], left_k, right + (n * RIGHT_BYTES + k * (RIGHT_ACROSS ? 2048 : 32)) / 16, i > 0 || k > 0);
+      }
+      warpgroup_close();
+      warpgroup_wait<1>();
+      if (before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
+      before = at.stage;
+    }
+    warpgroup_wait<0>();
+    if (before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
+  }
+
+  // f(sum, place): every accumulator, and where this thread's has its place among those of a block.
+  template <class F> INLINE void each(const F& f) {
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int i = 0; i < COLS / 2; ++i)
+        f(sum[n][i], (n * (COLS / 2) + i) * (128 * CONSUMERS) + thread_index() - 128);
+  }
+
+  // As in products.h: chain `n` of a part joins those before it.
+  INLINE void join_chain(E* waiting, int64_t n, bool last) {
+    constexpr int64_t LEVEL = int64_t(PRODUCTS) * ROWS * COLS;
+    const auto add_waiting = [&](const E* from) { each([&](E& x, int place) { x = both(from[place], x); }); };
+    int64_t rest = n;
+    ROLLED for (; rest & 1; rest >>= 1, waiting += LEVEL) add_waiting(waiting);
+    if (!last) {
+      each([&](E& x, int place) { waiting[place] = x; });
+      return;
+    }
+    ROLLED for (rest >>= 1, waiting += LEVEL; rest; rest >>= 1, waiting += LEVEL)
+      if (rest & 1) add_waiting(waiting);
+  }
+
+  template <bool LEFT_ACROSS, bool RIGHT_ACROSS>
+  INLINE void run(const Work& work, const Unit& unit, E* waiting, Ring& ring, Place& at, char* stages) {
+    const Chains chains(work, unit);
+    if (chains.count <= 0) each([&](E& x, int) { x = nothing(); });
+    ROLLED for (int64_t n = 0; n < chains.count; ++n) {
+      const int length = int(least(CHAIN, work.inner - (chains.first + n) * CHAIN));
+      run_chain<LEFT_ACROSS, RIGHT_ACROSS>(length, ring, at, stages);
+      if (chains.count > 1) join_chain(waiting, n, n + 1 == chains.count);
+    }
+  }
+
+  // at(r, c, sums, count) for the elements of a tile, `count` of EIGHT neighbours in a row at a time. The accumulators go
+  // through shared memory, BAND columns of each product at a time, so that the code for elements is there once, and
+  // neighbouring threads have neighbouring columns. `room` is this warpgroup's.
+  template <class F> INLINE void results(const Work& work, const Unit& unit, float* room, const F& at) {
+    const int group = thread_index() / 128 - 1, t = thread_index() % 128;
+    ROLLED for (int pass = 0; pass < COLS / BAND; ++pass) {
+      UNROLL for (int q = 0; q < COLS / BAND; ++q)
+        if (q == pass) put(room, q);
+      meet(group);
+      ROLLED for (int e = t; e < 64 * (BAND / EIGHT); e += 128) {
+        const int row = e / (BAND / EIGHT), octet = e % (BAND / EIGHT);
+        const int64_t r = unit.r0 + group * 64 + row, c = unit.c0 + pass * BAND + octet * EIGHT;
+        if (r >= work.rows || c >= work.cols) continue;
+        E sums[PRODUCTS][EIGHT];
+        UNROLL for (int n = 0; n < PRODUCTS; ++n) {
+          const int place = (n * (BAND / EIGHT) + octet) ^ (row & 7);
+          const float4* const from = reinterpret_cast<const float4*>(room + row * STAGED + place * EIGHT);
+          UNROLL for (int i = 0; i < 2; ++i) {
+            const float4 x = from[i];
+            sums[n][4 * i] = x.x, sums[n][4 * i + 1] = x.y, sums[n][4 * i + 2] = x.z, sums[n][4 * i + 3] = x.w;
+          }
+        }
+        at(r, c, sums, int(least<int64_t>(EIGHT, work.cols - c)));
+      }
+      meet(group);
+    }
+  }
+  // Octets of a row are swizzled, so that eight rows are in different banks.
+  INLINE void put(float* room, int q) {
+    const int t = thread_index() % 128, row = t / 32 * 16 + t % 32 / 4;
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int j = 0; j < BAND / EIGHT; ++j)
+        UNROLL for (int h = 0; h < 2; ++h) {
+          const int at = (row + 8 * h) * STAGED + ((n * (BAND / EIGHT) + j) ^ (row & 7)) * EIGHT + t % 4 * 2;
+          const int i = 4 * (q * (BAND / EIGHT) + j) + 2 * h;
+          *reinterpret_cast<float2*>(room + at) = make_float2(sum[n][i], sum[n][i + 1]);
+        }
+  }
+  static INLINE void meet(int group) { asm volatile("bar.sync %0, 128;" :: "r"(2 + group) : "memory"); }
+};
+
+// ------------------------------------------------------------------ eight neighbours in a row
+// Whether eight neighbours can be read or written at once, 16 bytes at a time: of every row, at columns that eight divides.
+template <class P> INLINE bool in_eights(const P* p, int64_t stride) {
+  return reinterpret_cast<uint64_t>(p) % 16 == 0 && stride * sizeof(P) % 16 == 0;
+}
+template <class P> struct alignas(16) Eight {
+  P e[EIGHT];
+};
+template <class P> INLINE void load_eight(S (&x)[EIGHT], const P* p, int count, bool whole) {
+  if (whole && count == EIGHT) {
+    Eight<P> held;
+    UNROLL for (int i = 0; i < int(sizeof held) / 16; ++i)
+      reinterpret_cast<uint4*>(&held)[i] = reinterpret_cast<const uint4*>(p)[i];
+    UNROLL for (int i = 0; i < EIGHT; ++i) x[i] = load1(&held.e[i]);
+  } else {
+    UNROLL for (int i = 0; i < EIGHT; ++i) x[i] = i < count ? load1(p + i) : 0.0f;
+  }
+}
+INLINE uint32_t narrow_pair(const f16*, S a, S b) {
+  uint32_t w;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a));
+  return w;
+}
+INLINE uint32_t narrow_pair(const bf16*, S a, S b) {
+  uint32_t w;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(b), "f"(a));
+  return w;
+}
+template <class P> INLINE void write_eight(P* p, const S (&x)[EIGHT]) {
+  uint32_t w[4];
+  UNROLL for (int i = 0; i < 4; ++i) w[i] = narrow_pair(p, x[2 * i], x[2 * i + 1]);
+  *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
+}
+INLINE void write_eight(f32* p, const S (&x)[EIGHT]) {
+  UNROLL for (int i = 0; i < 2; ++i)
+    reinterpret_cast<float4*>(p)[i] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+}
+// Conversions of pairs have a NaN of their own; where there is one, elements are stored one by one, with the format's.
+template <class P> INLINE void store_eight(P* p, const S (&x)[EIGHT], int count, bool whole) {
+  bool none = false;
+  UNROLL for (int i = 0; i < EIGHT; ++i) none |= x[i] != x[i];
+  if (whole && count == EIGHT && !none) write_eight(p, x);
+  else
+    UNROLL for (int i = 0; i < EIGHT; ++i)
+      if (i < count) store1(p + i, x[i]);
+}
+
+}  // namespace tokitai
