@@ -78,7 +78,8 @@ class _Pipeline(GpuProductEmitter):
         self.line(f"accumulators.run<{across}>({self.mine}, unit, waiting, ring, place, stages);")
         for name, space, _, _ in self.tensors:
             if space in ("rc", "c"):
-                self.line(f"const bool {name}_in_eights = in_eights({name}, {f'{name}_stride' if space == 'rc' else 0});")
+                stride = f"{name}_stride" if space == "rc" else "0"
+                self.line(f"const bool {name}_in_eights = in_eights({name}, {stride});")
         self.line("float* const rooms = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);")
         self.line("float* const room = rooms + (thread_index() / 128 - 1) * ROOM;")
         eight = "const E (&eight)[PRODUCTS][EIGHT], int count"

@@ -11,9 +11,9 @@ One step takes the accumulator and 16 products along k:
 Where an operand or the accumulator is an infinity or NaN, the result is that of IEEE 754: NaN where there is one, where
 an infinity meets a zero, or infinities of both signs; else the infinity.
 
-That is the arithmetic of Hopper's tensor cores, found by experiment: see "MMA-Sim: Bit-Accurate Reference Model of Tensor
-Cores and Matrix Cores" (2025), and Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores"
-(2021). `STEP`, `FRACTION` and `FLOOR` are what other architectures have differently.
+That is the arithmetic of Hopper's tensor cores, found by experiment: see "MMA-Sim: Bit-Accurate Reference Model of
+Tensor Cores and Matrix Cores" (2025), and Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor
+cores" (2021). `STEP`, `FRACTION` and `FLOOR` are what other architectures have differently.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def cut(significand: Array, shift: Array) -> Array:
     """significand * 2**shift, cut toward zero to an integer."""
     left = np.abs(significand) << np.clip(shift, 0, 40)
     made = left >> np.clip(-shift, 0, 62)
-    return np.where(significand < 0, -made, made)
+    return np.asarray(np.where(significand < 0, -made, made))
 
 
 def toward_zero(x: Array) -> Array:
     """f64 cut toward zero to f32; a zero is +0."""
-    nearest = x.astype(F32)
+    with np.errstate(over="ignore"):
+        nearest = x.astype(F32)
     beyond = np.abs(nearest.astype(np.float64)) > np.abs(x)
     kept = np.where(beyond & (np.abs(x) < 2.0**128), np.nextafter(nearest, F32(0)), nearest)
     return np.asarray(kept + F32(0))
@@ -57,7 +58,7 @@ def step(c: Array, a: Array, b: Array, left: str, right: str) -> Array:
     assert a.shape[1] <= STEP
     finite = np.isfinite(a).all(axis=1, keepdims=True) & np.isfinite(b).all(axis=0, keepdims=True) & np.isfinite(c)
     with np.errstate(all="ignore"):
-        special = (a[:, :, None].astype(np.float64) * b[None, :, :]).sum(axis=1) + c
+        special = ((a[:, :, None].astype(np.float64) * b[None, :, :]).sum(axis=1) + c).astype(F32)
     clean = [np.where(np.isfinite(x), x, 0) for x in (a, b, c)]
     fa, fb = FORMATS[left], FORMATS[right]
     (ma, ea), (mb, eb) = parts(clean[0], fa.emin, fa.precision), parts(clean[1], fb.emin, fb.precision)
@@ -68,7 +69,7 @@ def step(c: Array, a: Array, b: Array, left: str, right: str) -> Array:
     total = cut(products, exponents - places - (top[:, None, :] - FRACTION)).sum(axis=1)
     total = total + cut(mc, ec - 23 - (top - FRACTION))
     exact = np.ldexp(total.astype(np.float64), (top - FRACTION).astype(np.int32))
-    return np.where(finite, toward_zero(exact), special.astype(F32))
+    return np.where(finite, toward_zero(exact), special)
 
 
 def chain(a: Array, b: Array, left: str, right: str) -> Array:

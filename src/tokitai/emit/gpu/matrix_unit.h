@@ -67,12 +67,15 @@ INLINE float narrowed(W x, int places) {
 // One step by integers, as any processor has them.
 INLINE E any_step(E c, const W* a, const W* b) {
   const Taken start = taken<23>(bits_of(c), -126);
+  int64_t products[UNIT_STEP];
+  int exponents[UNIT_STEP];
   bool finite = start.finite;
   int top = start.exponent > FLOOR ? start.exponent : FLOOR;
   ROLLED for (int k = 0; k < UNIT_STEP; ++k) {
     const Taken x = taken<LEFT_PLACES>(a[k], LEFT_SMALLEST), y = taken<RIGHT_PLACES>(b[k], RIGHT_SMALLEST);
     finite = finite && x.finite && y.finite;
-    if (x.significand && y.significand && x.exponent + y.exponent > top) top = x.exponent + y.exponent;
+    products[k] = x.significand * y.significand, exponents[k] = x.exponent + y.exponent;
+    if (products[k] && exponents[k] > top) top = exponents[k];
   }
   if (!finite) {  // NaN or an infinity: whatever the order, and what is finite does not matter
     float special = c - c == 0 ? 0.0f : c;
@@ -83,11 +86,8 @@ INLINE E any_step(E c, const W* a, const W* b) {
     return special;
   }
   int64_t sum = cut(start.significand, start.exponent - 23 - (top - FRACTION));
-  ROLLED for (int k = 0; k < UNIT_STEP; ++k) {
-    const Taken x = taken<LEFT_PLACES>(a[k], LEFT_SMALLEST), y = taken<RIGHT_PLACES>(b[k], RIGHT_SMALLEST);
-    const int up = x.exponent + y.exponent - LEFT_PLACES - RIGHT_PLACES - (top - FRACTION);
-    if (x.significand && y.significand) sum += cut(x.significand * y.significand, up);
-  }
+  ROLLED for (int k = 0; k < UNIT_STEP; ++k)
+    if (products[k]) sum += cut(products[k], exponents[k] - LEFT_PLACES - RIGHT_PLACES - (top - FRACTION));
   uint64_t size = uint64_t(sum < 0 ? -sum : sum);  // below 2^32
   if (size == 0) return 0.0f;
   int e = top - FRACTION, length = 0;  // of the lowest bit
@@ -136,6 +136,7 @@ INLINE void step_in_order(E& c0, E& c1, E& c2, E& c3, const Pair (&a)[4], const 
 }
 // The same by a matrix unit: a test on the device shows that it is before any is used.
 #if CUDA_ASM && !TOKITAI_STRUCTURE && UNIT_ATOM
+#define STEPS_BY_UNIT 1
 #define UNIT_MMA(TYPE) \
   asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};" \
       : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
@@ -144,9 +145,7 @@ INLINE void unit_step(E& c0, E& c1, E& c2, E& c3, const Pair (&a)[4], const Pair
   else UNIT_MMA("bf16");
 }
 #else
-INLINE void unit_step(E& c0, E& c1, E& c2, E& c3, const Pair (&a)[4], const Pair (&b)[2]) {
-  step_in_order(c0, c1, c2, c3, a, b);
-}
+#define STEPS_BY_UNIT 0
 #endif
 
 constexpr int QUAD = 2;                     // neighbouring columns that a lane has

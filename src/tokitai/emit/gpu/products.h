@@ -143,7 +143,23 @@ struct Tile {
       UNROLL for (int i = 0; i < AT_ONCE; i += STEP) step<Left, Right>(slab, k + i);
   }
 
-#ifdef ACCUMULATORS_FUSED
+#if defined(ACCUMULATORS_FUSED) && !STEPS_BY_UNIT
+  // Each accumulator's step by itself, where no unit takes it.
+  template <class Left, class Right> INLINE void step(const W* slab, int k0) {
+    W a[STEP], b[STEP];
+    ROLLED for (int i = 0; i < TALL; ++i) {
+      for (int k = 0; k < STEP; ++k)
+        a[k] = slab[(k0 + k) * ROWS + (row_at(line_here(), i) ^ Left::turned(k0 + k))];
+      ROLLED for (int n = 0; n < PRODUCTS; ++n)
+        ROLLED for (int j = 0; j < WIDE; ++j) {
+          const W* const from = slab + DEPTH * (ROWS + n * COLS);
+          for (int k = 0; k < STEP; ++k)
+            b[k] = from[(k0 + k) * COLS + (column_here(j) ^ Right::turned(k0 + k))];
+          sum[n][i][j] = any_step(sum[n][i][j], a, b);
+        }
+    }
+  }
+#elif defined(ACCUMULATORS_FUSED)
   template <class Left, class Right> INLINE void step(const W* slab, int k0) {
     const int g = thread_index() % 32 / 4, k = k0 + thread_index() % 4 * 2, first = column_here(0) - thread_index() % 4 * 2;
     Pair a[TALL / 2][4], b[PRODUCTS][WIDE / 2][2];

@@ -1,0 +1,151 @@
+"""Products with the accumulator fused16: bits on the CPU, bounds, refusals, and slips that must show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tokitai import ops, verify
+from tokitai.errors import ArgumentError
+from tokitai.lang import Operator, Sizes
+from tokitai.meaning import bits, bounds
+from tokitai.ops import registry
+from tokitai.verification.verdict import Variant, variants
+
+KINDS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
+SCALARS = {"alpha": 1.0, "beta": 1.0}
+
+
+def drawn(rng: Any, fmt: str, shape: tuple[int, int], middle: float, spread: float) -> Any:
+    values = rng.standard_normal(shape) * np.exp2(middle + (rng.random(shape) - 0.5) * spread)
+    return np.where(rng.random(shape) < 0.1, 0, values).astype(KINDS[fmt])
+
+
+def expected(a: Any, b: Any, fmt: str) -> Any:
+    graph = ops.matmul.trace(fmt, (), {"accumulator": "fused16"})
+    return bits.evaluate(graph, {"a": a, "b": b}, Sizes(len(a), b.shape[1], len(b)), SCALARS)["y"]
+
+
+@pytest.mark.parametrize("inner", [0, 1, 15, 16, 17, 40, 4096, 4113, 8200, 12300])
+@pytest.mark.parametrize("fmt", KINDS)
+def test_every_length_has_the_definitions_bits(fmt: str, inner: int) -> None:
+    rng = np.random.default_rng(inner)
+    a, b = drawn(rng, fmt, (5, inner), 0, 3), drawn(rng, fmt, (inner, 37), 0, 3)
+    made = ops.matmul(a, b, accumulator="fused16")
+    assert made.tobytes() == expected(a, b, fmt).tobytes()
+
+
+# Operands near the smallest and the largest numbers, spread wide, in one regime each.
+REGIMES = [(0, 24), (-13, 6), (-22, 6), (-64, 8), (-72, 6), (40, 30), (62, 4), (100, 40)]
+
+
+@pytest.mark.parametrize(("middle", "spread"), REGIMES)
+@pytest.mark.parametrize("fmt", KINDS)
+def test_every_regime_has_the_definitions_bits(fmt: str, middle: float, spread: float) -> None:
+    rng = np.random.default_rng(5)
+    a, b = drawn(rng, fmt, (14, 50), middle, spread), drawn(rng, fmt, (50, 70), middle, spread)
+    a[3, 20:40], b[20:40] = -a[3, 0:20], b[0:20]  # nearly cancels
+    made = ops.matmul(a, b, accumulator="fused16")
+    assert made.tobytes() == expected(a, b, fmt).tobytes()
+
+
+@pytest.mark.parametrize("fmt", KINDS)
+def test_special_values_have_the_definitions_bits(fmt: str) -> None:
+    rng = np.random.default_rng(1)
+    a, b = drawn(rng, fmt, (9, 33), 0, 4), drawn(rng, fmt, (33, 40), 0, 4)
+    a[0, 3], a[1, 4], a[2, 30], b[5, 7], b[6, 8] = np.inf, -np.inf, np.nan, np.inf, -np.inf
+    b[3, 0] = b[4, 1] = 0
+    made = ops.matmul(a, b, accumulator="fused16")
+    assert made.tobytes() == expected(a, b, fmt).tobytes()
+    assert np.isnan(made.astype(np.float32)).any() and np.isinf(made.astype(np.float32)).any()
+
+
+@pytest.mark.parametrize(("middle", "spread"), [(0, 0), (0, 16), (-14, 4)])
+@pytest.mark.parametrize("fmt", KINDS)
+def test_errors_are_within_the_derived_bound(fmt: str, middle: float, spread: float) -> None:
+    rng = np.random.default_rng(2)
+    a, b = drawn(rng, fmt, (6, 4500), middle, spread), drawn(rng, fmt, (4500, 8), middle, spread)
+    graph = ops.linear_accumulate_weight.trace(fmt, None, {"accumulator": "fused16"})
+    given = {"total": np.zeros((6, 8), np.float32), "dy": np.ascontiguousarray(a.T), "x": b}
+    value, error = bounds.evaluate(graph, given, Sizes(6, 8, 4500), {})["total"]
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    away = np.abs(value.astype(np.float64) - exact)
+    assert (away <= error).all() and (away > 0).any()
+    assert (error > 0).all() and np.isfinite(error).all()
+
+
+def test_operands_of_f32_are_refused_by_name() -> None:
+    x = np.ones((2, 2), np.float32)
+    with pytest.raises(ArgumentError, match=r"accumulator='fused16' of f32; accepted: 'f32', 'f64'"):
+        ops.matmul(x, x, accumulator="fused16")
+    with pytest.raises(ArgumentError, match="accepted: 'f32', 'f64', 'fused16'"):
+        ops.matmul(x.astype(np.float16), x.astype(np.float16), accumulator="fused8")
+    assert not any(v.options == (("accumulator", "fused16"),) for v in variants(ops.matmul, "f32"))
+
+
+WITH_PRODUCTS = [o for o in registry().values() if any("fused16" in p.accepted for p in o.options)]
+
+
+def fused(op: Operator) -> Variant:
+    return Variant(frozenset(t.name for t in op.tensors if t.optional), (("accumulator", "fused16"),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", KINDS)
+@pytest.mark.parametrize("op", WITH_PRODUCTS, ids=lambda o: str(o.name))
+def test_every_operator_with_a_product_is_verified(op: Operator, fmt: str) -> None:
+    verdict = verify(op, dtype=fmt, variant=fused(op))
+    assert verdict.verdict == "verified", verdict.failure
+    assert {"structure", "seeded"} <= {r.kind for r in verdict.results}
+
+
+# Slips in the rule, as the CPU's header and the GPU's have it: what is written, and what is written wrongly.
+SLIPS = {
+    "steps of eight": ("UNIT_STEP = 16", "UNIT_STEP = 8"),
+    "24 fraction bits": ("FRACTION = 25", "FRACTION = 24"),
+    "another floor": ("FLOOR = -133", "FLOOR = -126"),
+}
+CPU_SLIPS = SLIPS | {
+    "rounded to nearest": ("~((1ull << 29) - 1));  // 24 bits are left\n  return", "~0ull);\n  return"),
+    "a product is lost": ("sums[k % 2] +=", "if (k != 7) sums[k % 2] +="),
+    "exponents of subnormals are normalised": ("field - 127 > smallest ? field - 127 : smallest", "field - 127"),
+    "the accumulator has no part in the largest exponent": ("{exponent_of(c, -126), splat(", "{splat(ABSENT), splat("),
+    "a chain begins beside zero": ("FRESH && k0 == 0 ? splat(0.0f)", "FRESH && k0 == 0 ? splat(1e-20f)"),
+}
+SIM_SLIPS = SLIPS | {
+    "a product is lost": ("if (products[k]) sum +=", "if (products[k] && k != 7) sum +="),
+    "the sum is not cut": ("if (drop > 0) size =", "if (drop > 0) size = (size & 1) + "),
+    "subnormal results are flushed": ("if (e + drop < -149) drop = -149 - e;", "if (e + drop < -149) return 0.0f;"),
+    "elements behind k are not zero": ("INLINE P behind() { return P{}; }", "INLINE P behind() { return P{0x3C00}; }"),
+}
+
+
+def refuted(slip: tuple[str, str], device: str) -> bool:
+    here = 0
+
+    def edit(text: str) -> str:
+        nonlocal here
+        here += text.count(slip[0])
+        return text.replace(*slip)
+
+    wrong = [
+        verify(ops.matmul, dtype=fmt, device=device, variant=fused(ops.matmul), edit=edit).verdict == "refuted"
+        for fmt in KINDS
+    ]
+    assert here, f"{slip[0]!r} stands nowhere"
+    return any(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", CPU_SLIPS)
+def test_slips_are_refuted_on_the_cpu(what: str) -> None:
+    assert refuted(CPU_SLIPS[what], "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", SIM_SLIPS)
+def test_slips_are_refuted_on_the_simulated_device(what: str) -> None:
+    assert refuted(SIM_SLIPS[what], "sim")
