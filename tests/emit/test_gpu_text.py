@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from tokitai.emit.cpp import KernelText
+from tokitai.emit.gpu_text import emit_product
 from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
 from tokitai.kernel import Identity, is_attention, is_product
 from tokitai.lang import Graph, Node, Operator
-from tokitai.lower import AttentionPlan, ProductPlan, make_plan
+from tokitai.lower import AttentionPlan, ProductPlan, gpu_product, make_plan
 from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry
 from tokitai.toolchain import nvrtc
@@ -60,9 +61,12 @@ class Compiler:
     warp: int = 32
     shared_bytes: int = 160 << 10
     matrix_units: bool = False
+    fused_units: bool = False
+    warpgroups: bool = False
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Built, Identity]:
-        made = nvrtc.build(Source(text.text, text.headers, stem), self.arch, structure)
+        arch = f"{self.arch}a" if "warpgroup.h" in text.headers else self.arch
+        made = nvrtc.build(Source(text.text, text.headers, stem), arch, structure)
         about = ("nvrtc", made.nvrtc.version, made.nvrtc.digest, made.arch, made.options)
         return Built(made), Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
 
@@ -217,6 +221,42 @@ def test_sums_in_f64_by_matrix_units_compile(name: str, rows: int, arch: str) ->
     assert spilled(made) == {}
     found = findings(made, True, True)
     assert found and all(f.instruction.startswith("mma.sync.aligned.m16n8k") for f in found), "never without a word"
+
+
+IN_STEPS = Variant(frozenset(), (("accumulator", "fused16"),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["linear", "linear_swiglu", "grouped_linear_backward_weight"])
+def test_products_by_warpgroups_compile(name: str, dtype: str) -> None:
+    """Every tile that is offered: nothing is spilled, and the only products are the matrix unit's."""
+    op = registry()[name]
+    plan = make_plan(op.trace(dtype, (), {"accumulator": "fused16"}))
+    assert isinstance(plan, ProductPlan)
+    for tiling in gpu_product.pipelines(plan):
+        text = emit_product(plan, tiling)
+        made = nvrtc.build(Source(text.text, text.headers, name), "sm_90a")
+        assert spilled([made]) == {} and made.resources["work"].stack == 0
+        found = {o for o in opcodes(made.read_ptx()) if "mma" in o}
+        kind = {"f16": "f16", "bf16": "bf16"}[dtype]
+        assert found and all(f".f32.{kind}.{kind}" in o for o in found if o.startswith("wgmma.mma_async")), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("matrix", [False, True])
+def test_products_by_steps_compile(arch: str, matrix: bool) -> None:
+    """By warps' matrix units, and by integers."""
+    op = registry()["linear"]
+    graph = op.trace("bf16", IN_STEPS.present, dict(IN_STEPS.options))
+    kernel = GpuKernel(op, graph, make_plan(graph), False, Compiler(arch, fused_units=matrix))
+    for rows in (4, 650, 1850)[:: 1 if matrix else 2]:
+        sizes = [rows, rows, 72, 1, *[72, 0] * kernel.matrices]
+        kernel.launch_raw([0] * len(kernel.tensor_sizes), sizes, [(rows, rows)], np.zeros(64, np.uint64), 0, place=0)
+    made = [program.artifact for program, _ in kernel.programs.values()]  # type: ignore[attr-defined]
+    assert len(made) == (3 if matrix else 2)
+    assert all(("mma.sync" in a.read_ptx()) is matrix for a in made)
 
 
 def test_products_in_f64_are_found_where_they_are_not_defined() -> None:

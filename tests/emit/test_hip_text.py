@@ -53,6 +53,8 @@ class Compiler:
     f64: bool = False
     name: str = "hip"
     matrix_units: bool = False
+    fused_units: bool = False
+    warpgroups: bool = False
     shared_bytes: int = 0
 
     @property

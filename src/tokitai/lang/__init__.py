@@ -7,6 +7,7 @@ from .graph import (
     GROUPS,
     MATMUL_BLOCK,
     MATRICES,
+    NARROW_ACCUMULATORS,
     OPERANDS,
     PRIMITIVES,
     ROW_REDUCTIONS,
@@ -76,7 +77,7 @@ from .values import (
 
 __all__ = [
     "ACCUMULATORS", "COL_SUM_BLOCK", "GROUPS", "LARGEST", "MATMUL_BLOCK", "MATRICES", "OPERANDS", "PRIMITIVES",
-    "ROW_REDUCTIONS", "TOTALS", "Cols",
+    "NARROW_ACCUMULATORS", "ROW_REDUCTIONS", "TOTALS", "Cols",
     "Contract", "Function", "Graph", "Groups", "HardInput", "Index", "Matrix", "Node", "Number", "Operand", "Operator",
     "Output", "Outputs", "Rows", "Shape", "Sizes", "Slots", "Table", "TensorSpec", "Value", "bf16", "bit_and",
     "bit_xor", "check_operator", "col_sum", "column_index", "columns", "convert", "element_word", "exponent", "extent",

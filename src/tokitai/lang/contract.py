@@ -74,11 +74,11 @@ class OptionSpec:
         """The values that are accepted in a storage format: accumulators of 16-bit operands take no f32."""
         return tuple(v for v in self.accepted if dtype in ("f16", "bf16") or v not in NARROW_ACCUMULATORS)
 
-    def chosen(self, operator: str, value: object, dtype: str) -> object:
-        """The value accepted in a storage format that is meant: of its own type or NumPy's, so that 2.0 and True are
-        neither 2 nor 1. Raises ArgumentError."""
+    def chosen(self, operator: str, value: object, dtype: str | None = None) -> object:
+        """The value accepted in a storage format, or in any, that is meant: of its own type or NumPy's, so that 2.0 and
+        True are neither 2 nor 1. Raises ArgumentError."""
         plain = value.item() if isinstance(value, np.generic) else value
-        accepted = self.choices(dtype)
+        accepted = self.accepted if dtype is None else self.choices(dtype)
         for one in accepted:
             if type(one) is type(plain) and one == plain:
                 return one

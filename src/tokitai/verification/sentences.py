@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ..errors import DefinitionError
 from ..evidence.statement import Proof
 from ..formats import FORMATS
-from ..lang import Graph, Operator, Sizes, shape_text
+from ..lang import NARROW_ACCUMULATORS, Graph, Operator, Sizes, shape_text
 from .buffers import GUARD
 from .variant import Variant, variants
 
@@ -115,8 +115,20 @@ def non_claims(facts: Facts) -> list[str]:
         *([f"No kernel ran on an AMD device: {facts.not_run}."] if facts.target == "hip" else []),
         *([f"The suite was not run: only its case {facts.only}."] if facts.only is not None else []),
         *(["Combinations of optional inputs and options that are not listed were not run."] * others),
+        *([BY_NUMBERS] if facts.target == "cuda" and any(_has_steps(g) for g in facts.graphs) else []),
         *ALWAYS,
     ]
+
+
+BY_NUMBERS = (
+    "Products of 16-bit operands by Hopper's warpgroups were compared by numbers alone: structure runs take the other "
+    "kernels of the same plan, as hashes are no operands of a matrix unit."
+)
+
+
+def _has_steps(graph: Graph) -> bool:
+    """Whether a product is added up by a matrix unit's steps."""
+    return any(n.op == "matmul" and n.data[1] in NARROW_ACCUMULATORS for n in graph.nodes)
 
 
 RUN_WITH = "It was run with: "
