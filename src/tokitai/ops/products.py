@@ -12,6 +12,7 @@ from ..lang import matmul as product
 
 Layout = Literal["NN", "NT", "TN"]
 Accumulator = Literal["f32", "f64", "fused16"]
+WideAccumulator = Literal["f32", "f64"]  # where an operand may be f32
 
 DOMAIN = "sums of products whose partial sums stay finite in f32"
 CONTRACT = Contract(domain=DOMAIN, batched=True)

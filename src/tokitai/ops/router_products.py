@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 
 from ..lang import Contract, HardInput, Matrix, Operand, Outputs, f32, matmul, operator, outputs, storage, stored
-from .products import DOMAIN, Accumulator, hard_products, square
+from .products import DOMAIN, WideAccumulator, hard_products, square
 
 CONTRACT = Contract(domain=DOMAIN)
 
 
 @operator(contract=CONTRACT)
-def router_logits(x: Operand[storage], weight: Operand[storage], *, accumulator: Accumulator = "f32") -> Outputs:
+def router_logits(x: Operand[storage], weight: Operand[storage], *, accumulator: WideAccumulator = "f32") -> Outputs:
     """logits = x W^T in f32, whatever x and W are stored in: (tokens, features), (experts, features)."""
     return outputs(logits=stored(matmul(x, weight, "NT", accumulator), f32))
 
 
 @operator(contract=CONTRACT, backward_of=router_logits)
 def router_logits_backward_input(
-    dlogits: Operand[f32], weight: Operand[storage], *, accumulator: Accumulator = "f32"
+    dlogits: Operand[f32], weight: Operand[storage], *, accumulator: WideAccumulator = "f32"
 ) -> Outputs:
     """dx = dlogits W."""
     return outputs(dx=matmul(dlogits, weight, "NN", accumulator))
@@ -35,7 +35,7 @@ def router_logits_backward_input(
 
 @operator(contract=CONTRACT)
 def router_logits_accumulate_input(
-    total: Matrix[storage], dlogits: Operand[f32], weight: Operand[storage], *, accumulator: Accumulator = "f32"
+    total: Matrix[storage], dlogits: Operand[f32], weight: Operand[storage], *, accumulator: WideAccumulator = "f32"
 ) -> Outputs:
     """total += dlogits W, in place: the sum is taken in f32 and rounded once. What experts give back to their tokens
     and what their router does meet in it."""
@@ -44,7 +44,7 @@ def router_logits_accumulate_input(
 
 @operator(contract=CONTRACT, backward_of=router_logits)
 def router_logits_backward_weight(
-    dlogits: Operand[f32], x: Operand[storage], *, accumulator: Accumulator = "f32"
+    dlogits: Operand[f32], x: Operand[storage], *, accumulator: WideAccumulator = "f32"
 ) -> Outputs:
     """dW = dlogits^T x, a sum over all tokens."""
     return outputs(dweight=matmul(dlogits, x, "TN", accumulator))

@@ -27,7 +27,7 @@ static __attribute__((noinline)) void micro(int64_t depth, const E* left, const 
 }
 #else
 constexpr int FRACTION = 25, FLOOR = -133;
-constexpr float ABSENT = -4096.0f, ENDLESS = 4096.0f;  // the exponents of zeros, and of infinities and NaN
+constexpr float ABSENT = -4096.0f, ENDLESS = 65536.0f;  // the exponents of zeros, and of infinities and NaN, beside zeros too
 
 // The exponent of a value that is stored with a smallest one.
 INLINE float exponent_of(float x, int smallest) {
