@@ -101,6 +101,12 @@ def hard_products(left: str, right: str) -> Iterator[HardInput]:
     yield HardInput("underflow, signs", {left: tiny * [1, -1, 1, -1], right: tiny.T * 2.0**-10})
     zeros = np.array([[0.0, -0.0], [-0.0, -0.0]])
     yield HardInput("zeros of both signs", {left: zeros, right: [[0.0, -0.0, 1.0], [-0.0, -0.0, 1.0]]})
+    small = np.ldexp(1 + np.arange(48) * 37 % 128 / 128, -66)  # 0 in f16
+    yield HardInput("products near 2^-132", {left: small[None, :], right: small[::-1, None]})
+    below, least = 2.0**-24, 2.0**-14  # f16's smallest number, and its smallest normal one
+    yield HardInput(
+        "a subnormal factor of the largest product", {left: [[below, 1.5 * least]], right: [[2.0**15], [1.25 * least]]}
+    )
     special = [[1.0, np.inf, 2.0], [np.nan, 1.0, 2.0], [1.0, 2.0, 3.0]]
     yield HardInput("infinity and NaN", {left: special, right: np.eye(3)})
 

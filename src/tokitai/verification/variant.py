@@ -31,5 +31,6 @@ def variants(operator: Operator, dtype: str = "f16") -> list[Variant]:
     if every:
         found.append(Variant(frozenset()))
     for present in (every, frozenset[str]())[: 1 + (bool(every) and operator.contract.options_alone)]:
-        found += [Variant(present, ((o.name, v),)) for o in operator.options for v in o.choices(dtype) if v != o.default]
+        for o in operator.options:
+            found += [Variant(present, ((o.name, v),)) for v in o.choices(dtype) if v != o.default]
     return found
