@@ -120,7 +120,7 @@ CPU_SLIPS = SLIPS | {
 }
 SIM_SLIPS = SLIPS | {
     "a product is lost": ("if (products[k]) sum +=", "if (products[k] && k != 7) sum +="),
-    "the sum is not cut": ("if (drop > 0) size =", "if (drop > 0) size = (size & 1) + "),
+    "rounded to nearest": ("size >> drop : 0, e += drop", "(size + (1ull << drop >> 1)) >> drop : 0, e += drop"),
     "subnormal results are flushed": ("if (e + drop < -149) drop = -149 - e;", "if (e + drop < -149) return 0.0f;"),
     "elements behind k are not zero": ("INLINE P behind() { return P{}; }", "INLINE P behind() { return P{0x3C00}; }"),
 }

@@ -16,7 +16,7 @@ from ..lang import Cols, Contract, HardInput, Matrix, Operand, Outputs, col_sum,
 from .gated import textbook_silu
 from .gelu import textbook as textbook_gelu
 from .gelu import textbook_tanh
-from .products import DOMAIN, Accumulator, hard_products, square
+from .products import DOMAIN, Accumulator, hard_products, hard_steps, square
 
 Activation = Literal["none", "gelu", "gelu_tanh", "silu"]
 CONTRACT = Contract(domain=DOMAIN)
@@ -155,6 +155,8 @@ def hard_weight() -> Iterator[HardInput]:
 def hard_accumulate() -> Iterator[HardInput]:
     """The same beside a total, one of which they do not change and one that they cancel."""
     yield from square("dy", "x")
+    for name, a, b in hard_steps():
+        yield HardInput(name, dict(total=[[0.0]], dy=a, x=b))
     yield HardInput("512 and one more", dict(total=[[512.0]], dy=[[1.0]], x=[[1.0]]))
     yield HardInput("they cancel", dict(total=np.full((3, 5), -7.0), dy=np.ones((3, 7)), x=np.ones((7, 5))))
 

@@ -101,12 +101,8 @@ def hard_products(left: str, right: str) -> Iterator[HardInput]:
     yield HardInput("underflow, signs", {left: tiny * [1, -1, 1, -1], right: tiny.T * 2.0**-10})
     zeros = np.array([[0.0, -0.0], [-0.0, -0.0]])
     yield HardInput("zeros of both signs", {left: zeros, right: [[0.0, -0.0, 1.0], [-0.0, -0.0, 1.0]]})
-    small = np.ldexp(1 + np.arange(48) * 37 % 128 / 128, -66)  # 0 in f16
-    yield HardInput("products near 2^-132", {left: small[None, :], right: small[::-1, None]})
-    below, least = 2.0**-24, 2.0**-14  # f16's smallest number, and its smallest normal one
-    yield HardInput(
-        "a subnormal factor of the largest product", {left: [[below, 1.5 * least]], right: [[2.0**15], [1.25 * least]]}
-    )
+    for name, a, b in hard_steps():
+        yield HardInput(name, {left: a, right: b})
     special = [[1.0, np.inf, 2.0], [np.nan, 1.0, 2.0], [1.0, 2.0, 3.0]]
     yield HardInput("infinity and NaN", {left: special, right: np.eye(3)})
 
@@ -130,6 +126,14 @@ def hard_inputs_left() -> Iterator[HardInput]:
 def hard_inputs_right() -> Iterator[HardInput]:
     """Square ones: which operand is on the left depends on the layout."""
     yield from square("dy", "a")
+
+
+def hard_steps() -> Iterator[tuple[str, Any, Any]]:
+    """Operands that show at which exponent, and how far below it, a matrix unit cuts: of one row and one column."""
+    small = np.ldexp(1 + np.arange(48) * 37 % 128 / 128, -70)  # 0 in f16
+    yield "products near 2^-140", small[None, :], small[::-1, None]
+    below, least = 2.0**-24, 2.0**-14  # f16's smallest number, and its smallest normal one
+    yield "a subnormal factor of the largest product", [[below, 1.5 * least]], [[2.0**15], [1.25 * least]]
 
 
 def square(first: str, second: str) -> Iterator[HardInput]:
