@@ -15,22 +15,20 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from . import gpu_attention
-from .device.tensor_map import Matrix, TensorMaps
+from . import gpu_attention, gpu_products
+from .device.tensor_map import TensorMaps
 from .emit.cpp import KernelText
 from .emit.gpu_flat import ENTRY
-from .emit.gpu_pipeline import padding
-from .emit.gpu_text import emit_flat, emit_product, emit_rows, emit_scatter
+from .emit.gpu_text import emit_flat, emit_rows, emit_scatter
 from .errors import TargetMissingError
 from .kernel import Array, Identity, KernelBase, Scalars
-from .lang import MATRICES, OPERANDS, Graph, Operator, Sizes
+from .lang import Graph, Operator, Sizes
 from .lower import AttentionPlan, FlatPlan, Plan, ProductPlan, ScatterPlan, gpu_product, gpu_scatter, make_plan
 from .lower import gpu as layout
 from .lower import gpu_attention as walks
 from .lower.gpu import CHUNK, FEW_SPILLS, FEW_SPILLS_OF_LONG, LONGEST_JOINED, FlatSchedule, Schedule, Step
 from .lower.gpu_product import Tiling
 from .lower.rowwise import RowPlan, plan_rows
-from .lower.scalars import rounded_scalars
 
 Edit = Callable[[str], str]
 T = TypeVar("T")
@@ -148,12 +146,7 @@ class GpuKernel(KernelBase):
         if isinstance(self.plan, AttentionPlan):
             return gpu_attention.workspace_bytes(self, Sizes.of(shapes[0]))
         if isinstance(self.plan, ProductPlan):
-            size = Sizes.of(shapes[0])
-            most, every = threads or gpu_product.MOST_UNITS, {self.tiling(self.plan, size, 1, m) for m in (False, True)}
-            fused = self.plan.accumulator == "fused16" and not self.structure
-            if fused and self.target.warpgroups and gpu_product.pipelines(self.plan):
-                every.add(gpu_product.tiling_of(self.plan, size, 8, True, pipeline=True))
-            return max(gpu_product.workspace_bytes(self.plan, t, size, self.structure, most) for t in every)
+            return gpu_products.workspace_bytes(self, Sizes.of(shapes[0]), threads)
         assert isinstance(self.plan, RowPlan)
         return element * layout.workspace_elements(self.plan, *shapes[0])
 
@@ -231,69 +224,7 @@ class GpuKernel(KernelBase):
             return *gpu_attention.launches(self, addresses, sizes), [], None
         if not isinstance(self.plan, ProductPlan):
             return *self._rows(addresses, sizes, *shape, entries), [], None
-        plan, of_operands, k = self.plan, [], 4
-        for (space, size), address in zip(self.tensor_sizes, addresses, strict=True):
-            if space in OPERANDS:  # row strides, and from one product of a batch to the next
-                of_operands += [(address, sizes[k], size), (address, sizes[k + 1], size)]
-            k += 2 * (space in MATRICES)
-        whole = Sizes(sizes[0], sizes[1], sizes[2], sizes[3], self.graph.ragged)
-        fused = plan.accumulator == "fused16"
-        matrix = self.target.fused_units if fused else plan.accumulator == "f64" and self.target.matrix_units
-        anywhere = any(space in OPERANDS and space[1] == whole.ragged for space, _ in self.tensor_sizes)
-        width = 1 if anywhere else self.width(*zip(*of_operands, strict=True))  # groups may begin at any element
-        pipeline = self._fed_by_boxes(plan, whole, addresses, sizes)
-        wished = pipeline or self.tiling(plan, whole, width, matrix)
-        if wished not in self.settled_tilings:
-            every = gpu_product.fallbacks(plan, wished)
-            self.settled_tilings[wished] = self.without_spills(every, partial(emit_product, plan))
-        tiling = self.settled_tilings[wished]
-        most = threads or gpu_product.MOST_UNITS
-        steps = gpu_product.product_steps(tiling, whole, most, len(plan.products))
-        maps = self._maps(plan, tiling, whole, sizes) if tiling.stages else None
-        return self.programs[tiling][0], steps, [gpu_product.together(tiling, whole, most)], maps
-
-    def _fed_by_boxes(
-        self, plan: ProductPlan, whole: Sizes, addresses: Sequence[int], sizes: Sequence[int]
-    ) -> Tiling | None:
-        """The tiling for warpgroups, where the device has them, and its copy engine can read the operands."""
-        if plan.accumulator != "fused16" or self.structure or not self.target.warpgroups:
-            return None
-        if min(whole[0], whole[1], whole.inner) == 0 or max(*whole, whole.inner, whole.batch) >= 2**31:
-            return None
-        strides = self._operands(sizes)
-        if any(s % 8 for pair in strides.values() for s in pair) or any(addresses[i] % 16 for i in strides):
-            return None
-        if not gpu_product.pipelines(plan):
-            return None
-        tiling = gpu_product.tiling_of(plan, whole, 8, True, pipeline=True)
-        tiles = gpu_product.tiles_of(tiling, whole) * gpu_product.chains_of(whole)
-        return tiling if tiles < 2**31 else None
-
-    def _operands(self, sizes: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """For the place of each operand among the tensors, its row stride and that from product to product."""
-        found, k = {}, 4
-        for i, (space, _) in enumerate(self.tensor_sizes):
-            if space in OPERANDS:
-                found[i] = (sizes[k], sizes[k + 1])
-            k += 2 * (space in MATRICES)
-        return found
-
-    def _maps(self, plan: ProductPlan, tiling: Tiling, whole: Sizes, sizes: Sequence[int]) -> TensorMaps:
-        """The tensor maps of the left operand, then of the right ones."""
-        strides, names = self._operands(sizes), [t.name for t in self.graph.inputs]
-        matrices = []
-        for node, tile in ((plan.left, tiling.rows), *((n.args[1], tiling.cols) for n in plan.products)):
-            place = names.index(str(node.data[0]))
-            row, batch = strides[place]
-            lines = whole[0] if "r" in str(node.space) else whole[1]
-            along_k = str(node.space)[1] == "k"
-            inner, outer = (whole.inner, lines) if along_k else (lines, whole.inner)
-            sides = (inner, outer, whole.batch if batch else 1)
-            box = (64, tile) if along_k else (64, 64)
-            matrices.append((place, Matrix(str(node.data[1]), sides, (row, batch or 8), box)))
-        numbers = 4 + 2 * self.matrices + self.whole_count
-        words = padding(len(self.tensor_sizes), numbers, len(rounded_scalars(self.graph)))
-        return TensorMaps(tuple(matrices), 8 * words)
+        return gpu_products.launches(self, addresses, sizes, threads)
 
     def without_spills(
         self, tilings: Iterable[T], emit: Callable[[T], KernelText], few: int = 0, names: Sequence[str] = ("work",)
