@@ -28,8 +28,8 @@ ORDER = (
     {"toolchain"},
     {"device"},
     {
-        "kernel", "gpu_attention", "gpu_kernel", "gpu_matrix", "gpu_targets", "gpu_card", "gpu_call", "gpu_checks",
-        "gpu_recipe", "gpu_lists", "gpu_source", "binding", "call_again", "call_checks", "call_layout",
+        "kernel", "gpu_attention", "gpu_kernel", "gpu_matrix", "gpu_products", "gpu_targets", "gpu_card", "gpu_call",
+        "gpu_checks", "gpu_recipe", "gpu_lists", "gpu_source", "binding", "call_again", "call_checks", "call_layout",
         "call_list", "call",
         "call_attention", "call_grouped", "call_product", "routing", "experts",
     },
