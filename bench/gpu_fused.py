@@ -12,6 +12,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ def misaligned(x: Any) -> Any:
     return torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape).copy_(x)
 
 
+def by_other_kernels(op: Any, operands: tuple[Any, ...], *more: Any, **words: Any) -> Any:
+    """The result on operands that only the kernels for any address read."""
+    return op(*map(misaligned, operands), *more, **words, **FUSED)
+
+
+def by_torch(operands: tuple[Any, ...], ends: Any) -> Any:
+    """torch's product in groups."""
+    left, right = operands
+    return torch._grouped_mm(left, right, offs=ends)
+
+
 def products(dtype: str) -> Iterator[Case]:
     """(what, operations, ours, ours by other kernels, the peer's) of dense products in every layout."""
     for m, n, k in SIZES:
@@ -50,15 +62,15 @@ def products(dtype: str) -> Iterator[Case]:
             out, other = (torch.empty(m, n, device="cuda", dtype=TORCH[dtype]) for _ in range(2))
             yield (
                 f"{m} x {n} x {k}, {layout}", 2.0 * m * n * k,
-                lambda a=a, b=b, layout=layout, out=out: ops.matmul(a, b, layout=layout, out=out, **FUSED),
-                lambda a=a, b=b, layout=layout: ops.matmul(misaligned(a), misaligned(b), layout=layout, **FUSED),
-                lambda left=left, right=right, other=other: torch.mm(left, right, out=other),
+                partial(ops.matmul, a, b, layout=layout, out=out, **FUSED),
+                partial(by_other_kernels, ops.matmul, (a, b), layout=layout),
+                partial(torch.mm, left, right, out=other),
             )  # fmt: skip
 
 
 def groups(dtype: str) -> Iterator[Case]:
     """The same of products in groups of about as many rows."""
-    counts = torch.distributions.Multinomial(ROWS, torch.ones(EXPERTS)).sample().long()
+    counts = torch.randint(EXPERTS, (ROWS,)).bincount(minlength=EXPERTS)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).cuda()
     ends = offsets[1:].to(torch.int32)
     x, w = noise(ROWS, FEATURES, dtype=dtype), noise(EXPERTS, HIDDEN, FEATURES, dtype=dtype)
@@ -71,9 +83,9 @@ def groups(dtype: str) -> Iterator[Case]:
     for what, op, given, peer in made:
         yield (
             what, work,
-            lambda op=op, given=given: op(*given, offsets, check=False, **FUSED),
-            lambda op=op, given=given: op(*map(misaligned, given), offsets, **FUSED),
-            lambda peer=peer: torch._grouped_mm(*peer, offs=ends),
+            partial(op, *given, offsets, check=False, **FUSED),
+            partial(by_other_kernels, op, given, offsets),
+            partial(by_torch, peer, ends),
         )  # fmt: skip
 
 
@@ -89,14 +101,14 @@ def layers(dtype: str) -> Iterator[Case]:
     for what, more, words in made:
         yield (
             f"{m} x {n} x {k} with {what}; peer: bare", 2.0 * m * n * k,
-            lambda more=more, words=words: ops.linear(x, w, *more, **words, **FUSED),
-            lambda more=more, words=words: ops.linear(misaligned(x), misaligned(w), *more, **words, **FUSED),
-            lambda: ops.linear(x, w, **FUSED),
+            partial(ops.linear, x, w, *more, **words, **FUSED),
+            partial(by_other_kernels, ops.linear, (x, w), *more, **words),
+            partial(ops.linear, x, w, **FUSED),
         )  # fmt: skip
     yield (
         f"{m} x {n} x {k} with bias; peer: F.linear", 2.0 * m * n * k,
-        lambda: ops.linear(x, w, bias, **FUSED), lambda: ops.linear(misaligned(x), misaligned(w), bias, **FUSED),
-        lambda: F.linear(x, w, bias),
+        partial(ops.linear, x, w, bias, **FUSED), partial(by_other_kernels, ops.linear, (x, w), bias),
+        partial(F.linear, x, w, bias),
     )  # fmt: skip
 
 
