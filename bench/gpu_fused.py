@@ -2,8 +2,8 @@
 
 CUDA graphs, medians, both in one run. cuBLAS multiplies the same f16 or bf16 operands; groups are beside
 `torch._grouped_mm`, and layers beside the bare product. Each result is first held, to the bit, against our kernels that
-take any address. Figures are added to bench/results/gpu_fused.jsonl, or to --out, and bench/results/gpu_fused.md is
-written from the last run in it.
+take any address. torch multiplies groups of f16 in no graph, so groups are timed in bf16. Figures are added to
+bench/results/gpu_fused.jsonl, or to --out; --page writes what that file holds as a table to bench/results/gpu_fused.md.
 """
 
 from __future__ import annotations
@@ -117,19 +117,43 @@ def differ(x: Any, y: Any) -> int:
     return int((x.view(torch.int16) != y.view(torch.int16)).sum())
 
 
+def page(records: list[dict[str, Any]]) -> str:
+    """The newest figures of each product as a table."""
+    newest = {(r["dtype"], r["what"]): r for r in records}
+    (where,) = {(r["device"], r["driver"], r["torch"]) for r in newest.values()}
+    head = (
+        "# Products by matrix units\n\n"
+        f"{where[0]}, driver {where[1]}, PyTorch {where[2]}; {max(r['date'] for r in records)[:10]}.\n\n"
+        "Written by `python -m bench.gpu_fused --page`. Tflop/s in CUDA graphs, medians, ours and the peer's in one\n"
+        "run: cuBLAS, `torch._grouped_mm`, or what is named. Bits: elements in which our kernels for aligned operands\n"
+        "differ from those for any address, and from the peer (which adds k beyond 4096 as one chain).\n\n"
+        "| format | product | tokitai | peer | ratio | differ | from the peer |\n|---|---|--:|--:|--:|--:|--:|\n"
+    )
+    rows = (
+        f"| {dtype} | {what} | {r['tflops']['tokitai']:.0f} | {r['tflops']['peer']:.0f} | {r['of_peer']:.2f} | "
+        f"{r['differ']} | {'' if r['differ_from_peer'] is None else r['differ_from_peer']} |"
+        for (dtype, what), r in newest.items()
+    )
+    return head + "\n".join(rows) + "\n"
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_fused", description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
+    if options.page:
+        RESULTS.with_suffix(".md").write_text(page([json.loads(line) for line in options.out.open()]))
+        return
     target = target_named("cuda")
     assert isinstance(target, CudaTarget)
     if not target.warpgroups:
         raise SystemExit(f"{target.device.arch}: no warpgroups with the bits of fused16; accepted: a Hopper GPU")
     torch.manual_seed(0)
     for dtype in ("bf16", "f16"):
-        for make in (products, groups, layers):
+        for make in (products, groups, layers) if dtype == "bf16" else (products, layers):
             for what, work, ours, others, peer in make(dtype):
                 apart = differ(ours(), others())
                 from_peer = None if "bare" in what else differ(ours(), peer())

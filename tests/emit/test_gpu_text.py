@@ -256,6 +256,7 @@ def test_products_by_steps_compile(arch: str, matrix: bool) -> None:
         kernel.launch_raw([0] * len(kernel.tensor_sizes), sizes, [(rows, rows)], np.zeros(64, np.uint64), 0, place=0)
     made = [program.artifact for program, _ in kernel.programs.values()]  # type: ignore[attr-defined]
     assert len(made) == (3 if matrix else 2)
+    assert built(op, "bf16", arch, v=IN_STEPS, structure=True, rows=1850, cols=1856)
     assert all(("mma.sync" in a.read_ptx()) is matrix for a in made)
 
 

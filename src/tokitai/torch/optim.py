@@ -277,7 +277,7 @@ def _finite(grads: list[Tensor]) -> Tensor:
             largest = torch.nn.utils.get_total_norm(some, math.inf)
             whole: Any = largest.full_tensor() if _is_sharded(largest) else largest  # type: ignore[attr-defined]
             flags.append(whole.isfinite())
-    return functools.reduce(torch.logical_and, flags, torch.ones((), dtype=torch.bool))
+    return functools.reduce(torch.logical_and, flags) if flags else torch.ones((), dtype=torch.bool)
 
 
 @torch.no_grad()
