@@ -9,6 +9,7 @@ is shown is the text's bits and structure, and that the code of the architecture
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from .device.hip import probe
@@ -36,6 +37,7 @@ class HipTarget:
     shared_bytes = 0  # that launches may ask for: there are no copies that go on by themselves
     matrix_units = False
     fused_units = warpgroups = False
+    entered = nullcontext
 
     def __init__(
         self, arch: str, fma: bool, compiler: str | None = None, inspect: bool = True, f64: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -63,6 +64,9 @@ class Target(Protocol):
     @property
     def fused_units(self) -> bool:
         """Whether there are matrix units of 16-bit operands whose steps are those of ``fused16``."""
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Make the device's context the current one of this thread, and the caller's again afterwards."""
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
         """Compile a text, or take it from the build cache, and load it."""

@@ -113,4 +113,4 @@ def _maps(kernel: GpuKernel, plan: ProductPlan, tiling: Tiling, whole: Sizes, st
         matrices.append((place, Matrix(str(node.data[1]), sides, (row, batch or 8), box)))
     numbers = 4 + 2 * kernel.matrices + kernel.whole_count
     words = padding(len(kernel.tensor_sizes), numbers, len(rounded_scalars(kernel.graph)))
-    return TensorMaps(tuple(matrices), 8 * words)
+    return TensorMaps(tuple(matrices), 8 * words, kernel.target.entered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -51,6 +52,10 @@ class CudaTarget:
         from .gpu_matrix import warpgroups_take_fused_steps
 
         return self.fused_units and warpgroups_take_fused_steps(self.device)
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Make the device's context the current one of this thread, and the caller's again afterwards."""
+        return self.device.entered()
 
     def describe(self) -> dict[str, Any]:
         """The card, as certificates show it."""
@@ -172,6 +177,7 @@ class SimTarget:
     name = "sim"
     shared_bytes = 227 << 10  # as a block may have on sm_90
     fused_units = warpgroups = False
+    entered = nullcontext  # there is none to enter
 
     def __init__(
         self, compiler: str | None = None, warp: int = 32, hip: bool = False, matrix_units: bool = False

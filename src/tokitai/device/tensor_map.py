@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -57,6 +58,7 @@ class TensorMaps:
 
     matrices: tuple[tuple[int, Matrix], ...]  # which tensor, and what it is
     padding: int
+    entered: Callable[[], AbstractContextManager[None]]  # makes the device's context the current one
     known: dict[tuple[int, ...], bytes] = field(default_factory=dict, compare=False)
 
     @property
@@ -71,6 +73,7 @@ class TensorMaps:
         if found is None:
             if len(self.known) >= MOST_KNOWN:
                 self.known.clear()
-            maps = (m.encoded(a) for (_, m), a in zip(self.matrices, key, strict=True))
+            with self.entered():
+                maps = [m.encoded(a) for (_, m), a in zip(self.matrices, key, strict=True)]
             found = self.known[key] = b"".join(maps) + bytes(self.padding)
         return found

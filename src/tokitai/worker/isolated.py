@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -215,6 +216,7 @@ class _Elsewhere:
 
     warp, shared_bytes = 32, 0
     fused_units = warpgroups = False
+    entered = nullcontext
     matrix_units = False  # that is for the other process to say
 
     def __init__(self, name: str) -> None:
