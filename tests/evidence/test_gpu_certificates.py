@@ -54,6 +54,27 @@ def test_a_certificate_of_a_card_holds(op: Operator, dtype: str) -> None:
     assert {k["structure"] for k in predicate["kernels"]} == {False, True}
 
 
+# Products whose blocks are reduced by a matrix unit's steps.
+STEPS = FOLDER.parent / "fused16"
+TAKE_STEPS = [o for o in registry().values() if any("fused16" in p.accepted for p in o.options)]
+IN_STEPS = [(o, f) for o in TAKE_STEPS for f in ("f16", "bf16")]
+
+
+def test_there_is_a_certificate_of_steps_for_every_product() -> None:
+    assert {p.name for p in STEPS.glob("*.json")} == {f"{o.name}.{fmt}.cuda.json" for o, fmt in IN_STEPS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "dtype"), IN_STEPS, ids=names)
+def test_a_certificate_of_steps_holds(op: Operator, dtype: str) -> None:
+    path = STEPS / f"{op.name}.{dtype}.cuda.json"
+    assert recheck(path, op, SAMPLE) == []
+    predicate = json.loads(path.read_text())["predicate"]
+    assert (predicate["dtype"], predicate["target"], predicate["verdict"]) == (dtype, "cuda", "verified")
+    assert predicate["plan"]["accumulator"] == "fused16"
+    assert any("Hopper's warpgroups were compared by numbers alone" in s for s in predicate["non_claims"])
+
+
 # ------------------------------------------------------------------ the check itself
 Made = tuple[Operator, Path]
 

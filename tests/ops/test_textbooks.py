@@ -23,7 +23,7 @@ EVERY = [
     pytest.param(op, dtype, v, id=f"{op.name} {dtype}{v.flags(op)}")
     for op in ops.registry().values()
     for dtype in op.contract.formats
-    for v in variants(op)
+    for v in variants(op, dtype)
 ]
 
 

@@ -15,7 +15,9 @@ constexpr bool ENDS_EARLY = false;
 #endif
 constexpr int DEPTH = PLAN_DEPTH * 4 / int(sizeof(E));  // products along k in a slab
 constexpr int SLAB = DEPTH * (ROWS + PRODUCTS * COLS);  // accumulators in the slabs of all operands
-#if TOKITAI_HIP  // clang reads whole slabs into registers otherwise
+#if TOKITAI_HIP && defined(ACCUMULATORS_FUSED)
+constexpr int AT_ONCE = UNIT_STEP;
+#elif TOKITAI_HIP  // clang reads whole slabs into registers otherwise
 constexpr int AT_ONCE = 2;
 #else
 constexpr int AT_ONCE = least<int>(PLAN_UNROLLED, DEPTH);
