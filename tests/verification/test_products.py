@@ -88,7 +88,7 @@ def test_in_a_worker_process() -> None:
             verdict = verify(ops.matmul, dtype="f16", variant=PLAIN, case=case, pool=pool)
             assert (verdict.verdict, [r.id for r in verdict.results]) == ("verified", [case]), verdict.failure
         kernels = pool.counts.started
-        with pytest.raises(UnavailableError, match="not offered for products, tables"):
+        with pytest.raises(UnavailableError, match="not offered for products and tables"):
             call(pool, ops.matmul, np.ones((2, 3), np.float32), np.ones((3, 4), np.float32), beta=0.0)
         assert pool.counts.started == kernels
 
