@@ -78,11 +78,15 @@ def shapes_of(operator: Operator, asked: Sequence[tuple[int, int]] | None) -> li
     return [(shape,) for shape in asked]
 
 
+def timed(operator: Operator) -> list[str]:
+    """The optional tensors with which an operator is timed: not a f32 copy of weights or a gradient that is added to,
+    which are another operator's work, nor weights of classes, which its counterparts do not take."""
+    return [t.name for t in operator.tensors if t.optional and t.name not in ("master", "dtable", "weight")]
+
+
 def workload(operator: Operator, dtype: str, shapes: tuple[tuple[int, int], ...]) -> Workload:
-    """Inputs for one operator. An optional f32 copy of the weights is left out, and a gradient that is added to:
-    they are another operator's work."""
-    present = [t.name for t in operator.tensors if t.optional and t.name not in ("master", "dtable")]
-    kernel = compile(operator, "cpu", dtype, present)
+    """Inputs for one operator, of its optional tensors those that `timed` names."""
+    kernel = compile(operator, "cpu", dtype, timed(operator))
     shapes = tuple(cases.in_groups(kernel.graph, s) for s in shapes)
     scalars = _scalars(operator, shapes)
     tensors = {t.name: [_draw(operator, t, s, SEED + i) for i, s in enumerate(shapes)] for t in kernel.graph.inputs}
