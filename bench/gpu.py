@@ -20,8 +20,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from tokitai.bench import held
-from tokitai.bench.workload import timed
+from tokitai.bench import held, workload
 from tokitai.errors import TokitaiError
 from tokitai.gpu_kernel import GpuKernel
 from tokitai.gpu_targets import CudaTarget, target_named
@@ -94,7 +93,7 @@ def measure(
 ) -> dict[str, Any]:  # fmt: skip
     """One record; with another way to choose a schedule, other blocks of rows, and without peers, where asked."""
     op = registry()[name]
-    graph = op.trace(dtype, timed(op))
+    graph = op.trace(dtype, workload.timed(op))
     kernel = GpuKernel(op, graph, make_plan(graph), False, target)
     if block is not None and isinstance(kernel.plan, RowPlan):
         kernel.plan = replace(kernel.plan, block=block)
