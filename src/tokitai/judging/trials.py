@@ -116,7 +116,8 @@ def _drawn(ask: Ask, how: str, shape: tuple[int, int], number: int) -> Trial:
     operator = ask.operator
     rng = rng_for(ask.seed, "trial", str(number), how)
     free = [o for o in operator.options if o.name in ask.free and o.name not in ask.options]
-    chosen: dict[str, object] = {o.name: o.accepted[int(rng.integers(len(o.accepted)))] for o in free}
+    offered = {o.name: o.choices(ask.dtype) for o in free}
+    chosen: dict[str, object] = {name: some[int(rng.integers(len(some)))] for name, some in offered.items()}
     switches = [n for n in operator.contract.switches if n not in ask.options]
     chosen |= {n: bool(number >> place & 1) for place, n in enumerate(switches)}  # neighbours differ
     graph = ask.graph(chosen)

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import TokitaiError
 from ..formats import format_of
 from ..gpu_kernel import gpu_plan
-from ..lang import Graph, Operator, Sizes, shape_text
+from ..lang import NARROW_ACCUMULATORS, Graph, Operator, Sizes, shape_text
 from ..lower import AttentionPlan, Plan, ProductPlan, make_plan
 from ..meaning.derivative import check_backward
 from ..toolchain import build, hip, nvrtc
@@ -220,7 +220,7 @@ def _facts(
     derivative: list[tuple[str, float, float]] = []
     said = any(line.startswith("At the sampled points ") for line in predicate["claims"])
     if operator.backward_of is not None and (said if stated is None else only is None) and not predicate["failure"]:
-        derivative = _derivative(operator, operator.backward_of, predicate["dtype"])
+        derivative = _derivative(operator, operator.backward_of, predicate["dtype"], graphs)
         if stated is None:  # whose points were others: the figures are as they say
             derivative = _as_said(predicate["claims"], derivative)
     device = predicate["device"]
@@ -247,9 +247,11 @@ def _not_run(predicate: Predicate) -> str:
     return next((s[len(start) : -1] for s in predicate["non_claims"] if s.startswith(start)), "")
 
 
-def _derivative(operator: Operator, forward: Operator, dtype: str) -> list[tuple[str, float, float]]:
+def _derivative(
+    operator: Operator, forward: Operator, dtype: str, graphs: Sequence[Graph]
+) -> list[tuple[str, float, float]]:
     try:
-        return list(derivatives(operator, forward, format_of(dtype).name))
+        return list(derivatives(operator, forward, format_of(dtype).name, graphs))
     except TokitaiError:
         return []
 
@@ -269,8 +271,13 @@ def _as_said(claims: Sequence[str], here: Sequence[tuple[str, float, float]]) ->
     return [(m[1], float(m[2]), float(m[3])) for m in found]
 
 
-def derivatives(operator: Operator, forward: Operator, dtype: str) -> Iterator[tuple[str, float, float]]:
-    """How far each result of a backward pass is from the derivative of the forward one, and what rounding explains."""
+def derivatives(
+    operator: Operator, forward: Operator, dtype: str, graphs: Sequence[Graph]
+) -> Iterator[tuple[str, float, float]]:
+    """How far each result of a backward pass is from the derivative of the forward one, and what rounding explains. Every
+    option has each of its values in turn; accumulators of 16-bit operands are those with which ``graphs`` were run."""
     both = [o for o in operator.options if any(o.name == other.name for other in forward.options)]
-    for options in [{}, *({o.name: v} for o in both for v in o.accepted if v != o.default)]:
+    others = [(o.name, v) for o in both for v in o.accepted if v != o.default]
+    run = [(n, v) for n, v in others if v not in NARROW_ACCUMULATORS or any(g.options.get(n) == v for g in graphs)]
+    for options in [{}, *({n: v} for n, v in run)]:
         yield from check_backward(operator, forward, dtype, (5, 7), seed=1, options=options)

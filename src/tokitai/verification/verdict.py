@@ -350,7 +350,7 @@ def _add(verdict: Verdict, operator: Operator, v: Variant, result: CaseResult, p
 
 
 def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: str) -> None:
-    verdict.derivative += derivatives(operator, forward, dtype)
+    verdict.derivative += derivatives(operator, forward, dtype, [k.graph for k in verdict.kernels])
     for name, error, explained in verdict.derivative:
         if not error <= explained:
             verdict.failure = (
