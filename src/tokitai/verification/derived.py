@@ -274,8 +274,8 @@ def _as_said(claims: Sequence[str], here: Sequence[tuple[str, float, float]]) ->
 def derivatives(
     operator: Operator, forward: Operator, dtype: str, graphs: Sequence[Graph]
 ) -> Iterator[tuple[str, float, float]]:
-    """How far each result of a backward pass is from the derivative of the forward one, and what rounding explains. Every
-    option has each of its values in turn; accumulators of 16-bit operands are those with which ``graphs`` were run."""
+    """How far each result of a backward pass is from the derivative of the forward one, and what rounding explains.
+    Every option has each of its values in turn; accumulators of 16-bit operands are those that ``graphs`` have."""
     both = [o for o in operator.options if any(o.name == other.name for other in forward.options)]
     others = [(o.name, v) for o in both for v in o.accepted if v != o.default]
     run = [(n, v) for n, v in others if v not in NARROW_ACCUMULATORS or any(g.options.get(n) == v for g in graphs)]
