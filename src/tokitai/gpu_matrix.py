@@ -219,7 +219,7 @@ def _source(text: str, smallest: int) -> Source:
 
 
 def takes_fused_steps(device: Any) -> bool:
-    """Whether every one of four million steps, half of f16 and half of bf16, has the bits of ``fused16``."""
+    """Whether every one of eight million steps, half of f16 and half of bf16, has the bits of ``fused16``."""
     if device.arch not in FUSED_ARCHITECTURES:
         return False
     return all(_none_wrong(device, fused_source(FORMATS[f].emin)) for f in ("f16", "bf16"))
