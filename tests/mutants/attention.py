@@ -15,13 +15,16 @@ SLIPS = {
     "one key more is seen by sums over queries": (r"c \+ i < limit\[k\]; \+\+i", "c + i <= limit[k]; ++i"),
     "a maximum takes what is behind the last key": (r"if \(lines == LINES\)", "if (true)"),
     "a group's last keys are not padded": (
-        r"for \(int64_t i = count \* NR; i < GROUP", "for (int64_t i = GROUP * NR; i < GROUP",
+        r"for \(int64_t i = count \* NR; i < GROUP",
+        "for (int64_t i = GROUP * NR; i < GROUP",
     ),
     "a group's keys are added in another order": (
-        r"add\(term\(0\), term\(1\)\), add\(term\(2\), term\(3\)\)", "add(term(0), term(2)), add(term(1), term(3))",
+        r"add\(term\(0\), term\(1\)\), add\(term\(2\), term\(3\)\)",
+        "add(term(0), term(2)), add(term(1), term(3))",
     ),
     "groups are added as they come": (
-        r"for \(int64_t k = n; k & 1; k /= 2, \+\+level\)", "for (int64_t k = n; k; k = 0)",
+        r"for \(int64_t k = n; k & 1; k /= 2, \+\+level\)",
+        "for (int64_t k = n; k; k = 0)",
     ),
     "the keys behind the last one that is seen are left out": (r": hidden\(place, lines\)", ": void()"),
     "nothing is what the chain began with": (r"tiles\[i \* NR \+ j\] = nothing\(\)", "(void)j"),
@@ -31,7 +34,8 @@ SLIPS = {
     "sums of chains of queries are not joined": ("whole = rows > CHAIN &&", "whole = rows > CHAIN && false &&"),
     "the line behind is weighed": (r"chain\(left\[i \* ACROSS\], b\[j\]", "chain(left[(i + 1) % MR * ACROSS], b[j]"),
     "keys that no query sees are stored as they are": (
-        r"for \(int i = 0; c >= seen && i", "for (int i = 0; false && i",
+        r"for \(int i = 0; c >= seen && i",
+        "for (int i = 0; false && i",
     ),
     "results lie one row off": (r"store\(out \+ r \* stride", "store(out + (r - (r > 0)) * stride"),
 }

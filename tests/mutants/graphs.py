@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from tokitai.lang import Function, Graph, Node
 
 ORDERED = {"sub", "div", "lt", "le"}
@@ -72,6 +74,9 @@ def _wrong(n: Node) -> Iterator[tuple[str, Node]]:
             yield "all columns are met", dataclasses.replace(n, args=a[:2])
     if n.op == "row_sum":
         yield "a maximum instead", dataclasses.replace(n, op="row_max")
+    if n.op == "row_max":
+        yield "a sum instead", dataclasses.replace(n, op="row_sum")
+        yield "the smallest instead", _smallest(n)
     if n.op in ("gather", "scatter_sum"):
         index = a[1]
         for entry in (0, 1):  # a table that is drawn has two at least
@@ -99,6 +104,12 @@ def _wrong(n: Node) -> Iterator[tuple[str, Node]]:
             yield f"inside {n.body.name}, {what}", dataclasses.replace(n, data=(body.name,), body=body)
 
 
+def _smallest(n: Node) -> Node:
+    """The smallest element of each row, negated: the largest of the negated elements."""
+    (a,) = n.args
+    return dataclasses.replace(n, args=(Node("neg", (a,), a.space, a.type),))
+
+
 def _whole(value: int, like: Node) -> Node:
     """A whole number for every row: an index must be one a row, so it is made of one."""
     zero = Node("int_sub", (like, like), like.space, like.type, exact=True)
@@ -107,7 +118,10 @@ def _whole(value: int, like: Node) -> Node:
 
 
 def _another(constant: float) -> float:
-    return constant + 0.5 if math.isfinite(constant) else 0.0
+    """Another f32 number: to one of 2^23 and more, adding a half can change nothing."""
+    if not math.isfinite(constant):
+        return 0.0
+    return constant + 0.5 if np.float32(constant + 0.5) != np.float32(constant) else 2 * constant
 
 
 def _wrong_bodies(f: Function) -> Iterator[tuple[str, Node]]:
