@@ -18,7 +18,7 @@ from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
 from tokitai.kernel import Identity, is_attention, is_product
 from tokitai.lang import Operator
 from tokitai.lower import AttentionPlan, ProductPlan, make_plan
-from tokitai.lower.gpu import Step
+from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry
 from tokitai.toolchain import hip
 from tokitai.toolchain.amd_asm import read_ir
@@ -100,9 +100,9 @@ def parameters(op: Operator) -> list[str]:
     return [p.name for p in op.params]
 
 
-def spilled(made: list[hip.HipArtifact]) -> dict[str, int]:
-    """Vector registers spilled into scratch memory, by kernel, where there are any."""
-    return {name: r.spills for a in made for name, r in a.resources.items() if r.spills}
+def spilled(made: list[hip.HipArtifact], few: int = 0) -> dict[str, int]:
+    """Bytes of vector registers that a lane spills into scratch memory, by kernel, where there are more than a few."""
+    return {name: 4 * r.spills for a in made for name, r in a.resources.items() if 4 * r.spills > few}
 
 
 def names(value: object) -> str:
@@ -164,8 +164,9 @@ IN_ROWS = [o for o in EVERY if not make_plan(o.trace("f16")).flat]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "arch"), [(o, ARCHITECTURES[i % 5]) for i, o in enumerate(IN_ROWS)], ids=names)
-def test_long_rows_fit_into_registers(op: Operator, arch: str) -> None:
-    assert spilled(built(op, "f16", arch, cols=min(LONG, op.contract.max_cols))) == {}
+def test_long_rows_spill_no_more_than_a_schedule_may(op: Operator, arch: str) -> None:
+    """A call takes a schedule of fewer registers where more is spilled than this; the last one keeps to it too."""
+    assert spilled(built(op, "f16", arch, cols=min(LONG, op.contract.max_cols)), FEW_SPILLS) == {}
 
 
 @pytest.mark.slow
