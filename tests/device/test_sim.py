@@ -95,6 +95,11 @@ KERNEL(vectors, 256, 1) {
 KERNEL(stores, 256, 1) {
   if (thread_index() == 6) store8(reinterpret_cast<char*>(call.y) + call.n, Words8{{1, 2}});
 }
+KERNEL(outside, 256, 1) {
+  float kept[8];
+  for (int i = 0; i < 8; ++i) kept[i] = call.x[i];
+  call.y[thread_index()] = kept[call.n + thread_index() / 128];
+}
 KERNEL(halved, 256, 1) { call.y[thread_index()] = mul(call.x[thread_index()], 0.5f); }
 """
 
@@ -237,6 +242,21 @@ def test_a_misaligned_access_is_told(kernels: LoadedSim) -> None:
         with pytest.raises(KernelFaultError, match=wrong):
             launch(kernels, "vectors", x[start:], n=offset)
     assert found[:4].tolist() == [start + 4, start + 5, start + 6, start + 7]
+    with pytest.raises(KernelFaultError, match="thread 6 accesses 8 bytes"):
+        launch(kernels, "stores", x, n=4)
+    assert launch(kernels, "halved", np.arange(256, dtype=np.float32))[9] == 4.5, "the next launch works"
+
+
+def test_an_index_outside_an_array_is_told(kernels: LoadedSim) -> None:
+    """Of registers, or of memory within a struct: on a card it may be anything, here it is another variable."""
+    x = noise()
+    assert launch(kernels, "outside", x, n=6)[128] == x[7]
+    for n in (7, 8):
+        wrong = (
+            rf"^sim_test.cpp:\d+, block 0: the index of thread {128 * (n == 7)} lies outside an array of type 'float"
+        )
+        with pytest.raises(KernelFaultError, match=wrong):
+            launch(kernels, "outside", x, n=n)
     with pytest.raises(KernelFaultError, match="thread 6 accesses 8 bytes"):
         launch(kernels, "stores", x, n=4)
     assert launch(kernels, "halved", np.arange(256, dtype=np.float32))[9] == 4.5, "the next launch works"

@@ -172,6 +172,10 @@ WRONG: dict[str, tuple[Operator, Edit]] = {
     ),
     "a sum where a maximum is": (ranged, Edit(r"along_row<Most,", "along_row<Add,")),
     "a chunk further": (ranged, Edit(r"\+ v \* STEP", "+ v * CHUNK")),
+    "the same row as next": (get("softmax"), Edit(r"least\(r \+ grid_size\(\) \* ROWS, rows - 1\)", "r")),
+    "an element behind the registers": (
+        get("softmax"), Edit(r"e < CHUNK; (\+\+e\) \{\s*const int c = c0 \+ e;)", r"e <= CHUNK; \1"),
+    ),
 }  # fmt: skip
 LINE = re.compile(r"tokitai verify \w+ --device sim --dtype f16 --case '(structure/[^']*)': (.*)")
 

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,32 @@ from .cpu import aligned_empty
 SIM = -1  # the simulated device's number, where cards count from 0
 POISON = 0xFF  # every byte of new memory: NaN in every format
 
+# What the compiler calls for an index outside an array whose size it knows: registers on a card, memory of other
+# variables here. The thread stops, and with it its block. It stands behind a kernel's text, which it does not change.
+OUTSIDE = r"""
+namespace tokitai {
+namespace sim {
+struct Outside {  // as the compilers lay it out
+  const char* file;
+  uint32_t line, column;
+  const char* array;  // two numbers of 16 bits, then the name of the type
+};
+static char outside[256];
+}  // namespace sim
+}  // namespace tokitai
+
+extern "C" __attribute__((used, visibility("hidden"))) void __ubsan_handle_out_of_bounds(void* where, void*) {
+  namespace sim = tokitai::sim;
+  const sim::Outside& at = *static_cast<const sim::Outside*>(where);
+  if (!sim::outside[0])  // the first thread is told
+    snprintf(sim::outside, sizeof sim::outside, "%s:%u, block %lld: the index of thread %d lies outside an array of "
+             "type %s",
+             at.file, at.line, static_cast<long long>(sim::block_number), sim::current, at.array + 4);
+  for (;;) sim::leave(sim::WAITING);
+}
+extern "C" __attribute__((visibility("default"))) char* tokitai_outside() { return tokitai::sim::outside; }
+"""
+
 
 def build_sim(
     source: Source, compiler: Compiler, structure: bool = False, warp: int = 32, hip: bool = False
@@ -35,7 +62,7 @@ def build_sim(
     Raises what `toolchain.build.build` raises.
     """
     names = (SIMULATED, f"TOKITAI_WARP={warp}", *(("TOKITAI_HIP=1",) if hip else ()))
-    return build(source, compiler, "scalar", structure, names)
+    return build(replace(source, text=source.text + OUTSIDE), compiler, "scalar", structure, names)
 
 
 class _Stacks(threading.local):
@@ -69,6 +96,7 @@ class LoadedSim:
         self._message = self._library.tokitai_sim_message
         self._message.restype = ctypes.c_char_p
         self._library.tokitai_sim_room.restype = ctypes.c_size_t
+        self._library.tokitai_outside.restype = ctypes.c_void_p
         self._library.tokitai_sim_lend.argtypes = [ctypes.c_void_p]
         self._running = threading.Lock()  # fibers and shared memory are those of the library
         self._kernels: dict[str, Any] = {}
@@ -91,7 +119,14 @@ class LoadedSim:
         with self._running:
             self._library.tokitai_sim_lend(_stacks.at_least(self._library.tokitai_sim_room()))
             if function(grid, block, call, order):
-                raise KernelFaultError(self._message().decode(errors="replace"))
+                raise KernelFaultError(self._why())
+
+    def _why(self) -> str:
+        """The message of a launch that failed."""
+        address = self._library.tokitai_outside()
+        outside = ctypes.string_at(address)
+        ctypes.memset(address, 0, 1)
+        return (outside or self._message()).decode(errors="replace")
 
 
 _loaded: dict[tuple[str, str], LoadedSim] = {}

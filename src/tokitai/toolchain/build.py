@@ -52,6 +52,9 @@ STRUCTURE = ("-Og",)  # hashes and fibers need no speed, and a build takes a thi
 # They need no vector instructions either: a structure build of any instruction set is made for the plainest one, so
 # that the text for wide vectors can be checked on every processor of its architecture.
 
+# The simulated device stops a thread whose index leaves an array of its own (`device.sim` has what is called then).
+BOUNDS: dict[str, str] = {"gcc": "-fsanitize=bounds-strict", "clang": "-fsanitize=array-bounds"}
+
 _REPORTS = ("compiler.d", "linker.d")
 _REPORT = ("-MD", "-MF", _REPORTS[0], f"-Wl,--dependency-file={_REPORTS[1]}")  # what was read, system files included
 
@@ -159,7 +162,8 @@ def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Seq
         if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", define):
             raise ArgumentError(f"defines: {define!r} is not a macro (accepted: NAME or NAME=VALUE)")
     simulated = SIMULATED in defines
-    level = (*(STRUCTURE if structure or simulated else ()), *(("-fno-threadsafe-statics",) if simulated else ()))
+    strict = ("-fno-threadsafe-statics", BOUNDS[compiler.kind]) if simulated else ()
+    level = (*(STRUCTURE if structure or simulated else ()), *strict)
     machine = rows["scalar" if structure else isa].flags
     own = (f"TOKITAI_ISA_{isa.upper()}=1", *(("TOKITAI_STRUCTURE=1",) if structure else ()))
     macros = (f"-D{define}" for define in (*own, *defines))

@@ -30,6 +30,7 @@ GPU_LANES = 8  # a thread's chunk: the cases of a GPU kernel do not depend on th
 
 _CPU = {
     *build.COMMON, *build.STRUCTURE, "-fno-threadsafe-statics", *build.LIBRARIES["gcc"], *build.LIBRARIES["clang"],
+    *build.BOUNDS.values(),
     *(f for rows in build.ISAS.values() for row in rows.values() for f in row.flags),
 }  # fmt: skip
 KNOWN = {"cpu": _CPU, "sim": _CPU, "cuda": set(nvrtc.OPTIONS), "hip": {*_CPU, *hip.FRONT}}

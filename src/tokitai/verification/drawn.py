@@ -39,6 +39,15 @@ def long_shapes(operator: Operator, plan: Plan, device: str) -> list[tuple[int, 
     return [(min(2, most), LONG)] + ([(LONG, 3)] if isinstance(plan, RowPlan) and plan.block > 1 else [])
 
 
+def in_turn(operator: Operator, plan: Plan, device: str) -> list[tuple[int, int]]:
+    """Shapes of which blocks of the simulated device, of which there are two where they take rows in turn, take several
+    rows each: of one thread, of part of a warp, of whole warps."""
+    if device != "sim" or not isinstance(plan, RowPlan):
+        return []
+    shapes = ((400, 8), (150, 17), (21, 200), (7, 257), (7, 1025))
+    return [s for s in shapes if s[0] <= operator.contract.max_rows and s[1] >= operator.contract.min_cols]
+
+
 def seeded_ids(
     operator: Operator, plan: Plan, lanes: int, device: str, seed: int
 ) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -39,25 +39,27 @@ def run_lists(
     operator: Operator, numbers: KernelBase, hashed: KernelBase | None, seed: int, threads: int
 ) -> list[CaseResult]:  # fmt: skip
     """Every list, as numbers against the oracle and, where a kernel over hashes is given, against the structure."""
-    graph = numbers.graph
+    kernels = [k for k in (numbers, hashed) if k is not None]
+    return [run_list(operator, k, name, seed, threads) for name in lists_of(numbers.graph) for k in kernels]
+
+
+def run_list(operator: Operator, kernel: KernelBase, name: str, seed: int, threads: int) -> CaseResult:
+    """One list by its name: as numbers against the oracle or, of a kernel over hashes, against the structure."""
+    graph, sizes = kernel.graph, lists_of(kernel.graph)[name]
     params = cases.settled(operator, graph, cases.defaults(operator))
-    results = []
-    for name, sizes in lists_of(graph).items():
-        shapes = [(1, n) for n in sizes]
-        tensors = [
-            {t.name: cases.draw(operator, t, "normal", shape, seed + i) for t in graph.inputs}
-            for i, shape in enumerate(shapes)
-        ]
-        want = bits.evaluate_tensors(graph, tensors, shapes, params)
-        scalars = numbers.scalar_table(1, sizes[0], params)
-        results.append(_run("list", name, numbers, tensors, shapes, scalars, want, seed, threads))
-        if hashed is None:
-            continue
+    shapes = [(1, n) for n in sizes]
+    if kernel.structure:
         drawn, first = hashed_list(operator, graph, shapes, seed)
         wanted = structure.evaluate_tensors(graph, drawn, shapes, first, params)
-        table = hashed.hash_table(first, 1, sizes[0], params)
-        results.append(_run("structure", f"list, {name}", hashed, drawn, shapes, table, wanted, seed, threads))
-    return results
+        table = kernel.hash_table(first, 1, sizes[0], params)
+        return _run("structure", f"list, {name}", kernel, drawn, shapes, table, wanted, seed, threads)
+    tensors = [
+        {t.name: cases.draw(operator, t, "normal", shape, seed + i) for t in graph.inputs}
+        for i, shape in enumerate(shapes)
+    ]
+    want = bits.evaluate_tensors(graph, tensors, shapes, params)
+    scalars = kernel.scalar_table(1, sizes[0], params)
+    return _run("list", name, kernel, tensors, shapes, scalars, want, seed, threads)
 
 
 def hashed_list(

@@ -124,7 +124,8 @@ def structure_ids(
     shapes = structure_shapes(operator, plan, lanes, device)
     shapes += [shape] if shape is not None else list(default_shapes(operator, plan, device, version))
     if version > 1:
-        shapes += [*drawn.long_shapes(operator, plan, device), *drawn.shapes(operator, plan, device, seed)]
+        shapes += [*drawn.long_shapes(operator, plan, device), *drawn.in_turn(operator, plan, device)]
+        shapes += drawn.shapes(operator, plan, device, seed)
     return [
         s for s in dict.fromkeys(shapes) if allowed(operator, s) and cases.work_of(s) <= STRUCTURE_LIMIT
     ]  # fmt: skip
