@@ -49,9 +49,7 @@ def main() -> None:
             calls: dict[str, Callable[[], object]] = {
                 "forward": partial(ops.embedding, table, ids, out=y, threads=THREADS),
                 "torch forward": partial(torch.nn.functional.embedding, index, of_torch[0]),
-                "backward": partial(
-                    ops.embedding_backward, dy, ids, entries=ENTRIES, out=dtable, threads=THREADS
-                ),
+                "backward": partial(ops.embedding_backward, dy, ids, entries=ENTRIES, out=dtable, threads=THREADS),
                 "torch backward": partial(
                     torch.ops.aten.embedding_dense_backward, of_torch[1], index, ENTRIES, -1, False
                 ),

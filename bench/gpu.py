@@ -20,15 +20,15 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from tokitai.backends.cuda import nvrtc
 from tokitai.bench import held, workload
 from tokitai.errors import TokitaiError
-from tokitai.gpu_kernel import GpuKernel
-from tokitai.gpu_targets import CudaTarget, target_named
-from tokitai.lower import make_plan
-from tokitai.lower.rowwise import RowPlan
+from tokitai.families import make_plan
+from tokitai.families.rowwise.plan import RowPlan
 from tokitai.meaning import bits
 from tokitai.ops import registry
-from tokitai.toolchain import nvrtc
+from tokitai.runtime.gpu_kernel import GpuKernel
+from tokitai.runtime.gpu_targets import CudaTarget, target_named
 from tokitai.toolchain.build import Source
 from tokitai.verification.cases import defaults, settled
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from tokitai import ops
-from tokitai.gpu_targets import CudaTarget, target_named
+from tokitai.runtime.gpu_targets import CudaTarget, target_named
 
 from .gpu import TORCH, about
 from .gpu_timing import between_events

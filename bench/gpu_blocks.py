@@ -9,7 +9,7 @@ import json
 
 import torch
 
-from tokitai.gpu_targets import CudaTarget, target_named
+from tokitai.runtime.gpu_targets import CudaTarget, target_named
 
 from . import gpu
 
@@ -24,7 +24,6 @@ def main() -> None:
         for rows, cols in gpu.NORMS[:3]:
             found = {}
             for block in (16, 32, 64):
-
                 record = gpu.measure(target, name, "f16", rows, cols, copy, others=False, block=block)
                 found[block] = record["microseconds"]["tokitai"]
             print(json.dumps({"operator": name, "rows": rows, "cols": cols, "microseconds": found}), flush=True)

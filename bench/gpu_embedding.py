@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from tokitai import ops
-from tokitai.gpu_targets import CudaTarget, target_named
+from tokitai.runtime.gpu_targets import CudaTarget, target_named
 
 from .embedding import COLUMNS, ENTRIES, IDS, choices
 from .gpu import TORCH, about, copy_bandwidth

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from tokitai import ops
-from tokitai.gpu_targets import CudaTarget, target_named
+from tokitai.runtime.gpu_targets import CudaTarget, target_named
 
 from .gpu import TORCH, about
 from .gpu_timing import seconds

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from tokitai import ops
-from tokitai.gpu_targets import CudaTarget, target_named
 from tokitai.lang import Sizes
 from tokitai.meaning import bits
+from tokitai.runtime.gpu_targets import CudaTarget, target_named
 
 from .gpu import TORCH, about, as_numpy, copy_bandwidth
 from .gpu_timing import seconds

@@ -19,7 +19,7 @@ import torch
 
 from tokitai import ops
 from tokitai.errors import DeviceMissingError, TokitaiError
-from tokitai.gpu_lists import prepare_on_gpu
+from tokitai.runtime.gpu_lists import prepare_on_gpu
 
 ROWS, COLS, TENSORS = 64, 1024, 808
 SETTLING = 0.3  # seconds

@@ -36,17 +36,19 @@ def _shape(t: dict[str, Any]) -> list[int]:
 
 TORCH: dict[str, Make] = {
     "layer_norm": lambda t, o, p: lambda: F.layer_norm(t["x"], _shape(t), t["gamma"], t["beta"], p["eps"]),
-    "layer_norm_backward": lambda t, o, p: lambda: torch.ops.aten.native_layer_norm_backward(
-        t["dy"], t["x"], _shape(t), t["mean"][:, None], t["rstd"][:, None], t["gamma"], t["gamma"], [True] * 3
+    "layer_norm_backward": lambda t, o, p: (
+        lambda: torch.ops.aten.native_layer_norm_backward(
+            t["dy"], t["x"], _shape(t), t["mean"][:, None], t["rstd"][:, None], t["gamma"], t["gamma"], [True] * 3
+        )
     ),
     "rms_norm": lambda t, o, p: lambda: F.rms_norm(t["x"], _shape(t), t["gamma"], p["eps"]),
-    "add_layer_norm": lambda t, o, p: lambda: F.layer_norm(
-        t["x"] + t["residual"], _shape(t), t["gamma"], t["beta"], p["eps"]
+    "add_layer_norm": lambda t, o, p: (
+        lambda: F.layer_norm(t["x"] + t["residual"], _shape(t), t["gamma"], t["beta"], p["eps"])
     ),
     "add_rms_norm": lambda t, o, p: lambda: F.rms_norm(t["x"] + t["residual"], _shape(t), t["gamma"], p["eps"]),
     "softmax": lambda t, o, p: lambda: torch.softmax(t["x"], -1),
-    "softmax_backward": lambda t, o, p: lambda: torch.ops.aten._softmax_backward_data(
-        t["dy"], t["y"], -1, t["y"].dtype
+    "softmax_backward": lambda t, o, p: (
+        lambda: torch.ops.aten._softmax_backward_data(t["dy"], t["y"], -1, t["y"].dtype)
     ),
     "silu": lambda t, o, p: lambda: F.silu(t["x"]),
     "gelu_erf": lambda t, o, p: lambda: F.gelu(t["x"]),

@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 
+from tokitai.backends.cuda import nvrtc
 from tokitai.emit.gpu_text import emit_product
 from tokitai.errors import TokitaiError
-from tokitai.gpu_kernel import GpuKernel
-from tokitai.gpu_targets import CudaTarget, target_named
+from tokitai.families import ProductPlan, make_plan
+from tokitai.families.matmul.tiling import Tiling, tiling_of
 from tokitai.lang import Sizes
-from tokitai.lower import ProductPlan, make_plan
-from tokitai.lower.gpu_product import Tiling, tiling_of
 from tokitai.meaning import bits
 from tokitai.ops import matmul
-from tokitai.toolchain import nvrtc
+from tokitai.runtime.gpu_kernel import GpuKernel
+from tokitai.runtime.gpu_targets import CudaTarget, target_named
 from tokitai.toolchain.build import Source
 
 from .gpu import TORCH, about, as_numpy

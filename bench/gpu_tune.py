@@ -13,14 +13,14 @@ from dataclasses import replace
 
 import torch
 
+from tokitai.backends.cuda import nvrtc
 from tokitai.emit.gpu_text import emit_rows
 from tokitai.errors import TokitaiError
-from tokitai.gpu_kernel import gpu_plan
-from tokitai.gpu_targets import CudaTarget, target_named
+from tokitai.families.rowwise.plan import RowPlan
 from tokitai.lower.gpu import CHUNK, Schedule, blocked, schedule_rows, stage_bytes
-from tokitai.lower.rowwise import RowPlan
 from tokitai.ops import registry
-from tokitai.toolchain import nvrtc
+from tokitai.runtime.gpu_kernel import gpu_plan
+from tokitai.runtime.gpu_targets import CudaTarget, target_named
 from tokitai.toolchain.build import Source
 
 from .gpu import NORMS, SHAPES, copy_bandwidth, measure

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from tokitai.arrays.device_array import device_named
+from tokitai.backends.cpu.device import default_threads
 from tokitai.cli.progress import Bar
-from tokitai.device.cpu import default_threads
-from tokitai.device.device_array import device_named
 from tokitai.errors import TokitaiError
-from tokitai.kernel import target_of
 from tokitai.ops import registry
 from tokitai.report import check_installed, report
+from tokitai.runtime.kernel import target_of
 from tokitai.verification import Verdict
 from tokitai.verification.batch import Job, overall, verify_many
 from tokitai.verification.files import case_from_file

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tokitai.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.gpu_targets import gpu_kernel_class, target_named
-from tokitai.kernel import is_product
+from tokitai.families import ScatterPlan
 from tokitai.lang import Graph, Operator, Sizes
-from tokitai.lower import ScatterPlan
 from tokitai.ops import registry
+from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
+from tokitai.runtime.gpu_targets import gpu_kernel_class, target_named
+from tokitai.runtime.kernel import is_product
+from tokitai.runtime.shapes import allowed
 from tokitai.verification import cases, run
-from tokitai.verification.suite import allowed
 from tokitai.verification.verdict import variants
 
 SHAPES = ((3, 9), (33, 264), (34, 1024))

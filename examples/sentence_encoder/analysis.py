@@ -30,16 +30,16 @@ from typing import Any
 
 import numpy as np
 
-from tokitai.binding import bind
-from tokitai.call import common_shape
-from tokitai.call_attention import heads_of
-from tokitai.call_product import sizes_of
-from tokitai.kernel import is_product
+from tokitai.families import is_attention
 from tokitai.lang import MATRICES, Node, Operator, Sizes, TensorSpec, extent
-from tokitai.lower import is_attention
 from tokitai.meaning import bits, bounds
 from tokitai.meaning.interpret import full_size
 from tokitai.meaning.product import operands
+from tokitai.runtime.attention_call import heads_of
+from tokitai.runtime.binding import bind
+from tokitai.runtime.call import common_shape
+from tokitai.runtime.kernel import is_product
+from tokitai.runtime.product_call import sizes_of
 
 from . import encoder, gradient
 from .model import Array, Model
@@ -112,9 +112,7 @@ class Analysis:
 def similarity(one: Analysis, other: Analysis, narrow: Encoder) -> tuple[float, float, Estimate]:
     """Of two sentences: the cosine on operators, that in float64, and how far they are apart."""
     last: list[Step] = []
-    found = narrow.similarities(
-        one.vector[None], other.vector[None], lambda call: last.append(step_of(call, {}))
-    )
+    found = narrow.similarities(one.vector[None], other.vector[None], lambda call: last.append(step_of(call, {})))
     estimate = reduce(Estimate.__add__, (one.along(other.exact), other.along(one.exact), Estimate.of([(1.0, last[0])])))
     return float(found[0, 0]), float(one.exact @ other.exact), estimate
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tokitai import ops
-from tokitai.device.device_array import DeviceArray, device_named
+from tokitai.arrays.device_array import DeviceArray, device_named
 from tokitai.errors import ArgumentError
 from tokitai.formats import format_of
 from tokitai.lang import (

@@ -20,20 +20,20 @@ from .numerics import VERSION
 
 if TYPE_CHECKING:
     from .judging import Judgement, judge
-    from .kernel import Kernel
-    from .kernels import GpuBuild, compile
+    from .runtime.compile import GpuBuild, compile
+    from .runtime.kernel import Kernel
     from .verification import Verdict, verify
 
 __version__ = VERSION
 
 _LAZY = {
-    "compile": "kernels", "GpuBuild": "kernels", "Kernel": "kernel", "verify": "verification",
+    "compile": "runtime.compile", "GpuBuild": "runtime.compile", "Kernel": "runtime.kernel", "verify": "verification",
     "Verdict": "verification", "judge": "judging", "Judgement": "judging",
 }  # fmt: skip
 
 
 def _run(operator: Operator, *args: Any, **kwargs: Any) -> Any:
-    from .call import call
+    from .runtime.call import call
 
     Operator.runner = staticmethod(call)  # from now on, without the import
     return call(operator, *args, **kwargs)

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import ops
-from .device.dlpack import on_gpu
-from .device.libraries import library_of
+from .arrays.dlpack import on_gpu
+from .arrays.libraries import library_of
 from .errors import ArgumentError, UnknownNameError
 from .routing import Permutation, permutation
 

@@ -1,10 +1,10 @@
 """From the experts that tokens chose to places in the order of experts, and back: whole numbers, found by sorting.
 
-    weights, experts = ops.router(logits, k=2)
-    there = permutation(experts, count=8)
-    y = ops.dispatch(x, there.order)                      # tokens, expert by expert: there.counts of each
-    y = ops.grouped_linear(y, weights, there.offsets)      # the experts' work: tokitai.experts has all of it
-    x = ops.combine(y, weights, there.place, k=2)
+weights, experts = ops.router(logits, k=2)
+there = permutation(experts, count=8)
+y = ops.dispatch(x, there.order)                      # tokens, expert by expert: there.counts of each
+y = ops.grouped_linear(y, weights, there.offsets)      # the experts' work: tokitai.experts has all of it
+x = ops.combine(y, weights, there.place, k=2)
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .device.dlpack import as_numpy, like, on_gpu
-from .device.libraries import library_of
+from .arrays.dlpack import as_numpy, like, on_gpu
+from .arrays.libraries import library_of
 from .errors import ArgumentError
 
 Array = np.ndarray[Any, Any]

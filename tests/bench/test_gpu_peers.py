@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from bench.gpu_peers import RESULTS, TORCH  # noqa: E402
 from tokitai import ops  # noqa: E402
 from tokitai.bench import held, workload  # noqa: E402
-from tokitai.binding import bind  # noqa: E402
 from tokitai.errors import ArgumentError  # noqa: E402
+from tokitai.runtime.binding import bind  # noqa: E402
 
 
 @pytest.mark.parametrize("name", sorted(TORCH))

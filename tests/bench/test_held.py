@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import tokitai.call
+import tokitai.runtime.call
 import tokitai.torch.peers
 from tokitai import ops
+from tokitai.backends.cpu import device as cpu
 from tokitai.bench import held, measure, report, timing, workload
-from tokitai.device import cpu
 from tokitai.errors import ArgumentError
 from tokitai.torch.peers import TorchPeer
 

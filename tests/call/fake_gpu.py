@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from tokitai import gpu_call, gpu_card, gpu_lists, gpu_recipe
-from tokitai.gpu_targets import SimTarget
+from tokitai.runtime import gpu_call, gpu_card, gpu_lists
+from tokitai.runtime import gpu_launch_cache as gpu_recipe
+from tokitai.runtime.gpu_targets import SimTarget
 
 STREAM = 77  # the current one, whatever is asked
 

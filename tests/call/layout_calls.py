@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from layouts import Array, Placed, bits, place
 
-from tokitai.device.libraries import library_of
+from tokitai.arrays.libraries import library_of
 from tokitai.errors import ArgumentError
 from tokitai.lang import MATRICES, Graph, Operator, Sizes
 from tokitai.ops import registry

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from fake_gpu import on_gpu
 
-from tokitai.device.device_array import DeviceArray
-from tokitai.device.sim import open_sim
+from tokitai.arrays.device_array import DeviceArray
+from tokitai.backends.sim.device import open_sim
 
 Array = np.ndarray[Any, Any]
 GUARD = 0xFF  # NaN as a float of any format, -1 as an integer: what is read or followed by mistake is seen

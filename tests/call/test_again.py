@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokitai import call as calls
-from tokitai import call_again, ops
-from tokitai.device import cpu
+from tokitai import ops
+from tokitai.backends.cpu import device as cpu
 from tokitai.errors import ArgumentError
 from tokitai.lang import Operator
+from tokitai.runtime import call as calls
+from tokitai.runtime import launch_cache as call_again
 
 X = np.random.default_rng(7).standard_normal((6, 40)).astype(np.float16)
 ONES = np.ones(40, np.float16)

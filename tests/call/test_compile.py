@@ -8,9 +8,10 @@ import pytest
 
 import tokitai
 from tokitai import GpuBuild, Kernel, ops
-from tokitai.device import cuda_driver
+from tokitai.backends.cuda import driver as cuda_driver
+from tokitai.backends.cuda import nvrtc
+from tokitai.backends.hip import clang as hip
 from tokitai.errors import ArgumentError, DeviceMissingError, TokitaiError, UnknownNameError
-from tokitai.toolchain import hip, nvrtc
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason=f"no NVRTC: {nvrtc.missing()}")
 needs_hip = pytest.mark.skipif(hip.missing() is not None, reason=f"no clang for AMD GPUs: {hip.missing()}")
@@ -83,7 +84,7 @@ def test_without_a_card_an_architecture_is_asked_for(monkeypatch: pytest.MonkeyP
     def none(index: int) -> None:
         raise DeviceMissingError("no card")
 
-    monkeypatch.setattr("tokitai.device.cuda.open_device", none)
+    monkeypatch.setattr("tokitai.backends.cuda.device.open_device", none)
     with pytest.raises(DeviceMissingError, match="no card; without one, name the architecture: arch='sm_90'"):
         tokitai.compile(ops.softmax, target="cuda")
 

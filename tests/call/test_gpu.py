@@ -10,9 +10,11 @@ import pytest
 import torch
 from fake_gpu import STREAM, OnAnother, OnGpu, SimCard, installed, on_gpu
 
-from tokitai import gpu_call, gpu_card, gpu_recipe, ops
+from tokitai import ops
 from tokitai.errors import ArgumentError
 from tokitai.lang import Operator
+from tokitai.runtime import gpu_call, gpu_card
+from tokitai.runtime import gpu_launch_cache as gpu_recipe
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))

@@ -10,10 +10,11 @@ import pytest
 import torch
 from fake_gpu import STREAM, OnGpu, SimCard, installed, on_gpu
 
-from tokitai import gpu_call, ops
+from tokitai import ops
 from tokitai.errors import ArgumentError
 from tokitai.experts import Experts, expert_layer, expert_layer_backward
 from tokitai.routing import Permutation, permutation
+from tokitai.runtime import gpu_call
 
 OFFSETS = torch.tensor([0, 3, 3, 11, 16])
 

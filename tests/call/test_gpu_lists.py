@@ -10,8 +10,9 @@ import pytest
 import torch
 from fake_gpu import OnAnother, OnGpu, SimCard, installed, on_gpu
 
-from tokitai import gpu_lists, ops
+from tokitai import ops
 from tokitai.errors import ArgumentError
+from tokitai.runtime import gpu_lists
 
 SHAPES = [(3, 5), (0,), (4097,), (7,), (2, 0), (1,)]
 PARAMS = dict(step=3, lr=1e-3)

@@ -11,9 +11,10 @@ import torch
 from fake_gpu import OnGpu, SimCard, installed, on_gpu
 
 from tests.call.tables import CASES, DTYPES, Given, drawn, numbers
-from tokitai import gpu_call, gpu_card, ops
+from tokitai import ops
 from tokitai.errors import ArgumentError
 from tokitai.routing import Permutation, permutation
+from tokitai.runtime import gpu_call, gpu_card
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tokitai import ops
-from tokitai.device.dlpack import as_numpy, like
+from tokitai.arrays.dlpack import as_numpy, like
 from tokitai.errors import ArgumentError
 from tokitai.lang import Matrix, Rows, i32, operator, outputs, storage
 
@@ -157,7 +157,7 @@ def test_what_the_caller_gave_comes_back_as_it_is() -> None:
 def test_a_call_on_tensors_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x = tensor(torch.float16, 4, 16)
     want = ops.softmax(x)
-    monkeypatch.setattr("tokitai.call.call_with", None)  # what a call that is not known goes through
+    monkeypatch.setattr("tokitai.runtime.call.call_with", None)  # what a call that is not known goes through
     assert torch.equal(ops.softmax(x.clone()), want)
 
 

@@ -10,7 +10,7 @@ import pytest
 LOCKED = """
 import ctypes, mmap, sys
 import numpy as np
-from tokitai.call_layout import view_as
+from tokitai.runtime.layout import view_as
 libc = ctypes.CDLL(None, use_errno=True)
 pages = mmap.mmap(-1, mmap.PAGESIZE)
 address = ctypes.addressof(ctypes.c_char.from_buffer(pages))

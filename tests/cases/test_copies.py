@@ -20,10 +20,10 @@ import pytest
 import tokitai
 from tokitai import errors, ops
 from tokitai.errors import ArgumentError, TokitaiError, UnknownNameError, WireError
-from tokitai.kernel import build_text
-from tokitai.kernel import compile as compile_cpu
 from tokitai.lang import Matrix, Outputs, operator, outputs, storage
 from tokitai.ops import registry
+from tokitai.runtime.kernel import build_text
+from tokitai.runtime.kernel import compile as compile_cpu
 from tokitai.verification.verdict import Verdict, verify
 from tokitai.worker import Pool, isolate
 

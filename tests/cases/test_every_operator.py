@@ -13,7 +13,7 @@ import pytest
 from tokitai.bench.workload import Workload, takes_lists, workload
 from tokitai.lang import MATRICES, Operator
 from tokitai.ops import registry
-from tokitai.verification.suite import allowed
+from tokitai.runtime.shapes import allowed
 
 Array = np.ndarray[Any, Any]
 ON_ROWS = [  # and whose results are not written over inputs

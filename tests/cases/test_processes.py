@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tokitai.call
+import tokitai.runtime.call
 from tokitai import ops
 from tokitai.formats import FORMATS
 
@@ -45,7 +45,10 @@ def test_a_child_process_computes_after_its_parent_has(method: str, tmp_path: An
     program = tmp_path / "program.py"
     program.write_text(FORKING)
     done = subprocess.run(
-        [sys.executable, str(program), method, str(SECONDS)], capture_output=True, text=True, timeout=3 * SECONDS,
+        [sys.executable, str(program), method, str(SECONDS)],
+        capture_output=True,
+        text=True,
+        timeout=3 * SECONDS,
     )
     assert done.returncode == 0 and done.stdout == "same bits\n", done.stderr
 
@@ -54,19 +57,19 @@ def test_one_kernel_serves_every_shape_alignment_and_scalar(monkeypatch: pytest.
     """C122, C114: a warm-up with an aligned buffer does not cover a later view; values are baked into a binary. One
     compilation for each format, whatever comes first, and the same bits in either order."""
     made: list[str] = []
-    real = tokitai.call.compile
+    real = tokitai.runtime.call.compile
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         made.append(args[2])
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(tokitai.call, "compile", counted)
+    monkeypatch.setattr(tokitai.runtime.call, "compile", counted)
     flat = np.random.default_rng(122).standard_normal(70 * 1024 + 1).astype(np.float32)
     calls = [(flat[:-1], 32), (flat[1:], 32), (flat[:-1], 1024), (flat[1:], 1024), (flat[:1024], 1024), (flat[:35], 7)]
 
     def results(order: list[tuple[Any, int]]) -> dict[tuple[int, int, int, float], bytes]:
-        tokitai.call._kernel.cache_clear()
-        tokitai.call_again.forget()
+        tokitai.runtime.call._kernel.cache_clear()
+        tokitai.runtime.launch_cache.forget()
         return {
             (x.ctypes.data, x.size, cols, eps): ops.rms_norm(x.reshape(-1, cols), eps=eps, copy=False)[0].tobytes()
             for x, cols in order

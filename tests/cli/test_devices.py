@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from command import KEYS, Command
 
-from tokitai.device import cuda
+from tokitai.backends.cuda import device as cuda
+from tokitai.backends.hip import clang as hip
 from tokitai.evidence.check import check
+from tokitai.families.rowwise.plan import plan_rows
 from tokitai.lower.gpu import TILE, schedule_rows
-from tokitai.lower.rowwise import plan_rows
 from tokitai.ops import get, registry
-from tokitai.toolchain import hip
 from tokitai.verification import Verdict, batch, verdict, verify
 
 CASE = "seeded/normal@3x17#0"

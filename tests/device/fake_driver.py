@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tokitai.device.cuda import LaunchConfig
+from tokitai.backends.cuda.device import LaunchConfig
 
 driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.device.cuda import open_device
-from tokitai.device.device_array import DeviceArray
+from tokitai.arrays.device_array import DeviceArray
+from tokitai.backends.cuda.device import open_device
 from tokitai.errors import ArgumentError, DeviceOutOfMemoryError
-from tokitai.gpu_lists import prepare_on_gpu
-from tokitai.gpu_targets import CudaTarget, target_named
+from tokitai.runtime.gpu_lists import prepare_on_gpu
+from tokitai.runtime.gpu_targets import CudaTarget, target_named
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -328,7 +328,7 @@ def test_a_wrong_target_that_nobody_checked_takes_the_process() -> None:
     program = """
 import torch
 from tokitai import ops
-from tokitai.device.cuda import open_device
+from tokitai.backends.cuda.device import open_device
 from tokitai.errors import DeviceError
 x, target = torch.zeros(4, 40, device="cuda"), torch.zeros(4, dtype=torch.int64, device="cuda")
 target[1] = 1 << 46

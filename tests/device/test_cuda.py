@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from tests.device.fake_driver import TEXT, Fake, bytes_of
-from tokitai.device import cuda, cuda_driver
-from tokitai.device.cuda import Device, Module, open_device, probe
+from tokitai.backends.cuda import device as cuda
+from tokitai.backends.cuda import driver as cuda_driver
+from tokitai.backends.cuda.device import Device, Module, open_device, probe
+from tokitai.backends.cuda.nvrtc import build
 from tokitai.errors import (
     ArgumentError,
     DeviceError,
@@ -25,12 +27,12 @@ from tokitai.errors import (
     IllegalAddressError,
     UnknownNameError,
 )
-from tokitai.gpu_targets import CudaProgram
 from tokitai.lower.gpu import Step
+from tokitai.runtime.gpu_targets import CudaProgram
 from tokitai.toolchain.build import Source
-from tokitai.toolchain.nvrtc import build
 
 driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
@@ -50,7 +52,7 @@ def loaded(fake: Fake) -> Module:
 
 def test_importing_the_package_imports_no_cuda() -> None:
     program = (
-        "import sys, tokitai, tokitai.device.cuda, tokitai.device.device_array, tokitai.toolchain.nvrtc; "
+        "import sys, tokitai, tokitai.backends.cuda.device, tokitai.arrays.device_array, tokitai.backends.cuda.nvrtc; "
         "print([m for m in sys.modules if m.partition('.')[0] in ('cuda', 'torch', 'cupy', 'jax')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -10,11 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tokitai.device import capsule, device_array
-from tokitai.device.capsule import export, opened
-from tokitai.device.cuda import current_stream, open_device
-from tokitai.device.device_array import DeviceArray, as_device, dense, empty_like, handed_out
-from tokitai.device.dlpack import CPU
+from tokitai.arrays import capsule, device_array
+from tokitai.arrays.capsule import export, opened
+from tokitai.arrays.device_array import DeviceArray, as_device, dense, empty_like, handed_out
+from tokitai.arrays.dlpack import CPU
+from tokitai.backends.cuda.device import current_stream, open_device
 from tokitai.errors import ArgumentError
 from tokitai.formats import FORMATS, format_of
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.gpu_kernel import Edit, GpuKernel
-from tokitai.gpu_targets import SimTarget
-from tokitai.kernel import Array
-from tokitai.lower import ScatterPlan, gpu_scatter, make_plan
-from tokitai.lower.gpu_scatter import scatter_steps, tiles_of, work_blocks, workspace_bytes
+from tokitai.families import ScatterPlan, make_plan
+from tokitai.families.scatter import schedule as gpu_scatter
+from tokitai.families.scatter.schedule import scatter_steps, tiles_of, work_blocks, workspace_bytes
 from tokitai.meaning import bits
+from tokitai.runtime.gpu_kernel import Edit, GpuKernel
+from tokitai.runtime.gpu_targets import SimTarget
+from tokitai.runtime.kernel import Array
 from tokitai.verification import cases
 
 CASES = {  # rows, columns, entries

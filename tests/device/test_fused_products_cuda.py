@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tokitai import ops  # noqa: E402
-from tokitai.gpu_targets import CudaTarget, target_named  # noqa: E402
+from tokitai.runtime.gpu_targets import CudaTarget, target_named  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

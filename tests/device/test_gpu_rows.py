@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tokitai.device import sim
+from tokitai.backends.sim import device as sim
 from tokitai.emit.gpu_text import headers
-from tokitai.gpu_kernel import gpu_plan
+from tokitai.families.rowwise.plan import RowPlan
 from tokitai.lower.gpu import REGISTERS, held, schedule_rows, stage_bytes, widened_again
-from tokitai.lower.rowwise import RowPlan
 from tokitai.ops import registry
+from tokitai.runtime.gpu_kernel import gpu_plan
 from tokitai.toolchain.build import Source
 from tokitai.toolchain.compilers import find_compiler
 

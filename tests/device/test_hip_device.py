@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokitai.device.hip import probe
+from tokitai.backends.hip.probe import probe
 
 
 class Status(int):

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.device import cpu, kept
-from tokitai.device.kept import LEAST, Kept, most_kept
+from tokitai.backends.cpu import device as cpu
+from tokitai.backends.cpu import kept
+from tokitai.backends.cpu.kept import LEAST, Kept, most_kept
 from tokitai.errors import ArgumentError
 
 
@@ -140,7 +141,7 @@ def test_how_much_is_kept() -> None:
             most_kept(wrong)
     for text, total in (("0", 0), ("", 1)):
         code = (
-            "from tokitai.device import cpu, kept\n"
+            "from tokitai.backends import cpu, kept\n"
             "a = cpu.aligned_empty(1 << 25, 'u1'); del a\n"
             f"assert bool(kept._kept.total) == bool({total})"
         )

@@ -8,11 +8,11 @@ import ml_dtypes  # noqa: F401  (formats of the oracle)
 import numpy as np
 import pytest
 
-from tokitai.device.cuda import probe
-from tokitai.gpu_kernel import GpuKernel
-from tokitai.lower import make_plan
+from tokitai.backends.cuda.device import probe
+from tokitai.families import make_plan
 from tokitai.meaning import bits
 from tokitai.ops import registry
+from tokitai.runtime.gpu_kernel import GpuKernel
 from tokitai.verification.cases import defaults, settled
 
 GIB = 1 << 30
@@ -33,7 +33,7 @@ def torch() -> Any:
 
 
 def _kernel(name: str, present: frozenset[str] | None = None) -> tuple[GpuKernel, dict[str, float]]:
-    from tokitai.gpu_targets import target_named
+    from tokitai.runtime.gpu_targets import target_named
 
     op = registry()[name]
     graph = op.trace("f16", present)

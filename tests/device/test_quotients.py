@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokitai.device import sim
+from tokitai.backends.cuda import nvrtc
+from tokitai.backends.sim import device as sim
 from tokitai.emit.gpu_text import headers
-from tokitai.toolchain import nvrtc
 from tokitai.toolchain.build import Source
 from tokitai.toolchain.compilers import find_compiler
 
@@ -168,7 +168,7 @@ def test_what_is_not_missed_is_right(without: str) -> None:
 @pytest.mark.gpu
 def test_no_hard_quotient_is_wrong_on_a_card() -> None:
     """With the start that the card gives, the one for 2 - 2^-23 included."""
-    from tokitai.device.cuda import open_device
+    from tokitai.backends.cuda.device import open_device
 
     device = open_device(0)
     module = device.load(nvrtc.build(source(), device.arch))

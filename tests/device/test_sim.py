@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokitai.device.sim import LoadedSim, build_sim, load
+from tokitai.backends.sim.device import LoadedSim, build_sim, load
 from tokitai.emit.gpu_text import headers
 from tokitai.errors import CacheError, KernelFaultError, UnknownNameError
 from tokitai.toolchain.build import Source

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.device import sim
-from tokitai.device.device_array import DeviceArray, as_device, device_named, empty_like
-from tokitai.device.dlpack import on_gpu
-from tokitai.device.sim import POISON, SIM, open_sim
+from tokitai.arrays.device_array import DeviceArray, as_device, device_named, empty_like
+from tokitai.arrays.dlpack import on_gpu
+from tokitai.backends.sim import device as sim
+from tokitai.backends.sim.device import POISON, SIM, open_sim
 from tokitai.errors import ArgumentError, UnknownNameError
 from tokitai.formats import FORMATS, format_of
-from tokitai.gpu_card import copied
+from tokitai.runtime.gpu_card import copied
 
 VALUES = np.random.default_rng(5).standard_normal((3, 4, 6, 8)).astype(np.float32)
 DEVICES = ["sim", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -96,8 +96,10 @@ def test_new_and_freed_memory_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_only_this_package_takes_its_memory_for_a_devices() -> None:
     array = DeviceArray.of(VALUES, open_sim())
-    assert on_gpu(array) and as_device("x", array).device == SIM and repr(array) == (
-        "<DeviceArray f32 [3, 4, 6, 8] on sim>"
+    assert (
+        on_gpu(array)
+        and as_device("x", array).device == SIM
+        and repr(array) == ("<DeviceArray f32 [3, 4, 6, 8] on sim>")
     )
     with pytest.raises(BufferError, match="numpy"):
         array.__dlpack__()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tokitai.gpu_kernel import gpu_plan
-from tokitai.lower import ScatterPlan
-from tokitai.lower.gpu_scatter import passes_of, scatter_steps
+from tokitai.families import ScatterPlan
+from tokitai.families.scatter.schedule import passes_of, scatter_steps
 from tokitai.ops import registry
+from tokitai.runtime.gpu_kernel import gpu_plan
 from tokitai.verification.verdict import variants
 from tools.gpu_small import SHAPES, cases_of, main
 

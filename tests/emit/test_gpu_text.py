@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokitai.backends.cuda import nvrtc
+from tokitai.backends.cuda.nvrtc import CudaArtifact
+from tokitai.backends.cuda.ptx import START, Finding, opcodes, scan
 from tokitai.emit.cpp import KernelText
 from tokitai.emit.gpu_text import emit_product
-from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
-from tokitai.kernel import Identity, is_attention, is_product
+from tokitai.families import AttentionPlan, ProductPlan, make_plan
+from tokitai.families.matmul import tiling as gpu_product
 from tokitai.lang import Graph, Node, Operator
-from tokitai.lower import AttentionPlan, ProductPlan, gpu_product, make_plan
 from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry
-from tokitai.toolchain import nvrtc
+from tokitai.runtime.gpu_kernel import Edit, GpuKernel, source_digest
+from tokitai.runtime.kernel import Identity, is_attention, is_product
 from tokitai.toolchain.build import Source
-from tokitai.toolchain.nvrtc import CudaArtifact
-from tokitai.toolchain.ptx import START, Finding, opcodes, scan
 from tokitai.verification.verdict import Variant, variants
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokitai import ops
-from tokitai.kernel import compile
+from tokitai.runtime.kernel import compile
 from tokitai.toolchain.build import Isa, machine_here, native_isa
 from tokitai.toolchain.compilers import find_compiler
 from tokitai.toolchain.fingerprint import parse_depfile

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokitai.backends.hip import clang as hip
+from tokitai.backends.hip.assembly import read_ir
 from tokitai.emit.cpp import KernelText
 from tokitai.errors import CompileError, CompilerMissingError
-from tokitai.gpu_hip import HipProgram, holds_f64, holds_fma
-from tokitai.gpu_kernel import Edit, GpuKernel, source_digest
-from tokitai.kernel import Identity, is_attention, is_product
+from tokitai.families import AttentionPlan, ProductPlan, make_plan
 from tokitai.lang import Operator
-from tokitai.lower import AttentionPlan, ProductPlan, make_plan
 from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry
-from tokitai.toolchain import hip
-from tokitai.toolchain.amd_asm import read_ir
+from tokitai.runtime.gpu_hip import HipProgram, holds_f64, holds_fma
+from tokitai.runtime.gpu_kernel import Edit, GpuKernel, source_digest
+from tokitai.runtime.kernel import Identity, is_attention, is_product
 from tokitai.toolchain.build import Source
 from tokitai.verification.verdict import Variant, variants
 

@@ -9,9 +9,9 @@ import pytest
 
 from tokitai import ops
 from tokitai.emit.cpp import emit_cpu
-from tokitai.kernel import Kernel, build_text, compile
+from tokitai.families.rowwise.plan import plan_rows
 from tokitai.lang import Matrix, Operator, Outputs, operator, outputs, row_max, storage
-from tokitai.lower.rowwise import plan_rows
+from tokitai.runtime.kernel import Kernel, build_text, compile
 from tokitai.toolchain.build import Isa, isas_here
 from tokitai.verification import suite
 from tokitai.verification.cases import Case, defaults, seeded

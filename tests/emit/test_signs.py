@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tokitai.kernel import compile
 from tokitai.lang import Matrix, Operator, Outputs, Rows, Value, f32, fma, operator, outputs, row_sum
 from tokitai.meaning import bits
+from tokitai.runtime.kernel import compile
 from tokitai.toolchain.build import Isa, isas_here
 from tokitai.verification.cases import Case
 from tokitai.verification.run import run_numbers

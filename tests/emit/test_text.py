@@ -10,7 +10,7 @@ PROGRAM = """
 import hashlib
 from tokitai import ops
 from tokitai.emit.cpp import emit_cpu
-from tokitai.lower.rowwise import plan_rows
+from tokitai.families.rowwise.plan import plan_rows
 junk = [object() for _ in range({count})]  # other addresses for what comes later
 for name in ("layer_norm", "layer_norm_backward", "softmax", "gelu_erf_backward"):
     print(name, hashlib.sha256(emit_cpu(plan_rows(ops.get(name).trace("f16"))).text.encode()).hexdigest())

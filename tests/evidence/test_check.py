@@ -23,6 +23,8 @@ from tokitai.evidence.statement import build_statement
 
 HERE = Path(__file__).parent
 SCHEMA_OBJECT = json.loads(SCHEMA.read_text())
+
+
 def structure(statement: object) -> list[str]:
     return list(checker._structure(statement, SCHEMA_OBJECT, SCHEMA_OBJECT, "statement"))
 

@@ -133,9 +133,7 @@ def test_the_section_of_a_certificate_holds_all_of_it(tmp_path: Path) -> None:
     assert len([e for e in found.all("details") if "open" in e.attributes]) == 0
 
 
-EVIL = (
-    "</script></title></style></svg><script>alert(1)</script><img src=. onerror=a()>\"' onload='x' {{ 7*7 }} $x^{2$"
-)
+EVIL = "</script></title></style></svg><script>alert(1)</script><img src=. onerror=a()>\"' onload='x' {{ 7*7 }} $x^{2$"
 
 
 def test_every_string_of_a_certificate_stays_text(tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ def test_a_page_takes_the_place_of_another(tmp_path: Path) -> None:
 
 def test_a_page_has_room_for_few_kinds_of_cases(tmp_path: Path) -> None:
     """Hundreds of certificates could have kinds of their own, each of which takes a table and a picture."""
+
     def with_kinds(first: int) -> dict[str, Any]:
         statement = build_statement(SAMPLE)
         case = statement["predicate"]["cases"][1]

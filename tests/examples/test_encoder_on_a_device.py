@@ -17,8 +17,8 @@ from examples.sentence_encoder import files
 from examples.sentence_encoder.model import Model
 from examples.sentence_encoder.operators import Encoder, placing, read_back
 from examples.sentence_encoder.tokenizer import Tokenizer
-from tokitai.device import cuda_driver
-from tokitai.device.device_array import DeviceArray
+from tokitai.arrays.device_array import DeviceArray
+from tokitai.backends.cuda import driver as cuda_driver
 
 FORMATS = ("f32", "f16", "bf16")
 SHORT = ("Tides rise.", "Low water falls slowly.")

@@ -225,7 +225,7 @@ def test_make_hands_sentences_on(found: files.ModelFiles) -> None:
     """Quotes and dashes included. Nothing is installed: the stamp passes for an old file, and Python is this one."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    words = ["ONE=-It's \"late\".", "OTHER=-It's \"late\".", "DTYPE=f16", f"BIN={Path(sys.executable).parent}"]
+    words = ['ONE=-It\'s "late".', 'OTHER=-It\'s "late".', "DTYPE=f16", f"BIN={Path(sys.executable).parent}"]
     environment = {n: v for n, v in os.environ.items() if n not in ("MAKEFLAGS", "MAKELEVEL")}  # a make of its own
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(

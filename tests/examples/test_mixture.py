@@ -19,9 +19,9 @@ from examples.mixture import __main__ as command
 from examples.mixture.model import Mixture, Shape
 from examples.mixture.training import BEFORE, DRAWN_BY, DTYPES, SMALL, Batches, Training, digest_of, record, train
 from tests.examples.plain_mixture import loss_of
-from tokitai import call_again
-from tokitai.device import cpu
+from tokitai.backends.cpu import device as cpu
 from tokitai.errors import ArgumentError, DeviceMissingError, UnknownNameError
+from tokitai.runtime import launch_cache as call_again
 
 TEXT = Path(command.TEXT).read_bytes()
 RECORDED = Path(command.TEXT).parent / "evidence" / "training" / "small.jsonl"  # by `--record`

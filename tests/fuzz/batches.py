@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tokitai.device import cpu
-from tokitai.device.sim import LoadedSim
+from tokitai.backends.cpu import device as cpu
+from tokitai.backends.sim.device import LoadedSim
 from tokitai.emit.cpp import KernelText
-from tokitai.gpu_targets import SimProgram, SimTarget
-from tokitai.kernel import Identity
 from tokitai.lower.gpu import Step
+from tokitai.runtime.gpu_targets import SimProgram, SimTarget
+from tokitai.runtime.kernel import Identity
 from tokitai.toolchain.build import SIMULATED, Isa, flags_of
 from tokitai.toolchain.compilers import find_compiler
 
@@ -155,4 +155,3 @@ def of_library(library: ctypes.CDLL) -> LoadedSim:
     library.tokitai_sim_lend.argtypes = [ctypes.c_void_p]
     made._running, made._kernels = threading.Lock(), {}
     return made
-

@@ -21,8 +21,8 @@ from trying import Tried, counts, load, try_programs
 
 from tokitai.emit.cpp import KernelText, emit_cpu
 from tokitai.errors import DefinitionError
+from tokitai.families import make_plan
 from tokitai.lang import PRIMITIVES
-from tokitai.lower import make_plan
 from tokitai.toolchain.build import isas_here
 
 SEED = int(os.environ.get("TOKITAI_FUZZ_SEED", "2026"))

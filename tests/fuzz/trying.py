@@ -16,15 +16,15 @@ from batches import BatchedSim, Library, cpu_kernel
 from drawn import program
 from programs import Program
 
-from tokitai.call import call_with
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import ArgumentError, DefinitionError, TargetMissingError
+from tokitai.families import Plan, make_plan
 from tokitai.formats import format_of
-from tokitai.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.kernel import Kernel, KernelBase, Scalars
 from tokitai.lang import Graph, Operator
-from tokitai.lower import Plan, make_plan
 from tokitai.meaning import real, structure
+from tokitai.runtime.call import call_with
+from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
+from tokitai.runtime.kernel import Kernel, KernelBase, Scalars
 from tokitai.toolchain.build import Isa
 from tokitai.verification import cases
 from tokitai.verification.accuracy import measure_error

@@ -89,8 +89,16 @@ class Writer:
         anything = next((v.name for v in self.values if v.type == "f32"), None)
         parts = [*given, *([f"columns({anything})", f"rows({anything})"] if anything else [])] or ["1"]
         a, b = self.one(parts), self.one([*parts, "2", "0.25"])
-        return self.one([a, f"({a} + {b})", f"({a} * {b} - 1)", f"(1 / {a})" if a != "1" else a, f"(-{a})",
-                         *([f"sqrt({a})", f"{a} ** 2"] if a != "1" else [])])
+        return self.one(
+            [
+                a,
+                f"({a} + {b})",
+                f"({a} * {b} - 1)",
+                f"(1 / {a})" if a != "1" else a,
+                f"(-{a})",
+                *([f"sqrt({a})", f"{a} ** 2"] if a != "1" else []),
+            ]
+        )
 
     def add_input(self, name: str, kind: str, fmt: str, space: str, optional: bool = False) -> None:
         """An argument; an optional one is mixed into a value where it is given."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tokitai.formats import format_of
-from tokitai.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.gpu_targets import target_named
-from tokitai.kernel import KernelBase, compile
 from tokitai.lang import Operator
+from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
+from tokitai.runtime.gpu_targets import target_named
+from tokitai.runtime.kernel import KernelBase, compile
 from tokitai.toolchain.build import Isa
 from tokitai.verification import cases
 from tokitai.verification.run import run_numbers, run_structure

@@ -12,6 +12,7 @@ import pytest
 import tokitai
 from tokitai.elementary import exp
 from tokitai.errors import DefinitionError
+from tokitai.families import make_plan
 from tokitai.lang import (
     Cols,
     Contract,
@@ -43,7 +44,6 @@ from tokitai.lang import (
     tensor_index,
     weighted_sum,
 )  # fmt: skip
-from tokitai.lower import make_plan
 
 HERE = Path(__file__)
 
@@ -54,8 +54,7 @@ def line_of(marker: str) -> int:
 
 
 # ------------------------------------------------------------------ refusals
-def f64_input(a: Matrix[storage],
-              wide: Matrix[f64]) -> Outputs:  # the f64 input
+def f64_input(a: Matrix[storage], wide: Matrix[f64]) -> Outputs:  # the f64 input
     return outputs(y=a)
 
 

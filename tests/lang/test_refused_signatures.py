@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tokitai.errors import DefinitionError
+from tokitai.families.rowwise.plan import plan_rows
 from tokitai.lang import (
     Cols,
     Matrix,
@@ -27,7 +28,6 @@ from tokitai.lang import (
     storage,
     stored,
 )
-from tokitai.lower.rowwise import plan_rows
 
 
 def no_annotation(x, y: Cols[f32]):  # type: ignore[no-untyped-def]

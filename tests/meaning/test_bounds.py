@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tokitai import ops, verify
 from tokitai.errors import TokitaiError
+from tokitai.families import is_attention
 from tokitai.formats import FORMATS
 from tokitai.lang import (
     Matrix,
@@ -40,7 +41,6 @@ from tokitai.lang import (
     where,
 )  # fmt: skip
 from tokitai.lang import f16 as half
-from tokitai.lower import is_attention
 from tokitai.meaning import bits, bounds, real
 from tokitai.meaning.bounds import LIPSCHITZ, Bounded, Bounds
 from tokitai.meaning.derivative import SLOPES

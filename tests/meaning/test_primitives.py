@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tokitai.emit.cpp import emit_cpu
+from tokitai.families import make_plan
 from tokitai.lang import (
     PRIMITIVES,
     Graph,
@@ -62,7 +63,6 @@ from tokitai.lang import (
     weighted_sum,
     where,
 )
-from tokitai.lower import make_plan
 from tokitai.meaning import bits, real, structure
 from tokitai.meaning.derivative import gradient
 
@@ -142,9 +142,7 @@ def gathered(x: Matrix[storage], y: Matrix[storage], table: Table[storage], inde
 
 
 @uses("scatter_sum")
-def scattered(
-    x: Matrix[storage], y: Matrix[storage], table: Table[storage], index: Rows[i32], *, entries: int
-) -> Any:
+def scattered(x: Matrix[storage], y: Matrix[storage], table: Table[storage], index: Rows[i32], *, entries: int) -> Any:
     return outputs(z=table - scatter_sum(x * y, index, entries))
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tokitai import ops, verify
 from tokitai.errors import DefinitionError
+from tokitai.families import make_plan
 from tokitai.lang import Matrix, Operator, Outputs, operator, outputs, storage, total_max, total_sum
-from tokitai.lower import make_plan
 from tokitai.meaning import bits
 from tokitai.verification.verdict import variants
 

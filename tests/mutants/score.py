@@ -30,13 +30,13 @@ from tests.mutants.program import PRELUDE, Mutant, alone, schemata
 from tokitai import emit, ops
 from tokitai.emit.cpp import KernelText, emit_cpu
 from tokitai.errors import TokitaiError
+from tokitai.families import make_plan
 from tokitai.formats import format_of
-from tokitai.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.gpu_targets import SimTarget
-from tokitai.kernel import KernelBase, build_text
 from tokitai.lang import Graph, Operator, shape_text
-from tokitai.lower import make_plan
 from tokitai.meaning import structure
+from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
+from tokitai.runtime.gpu_targets import SimTarget
+from tokitai.runtime.kernel import KernelBase, build_text
 from tokitai.toolchain.build import native_isa
 from tokitai.verification import cases, run, suite
 from tokitai.verification.derived import GPU_LANES, LANES

@@ -13,11 +13,12 @@ from tests.mutants.products import shapes, slipped, slips
 from tokitai import ops
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import DefinitionError
-from tokitai.kernel import Kernel, build_text
+from tokitai.families import AttentionPlan, ProductPlan, make_plan
 from tokitai.lang import Graph, Operator
-from tokitai.lower import AttentionPlan, ProductPlan, make_plan
+from tokitai.runtime.kernel import Kernel, build_text
+from tokitai.runtime.shapes import allowed
 from tokitai.toolchain.build import Isa, native_isa
-from tokitai.verification import cases, run, suite
+from tokitai.verification import cases, run
 
 AT_LEAST = 6
 SAMPLE = 4  # of each operator's mutants; another seed draws others
@@ -110,7 +111,7 @@ def refuted(operator: object, kernel: Kernel) -> bool:
     else:
         tried = shapes(kernel.graph.ragged) if isinstance(kernel.plan, ProductPlan) else usual
     for shape in tried:
-        if not suite.allowed(operator, shape):
+        if not allowed(operator, shape):
             continue
         integers = {
             t.name: cases.draw(operator, t, "normal", shape, 0)

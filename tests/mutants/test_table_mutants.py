@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.gpu_kernel import GpuKernel
-from tokitai.gpu_targets import SimTarget
-from tokitai.lower import make_plan
-from tokitai.lower.gpu_scatter import passes_of
+from tokitai.families import make_plan
+from tokitai.families.scatter.schedule import passes_of
 from tokitai.meaning import bits
+from tokitai.runtime.gpu_kernel import GpuKernel
+from tokitai.runtime.gpu_targets import SimTarget
 from tokitai.verification import cases, verify
 from tokitai.verification.verdict import variants
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from running import run
 
-from tokitai.call_product import sizes_of
 from tokitai.formats import format_of
-from tokitai.kernel import is_product
 from tokitai.lang import MATRICES, Operator
 from tokitai.meaning import bounds
+from tokitai.runtime.kernel import is_product
+from tokitai.runtime.product_call import sizes_of
 
 Array = np.ndarray[Any, Any]
 

@@ -15,7 +15,7 @@ from running import BF16, F16, F32, array, same_bits
 from tokitai import ops
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import ArgumentError, CompileError, DefinitionError
-from tokitai.kernel import Kernel, build_text, compile
+from tokitai.families import make_plan
 from tokitai.lang import (
     Operand,
     Rows,
@@ -31,8 +31,8 @@ from tokitai.lang import (
     weighted_sum,
     where,
 )
-from tokitai.lower import make_plan
 from tokitai.meaning import bits, bounds
+from tokitai.runtime.kernel import Kernel, build_text, compile
 from tokitai.toolchain.build import Isa, isas_here
 from tokitai.verification import cases
 from tokitai.verification.run import run_numbers, run_structure

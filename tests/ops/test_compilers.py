@@ -14,10 +14,10 @@ import pytest
 from tokitai import ops
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import CompilerMissingError
-from tokitai.kernel import Kernel, compile
+from tokitai.families import make_plan
 from tokitai.lang import Operator
-from tokitai.lower import make_plan
 from tokitai.meaning import bits
+from tokitai.runtime.kernel import Kernel, compile
 from tokitai.toolchain.build import Source, build, isas_here
 from tokitai.toolchain.compilers import Compiler, find_compiler
 from tokitai.verification import cases

@@ -13,6 +13,7 @@ from running import BF16, F16, F32, array, same_bits
 
 from tokitai import ops
 from tokitai.errors import ArgumentError, DefinitionError
+from tokitai.families import make_plan
 from tokitai.lang import (
     Groups,
     Operand,
@@ -29,7 +30,6 @@ from tokitai.lang import (
     shape_text,
     storage,
 )
-from tokitai.lower import make_plan
 from tokitai.ops.groups import SHARES
 from tokitai.verification import verify
 from tokitai.verification.verdict import Variant

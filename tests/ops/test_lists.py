@@ -13,13 +13,13 @@ from running import BF16, F16, F32, U, same_bits
 
 from tokitai import ops
 from tokitai.errors import ArgumentError
+from tokitai.families.elementwise.plan import TILE
 from tokitai.formats import format_of
-from tokitai.kernel import Kernel, compile
 from tokitai.lang import Matrix, element_word, operator, outputs, storage
-from tokitai.lower.flat import TILE
 from tokitai.meaning import bits
 from tokitai.ops.adam import stochastic_bits
 from tokitai.ops.dropouts import philox_reference
+from tokitai.runtime.kernel import Kernel, compile
 
 Array = np.ndarray[Any, Any]
 LENGTHS = [0, 1, 2, 3, 17, 1000, TILE - 1, TILE, TILE + 1, 3 * TILE + 5]

@@ -12,8 +12,8 @@ from running import BF16, F16, F32, array, same_bits
 
 from tokitai import ops
 from tokitai.errors import ArgumentError, DefinitionError
+from tokitai.families import make_plan
 from tokitai.lang import Operand, Sizes, matmul, operator, outputs, row_sum, shape_from_text, shape_text, storage
-from tokitai.lower import make_plan
 from tokitai.meaning import bits
 
 LAYOUTS = ("NN", "NT", "TN")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.binding import bind, check_params
 from tokitai.errors import ArgumentError
 from tokitai.lang import Operator
+from tokitai.runtime.binding import bind, check_params
 from tokitai.verification import cases
 
 ANY = {"factor", "alpha", "beta", "ignore_index", "dropped"}  # plain factors, and whole numbers beside all indices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokitai.device import cpu
+from tokitai.backends.cpu import device as cpu
 from tokitai.toolchain.build import Artifact, Source
 
 HEAD = """

@@ -8,10 +8,10 @@ from functools import cache
 
 import pytest
 
+from tokitai.backends.hip import clang as hip
+from tokitai.backends.hip.assembly import read_asm, read_ir, scan
 from tokitai.emit.gpu_text import headers
 from tokitai.errors import CompilerMissingError
-from tokitai.toolchain import hip
-from tokitai.toolchain.amd_asm import read_asm, read_ir, scan
 from tokitai.toolchain.build import Source
 
 try:

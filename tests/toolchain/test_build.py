@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from sample_kernels import HEAD, scale_of, scaling
 
-from tokitai.device import cpu
+from tokitai.backends.cpu import device as cpu
 from tokitai.errors import ArgumentError, CompileError, CompilerMissingError, UnknownNameError
 from tokitai.toolchain import build as building
 from tokitai.toolchain.build import ISAS, Source, build, flags_of, isas_here, native_isa

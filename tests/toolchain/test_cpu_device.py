@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from sample_kernels import HEAD, scale_of, scaling
 
-from tokitai.device import cpu
+from tokitai.backends.cpu import device as cpu
 from tokitai.errors import ArgumentError, CacheError, CompileError, DeviceMissingError
 from tokitai.toolchain import build as building
 from tokitai.toolchain.build import Source, build, isas_here, machine_here, native_isa

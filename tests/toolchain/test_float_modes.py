@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.device.cpu import check_float_mode
+from tokitai.backends.cpu.device import check_float_mode
 from tokitai.errors import FloatModeError
 from tokitai.meaning import bits
 from tokitai.toolchain.compilers import find_compiler

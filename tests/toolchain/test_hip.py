@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tokitai.backends.hip import clang as hip
+from tokitai.backends.hip.clang import build, find_hip, flags_of, key_of, parse_metadata
 from tokitai.emit.gpu_text import headers
 from tokitai.errors import ArgumentError, CacheError, CompileError, CompilerMissingError, UnknownNameError
-from tokitai.toolchain import hip
 from tokitai.toolchain.build import Source
 from tokitai.toolchain.compilers import identify
-from tokitai.toolchain.hip import build, find_hip, flags_of, key_of, parse_metadata
 
 try:
     find_hip()

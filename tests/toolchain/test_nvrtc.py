@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from tokitai.backends.cuda import nvrtc
+from tokitai.backends.cuda.nvrtc import Resources, arch_of, build, find_nvrtc, key_of, options_of, parse_report
+from tokitai.backends.cuda.ptx import opcodes, scan
 from tokitai.errors import ArgumentError, CacheError, CompileError, CompilerMissingError, UnknownNameError
-from tokitai.toolchain import nvrtc
 from tokitai.toolchain.build import Source
-from tokitai.toolchain.nvrtc import Resources, arch_of, build, find_nvrtc, key_of, options_of, parse_report
-from tokitai.toolchain.ptx import opcodes, scan
 
 HEADERS = {
     "rows.h": '#pragma once\n#include "inner/call.h"\n__device__ inline float twice(float x) { return x + x; }\n',

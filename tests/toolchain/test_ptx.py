@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokitai.toolchain.ptx import Finding, opcodes, scan
+from tokitai.backends.cuda.ptx import Finding, opcodes, scan
 
 HEAD = """//
 // Generated: add.f32 in a comment is no instruction; nor is fma.rn.f32

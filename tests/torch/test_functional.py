@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokitai import ops
-from tokitai.device.dlpack import as_numpy
+from tokitai.arrays.dlpack import as_numpy
 from tokitai.errors import ArgumentError, UnknownNameError
 from tokitai.lang import Operator, Sizes
 from tokitai.meaning import bounds

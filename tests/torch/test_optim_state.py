@@ -51,7 +51,10 @@ COPIES: dict[str, Callable[[AdamW], AdamW]] = {
     "state_dict": reloaded,
 }
 VARIANTS: list[dict[str, Any]] = [
-    {}, {"rounding": "stochastic", "seed": 7}, {"master": False}, {"maximize": True},
+    {},
+    {"rounding": "stochastic", "seed": 7},
+    {"master": False},
+    {"maximize": True},
     {"master": True, "rounding": "stochastic"},
 ]
 

@@ -279,5 +279,3 @@ def test_results_without_a_gradient_are_refused_in_a_loss() -> None:
     loss.backward(retain_graph=True)  # what does not go through lse is no matter
     with pytest.raises(ArgumentError, match="cross_entropy: its result lse has no gradient"):
         (loss + lse.sum()).backward()
-
-

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tokitai import ops, verify
-from tokitai.device import cuda
+from tokitai.backends.cuda import device as cuda
 from tokitai.errors import DeviceMissingError
 from tokitai.evidence.check import check
-from tokitai.gpu_targets import target_named
 from tokitai.lang import Sizes
+from tokitai.runtime.gpu_targets import target_named
 from tokitai.verification.files import case_from_file
 from tokitai.verification.recheck import recheck
 from tokitai.verification.verdict import Variant

@@ -11,7 +11,7 @@ import pytest
 from mutants import centred, smaller
 
 from tokitai.formats import FORMATS
-from tokitai.kernel import compile
+from tokitai.runtime.kernel import compile
 from tokitai.verification.buffers import GUARD, POISON, Buffer, GuardError, digest
 from tokitai.verification.cases import rng_for
 from tokitai.verification.drawn import LARGE, Place, place_of

@@ -10,9 +10,9 @@ from mutants import centred
 
 from tokitai import ops
 from tokitai.errors import UnknownNameError, UsageError
+from tokitai.families.rowwise.plan import plan_rows
 from tokitai.formats import FORMATS
 from tokitai.lang import Contract, Matrix, Operator, operator, row_sum, storage
-from tokitai.lower.rowwise import plan_rows
 from tokitai.verification import cases, suite, verify
 from tokitai.verification.cases import DRAWS
 from tokitai.verification.verdict import Variant, variants

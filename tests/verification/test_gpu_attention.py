@@ -10,13 +10,14 @@ from mutants import Edit
 
 from tokitai import ops
 from tokitai.errors import TargetMissingError
+from tokitai.families import AttentionPlan, make_plan
+from tokitai.families.attention import tiling as gpu_attention
+from tokitai.families.attention.tiling import attention_steps, fallbacks, handed_on, tiling_of, workspace_bytes
 from tokitai.formats import format_of
-from tokitai.gpu_hip import HipKernel, HipTarget
-from tokitai.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.gpu_targets import SimTarget
 from tokitai.lang import Operand, Outputs, Sizes, matmul, operator, outputs, storage, weighted_sum
-from tokitai.lower import AttentionPlan, gpu_attention, make_plan
-from tokitai.lower.gpu_attention import attention_steps, fallbacks, handed_on, tiling_of, workspace_bytes
+from tokitai.runtime.gpu_hip import HipKernel, HipTarget
+from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
+from tokitai.runtime.gpu_targets import SimTarget
 from tokitai.verification import cases, run
 from tokitai.verification.run import run_numbers, run_structure
 

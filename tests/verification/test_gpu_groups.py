@@ -11,12 +11,13 @@ import pytest
 from mutants import Edit
 
 from tokitai import ops
-from tokitai.gpu_hip import HipKernel, HipTarget
-from tokitai.gpu_kernel import GpuKernel
-from tokitai.gpu_targets import SimTarget
+from tokitai.families import GroupedPlan, ProductPlan, make_plan
+from tokitai.families.matmul import tiling as gpu_product
+from tokitai.families.matmul.tiling import Tiling, fallbacks, offered, product_steps, tiles_of, tiling_of
 from tokitai.lang import Groups, Operand, Operator, Outputs, Sizes, grouped_matmul, i64, operator, outputs, storage
-from tokitai.lower import GroupedPlan, ProductPlan, gpu_product, make_plan
-from tokitai.lower.gpu_product import Tiling, fallbacks, offered, product_steps, tiles_of, tiling_of
+from tokitai.runtime.gpu_hip import HipKernel, HipTarget
+from tokitai.runtime.gpu_kernel import GpuKernel
+from tokitai.runtime.gpu_targets import SimTarget
 from tokitai.verification import cases
 from tokitai.verification.run import PLAIN, Launch, run_numbers, run_structure
 from tokitai.worker import Pool

@@ -11,16 +11,17 @@ import pytest
 from mutants import Edit
 
 from tokitai import ops
+from tokitai.backends.cuda.matrix_checks import source
 from tokitai.emit.cpp import KernelText
 from tokitai.errors import TargetMissingError
-from tokitai.gpu_hip import HipKernel, HipTarget
-from tokitai.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.gpu_matrix import source
-from tokitai.gpu_targets import SimTarget
+from tokitai.families import ProductPlan, make_plan
+from tokitai.families.matmul import tiling as gpu_product
+from tokitai.families.matmul.tiling import Tiling, offered, product_steps, tiling_of, together
 from tokitai.lang import Operand, Outputs, Sizes, matmul, operator, outputs, storage
-from tokitai.lower import ProductPlan, gpu_product, make_plan
 from tokitai.lower.gpu import Step
-from tokitai.lower.gpu_product import Tiling, offered, product_steps, tiling_of, together
+from tokitai.runtime.gpu_hip import HipKernel, HipTarget
+from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
+from tokitai.runtime.gpu_targets import SimTarget
 from tokitai.verification import cases
 from tokitai.verification.run import run_numbers, run_structure
 from tokitai.worker import Pool

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from mutants import Edit
 
+from tokitai.backends.hip import clang as hip
 from tokitai.errors import ArgumentError, CompilerMissingError, UnknownNameError
 from tokitai.evidence.check import check
+from tokitai.families import make_plan
 from tokitai.formats import format_of
-from tokitai.gpu_hip import HipKernel, HipTarget, holds_fma
-from tokitai.kernel import is_attention
 from tokitai.lang import Operator
-from tokitai.lower import make_plan
 from tokitai.ops import get, registry
-from tokitai.toolchain import hip
+from tokitai.runtime.gpu_hip import HipKernel, HipTarget, holds_fma
+from tokitai.runtime.kernel import is_attention
+from tokitai.runtime.shapes import in_groups
 from tokitai.verification import cases, verify
 from tokitai.verification.run import run_numbers, run_structure
 from tokitai.verification.verdict import variants
@@ -40,12 +41,10 @@ def test_every_hip_text_has_the_oracles_bits_and_structure(op: Operator, warp: i
     target = HipTarget(ARCHS[warp], holds_fma(graph), inspect=False)
     assert target.warp == warp
     numbers, hashed = (HipKernel(op, graph, make_plan(graph), s, target) for s in (False, True))
-    shape = cases.in_groups(graph, (min(35, op.contract.max_rows), min(257, op.contract.max_cols)))
+    shape = in_groups(graph, (min(35, op.contract.max_rows), min(257, op.contract.max_cols)))
     result = run_numbers(numbers, cases.seeded(op, graph, "normal", shape, 1), None, 3)
     assert result.equal and result.compared, result.failure
-    integers = {
-        t.name: cases.draw(op, t, "normal", shape, 1) for t in graph.inputs if not format_of(t.format).is_float
-    }
+    integers = {t.name: cases.draw(op, t, "normal", shape, 1) for t in graph.inputs if not format_of(t.format).is_float}
     result = run_structure(hashed, shape, integers, cases.drawn_scalars(op, graph, shape), 1)
     assert result.equal and result.compared, result.failure
 

@@ -12,9 +12,9 @@ from mutants import ALIKE, ARITHMETIC, EXPRESSION, QUICK, Edit, centred, examine
 
 from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import UsageError
+from tokitai.families import make_plan
 from tokitai.formats import FORMATS
-from tokitai.kernel import Kernel, build_text
-from tokitai.lower import make_plan
+from tokitai.runtime.kernel import Kernel, build_text
 from tokitai.verification import verify
 from tokitai.verification.cases import Case, to_format
 from tokitai.verification.run import run_numbers, run_structure

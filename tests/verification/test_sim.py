@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from mutants import Edit
 
-from tokitai.gpu_kernel import GpuKernel
-from tokitai.gpu_targets import SimTarget
-from tokitai.kernel import is_attention
+from tokitai.families import make_plan
+from tokitai.families.rowwise.plan import RowPlan
 from tokitai.lang import Cols, Matrix, Operator, col_sum, columns, operator, outputs, row_max, row_sum, storage
-from tokitai.lower import make_plan
 from tokitai.lower.gpu import CHUNK, SLICE, Schedule, schedule_rows, separable, sliced
-from tokitai.lower.rowwise import RowPlan
 from tokitai.meaning import bits
 from tokitai.ops import get, registry
+from tokitai.runtime.gpu_kernel import GpuKernel
+from tokitai.runtime.gpu_targets import SimTarget
+from tokitai.runtime.kernel import is_attention
 from tokitai.verification import Verdict, verify
 from tokitai.verification.cases import Case, seeded
 from tokitai.verification.run import PLAIN, Launch, run_numbers, run_structure

@@ -19,8 +19,8 @@ from tests.worker import left
 from tokitai import ops
 from tokitai.cli import run
 from tokitai.errors import ArgumentError, CacheError, UnavailableError
-from tokitai.kernel import compile
 from tokitai.ops import registry
+from tokitai.runtime.kernel import compile
 from tokitai.verification import verify
 from tokitai.verification.batch import Job, verify_many
 from tokitai.verification.cases import seeded

@@ -125,5 +125,3 @@ def test_jumps_of_the_filter_stay_inside(machine: str) -> None:
         if int.from_bytes(step[:2], "little") & 7 == 5:
             assert i + 1 + max(step[2], step[3]) < len(steps)
     assert len(steps) < 4096 and steps[-1][:2] == b"\x06\x00"
-
-

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..binding import bind
-from ..call import prepare_lists
-from ..device import cpu
+from ..backends.cpu import device as cpu
 from ..errors import ArgumentError, UnavailableError, UnknownNameError
 from ..formats import FORMATS
 from ..lang import OPERANDS, Operator, extent
+from ..runtime.binding import bind
+from ..runtime.call import prepare_lists
 from . import held
 from .count import bytes_of, operations_of
 from .timing import Copy, alternate

@@ -10,11 +10,11 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..formats import format_of
-from ..kernel import Kernel, compile, is_attention, is_product
 from ..lang import GROUPS, Operator, TensorSpec
 from ..meaning.structure import drawn_entries
+from ..runtime.kernel import Kernel, compile, is_attention, is_product
+from ..runtime.shapes import allowed, in_groups
 from ..verification import cases
-from ..verification.suite import allowed
 
 Array = np.ndarray[Any, Any]
 
@@ -87,7 +87,7 @@ def timed(operator: Operator) -> list[str]:
 def workload(operator: Operator, dtype: str, shapes: tuple[tuple[int, int], ...]) -> Workload:
     """Inputs for one operator, of its optional tensors those that `timed` names."""
     kernel = compile(operator, "cpu", dtype, timed(operator))
-    shapes = tuple(cases.in_groups(kernel.graph, s) for s in shapes)
+    shapes = tuple(in_groups(kernel.graph, s) for s in shapes)
     scalars = _scalars(operator, shapes)
     tensors = {t.name: [_draw(operator, t, s, SEED + i) for i, s in enumerate(shapes)] for t in kernel.graph.inputs}
     forward = operator.backward_of
@@ -113,9 +113,7 @@ def _saved(
         t.name: drawn[t.name][0] if t.name in drawn else _draw(forward, t, shapes[0], SEED + 1) for t in graph.inputs
     }
     made = forward(*(given.get(t.name) for t in forward.tensors), **_scalars(forward, shapes))
-    results = dict(
-        zip((o.name for o in graph.outputs), made if isinstance(made, tuple) else (made,), strict=True)
-    )
+    results = dict(zip((o.name for o in graph.outputs), made if isinstance(made, tuple) else (made,), strict=True))
     return {n: [np.asarray(a)] for n, a in results.items() if n in wanted}
 
 

@@ -12,13 +12,14 @@ from typing import Annotated
 
 import typer
 
-from ..device.cpu import default_threads
+from ..backends.cpu.device import default_threads
 from ..errors import UsageError
 from ..evidence.sign import private_key
 from ..numerics import NUMERICS_VERSION, VERSION
 from ..ops import registry
+from ..runtime.shapes import asked_shape
 from ..verification.batch import Job, overall, verify_many
-from ..verification.verdict import Verdict, asked_shape
+from ..verification.verdict import Verdict
 from . import output, parse
 from .bench import bench
 from .check import check

@@ -5,17 +5,19 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from .. import gpu_hip
+from ..backends.hip import clang as hip
 from ..emit.cpp import emit_cpu
 from ..errors import UnknownNameError
-from ..gpu_kernel import gpu_plan
-from ..gpu_source import gpu_source, usual_shape
-from ..kernel import TARGETS, is_product
+from ..families import AttentionPlan, Plan, ProductPlan, make_plan
+from ..families.attention import tiling as gpu_attention
+from ..families.matmul import tiling as gpu_product
 from ..lang import MATRICES, Operator, Sizes, TensorSpec, shape_text
 from ..lang.graph import Space
-from ..lower import AttentionPlan, Plan, ProductPlan, gpu_attention, gpu_product, make_plan
-from ..toolchain import hip
-from ..verification.cases import in_groups
+from ..runtime import gpu_hip
+from ..runtime.gpu_kernel import gpu_plan
+from ..runtime.gpu_source import gpu_source, usual_shape
+from ..runtime.kernel import TARGETS, is_product
+from ..runtime.shapes import in_groups
 from ..verification.verdict import Variant
 
 SPACES = {

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..device import cpu, cuda
-from ..device import hip as amd
+from ..backends.cpu import device as cpu
+from ..backends.cuda import device as cuda
+from ..backends.cuda import nvrtc
+from ..backends.hip import clang as hip
+from ..backends.hip import probe as amd
 from ..errors import CompilerMissingError, TokitaiError
 from ..lang import Matrix, Outputs, operator, outputs, row_sum, storage
 from ..numerics import NUMERICS_VERSION
-from ..toolchain import cache, hip, nvrtc
+from ..toolchain import cache
 from ..toolchain.build import ISAS, machine_here
 from ..toolchain.compilers import Compiler, all_compilers, find_compiler
 from ..verification import verify

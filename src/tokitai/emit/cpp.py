@@ -10,7 +10,7 @@ The kernel's one symbol is::
 
 ``tensors`` are the inputs, then the results; ``sizes`` are rows, columns, then the row stride in elements of every
 rows x cols tensor in the same order; ``scalars`` is the table of rounded host scalars. What the sizes of lists and of
-products are, `emit.flat` and `emit.product` say.
+products are, `families.elementwise.cpu` and `families.matmul.cpu` say.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
+from ..families import AttentionPlan, FlatPlan, GroupedPlan, Plan, ProductPlan, ScatterPlan
+from ..families.attention.cpu import AttentionEmitter
+from ..families.elementwise.cpu import FlatEmitter
+from ..families.grouped.cpu import GroupedEmitter
+from ..families.matmul.cpu import ProductEmitter
+from ..families.rowwise.cpu import RowEmitter
+from ..families.scatter.cpu import ScatterEmitter
 from ..formats import FORMATS
-from ..lower import AttentionPlan, FlatPlan, GroupedPlan, Plan, ProductPlan, ScatterPlan
-from .attention import AttentionEmitter
-from .flat import FlatEmitter
-from .grouped import GroupedEmitter
-from .product import ProductEmitter
-from .rowwise import RowEmitter
-from .scatter import ScatterEmitter
 
 HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "many.h", "rows.h")
 OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "products.h")

@@ -37,7 +37,6 @@ class GpuPrinter(Printer):
             return f"{limits[0]}({name[limits[1]]}, {name[node.args[1]]})"
         return super().expression(node, vector, name, own_names)
 
-
     def encode(self, o: Output, how: str = "encode") -> None:
         """A chunk of a result's values in its stored format; whole numbers are stored as they are."""
         if o.node.type == "f32":

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from importlib import resources
 
-from ..lower.attention import AttentionPlan
-from ..lower.flat import FlatPlan
+from ..families.attention.gpu import GpuAttentionEmitter
+from ..families.attention.plan import AttentionPlan
+from ..families.attention.tiling import WalkTiling
+from ..families.elementwise.gpu import GpuFlatEmitter
+from ..families.elementwise.plan import FlatPlan
+from ..families.grouped.gpu import GpuGroupedEmitter
+from ..families.grouped.plan import GroupedPlan
+from ..families.matmul.gpu import GpuProductEmitter
+from ..families.matmul.gpu_pipeline import GpuGroupedPipelineEmitter, GpuPipelineEmitter
+from ..families.matmul.plan import ProductPlan
+from ..families.matmul.tiling import Tiling
+from ..families.rowwise.gpu import GpuRowEmitter
+from ..families.rowwise.plan import RowPlan
+from ..families.scatter.gpu import GpuScatterEmitter
+from ..families.scatter.plan import ScatterPlan
 from ..lower.gpu import FlatSchedule, Schedule
-from ..lower.gpu_attention import WalkTiling
-from ..lower.gpu_product import Tiling
-from ..lower.grouped import GroupedPlan
-from ..lower.product import ProductPlan
-from ..lower.rowwise import RowPlan
-from ..lower.scatter import ScatterPlan
 from .cpp import KernelText, first, segments
-from .gpu_attention import GpuAttentionEmitter
-from .gpu_flat import GpuFlatEmitter
-from .gpu_grouped import GpuGroupedEmitter
-from .gpu_pipeline import GpuGroupedPipelineEmitter, GpuPipelineEmitter
-from .gpu_product import GpuProductEmitter
-from .gpu_rows import GpuRowEmitter
-from .gpu_scatter import GpuScatterEmitter
 
 OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "quotients.h", "sim.h", "hip.h")
 OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "work.h", "products.h")

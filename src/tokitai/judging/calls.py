@@ -66,9 +66,7 @@ class Calls:
             tuple(self.operator.contract.places), turn, placement,
         )  # fmt: skip
 
-    def _fails(
-        self, case: Case, got: Outcome, wanted: Sequence[Expected], ahead: str, first: bool = False
-    ) -> bool:
+    def _fails(self, case: Case, got: Outcome, wanted: Sequence[Expected], ahead: str, first: bool = False) -> bool:
         """Whether a call is wrong; the first result that is so is kept."""
         if got.wrong is not None:
             self._failure(case, f"{ahead}{got.wrong}")

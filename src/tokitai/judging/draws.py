@@ -12,6 +12,7 @@ from ..formats import FORMATS
 from ..lang import OPERANDS, TOTALS, Graph, Operator, TensorSpec
 from ..lang.contract import ParamSpec
 from ..meaning.structure import drawn_entries
+from ..runtime.shapes import in_groups
 from ..verification import cases
 from ..verification.cases import Array, Case, rng_for
 
@@ -76,13 +77,16 @@ def seeded(
     operator: Operator, graph: Graph, how: str, shape: tuple[int, int], seed: int, params: Mapping[str, Any]
 ) -> Case:  # fmt: skip
     """A case as `cases.seeded` draws it, with these scalars; or, where ``how`` says so, an exact probe."""
-    shape = cases.in_groups(graph, shape)
+    shape = in_groups(graph, shape)
     large = how.removeprefix(PROBE) if how.startswith(PROBE) else None
     kind = how if how in cases.DRAWS else "normal"
     tensors = {t.name: cases.draw(operator, t, kind, shape, seed) for t in graph.inputs}
     if how in BLOCKS:
-        tensors |= {t.name: _blocks(t, tensors[t.name], *BLOCKS[how]) for t in graph.inputs
-                    if t.space == "rc" and FORMATS[str(t.format)].is_float and t.name not in operator.contract.draw}
+        tensors |= {
+            t.name: _blocks(t, tensors[t.name], *BLOCKS[how])
+            for t in graph.inputs
+            if t.space == "rc" and FORMATS[str(t.format)].is_float and t.name not in operator.contract.draw
+        }
     if large is not None:
         for t in graph.inputs:
             if FORMATS[str(t.format)].is_float and t.name not in operator.contract.draw:

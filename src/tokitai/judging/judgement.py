@@ -20,7 +20,8 @@ from typing import Any
 from ..errors import ArgumentError, UnavailableError, UnknownNameError, UsageError, WorkerError
 from ..formats import format_of
 from ..lang import Graph, Operator, Sizes, check_operator, shape_text
-from ..verification.verdict import Variant, asked_shape, named_sizes
+from ..runtime.shapes import asked_shape
+from ..verification.verdict import Variant, named_sizes
 from .calls import Calls
 from .runner import Here, Isolated, Runner, clean
 from .shown import Shown

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..call_checks import check_slots
 from ..errors import ArgumentError
+from ..families import Plan, make_plan
 from ..lang import GROUPS, TOTALS, Graph, Operator, Sizes, shape_text
-from ..lower import Plan, make_plan
+from ..runtime.checks import check_slots
+from ..runtime.shapes import in_groups
 from ..verification import cases
 from ..verification.cases import Case, rng_for, work_of
 from . import draws, sizes
@@ -85,7 +86,7 @@ def _every(ask: Ask, only_one: str | None) -> Iterator[Trial]:
     for number, (how, shape) in enumerate(sorted(ready, key=lambda w: work_of(w[1]))):
         if work_of(shape) > REDUCED:
             yield from layouts  # once
-        if only_one is not None and f"@{shape_text(cases.in_groups(fixed, shape))}#" not in only_one:
+        if only_one is not None and f"@{shape_text(in_groups(fixed, shape))}#" not in only_one:
             continue
         made = _drawn(ask, how, shape, number)
         if _may_call(operator, made.graph, made.case):
@@ -123,10 +124,10 @@ def _drawn(ask: Ask, how: str, shape: tuple[int, int], number: int) -> Trial:
     graph = ask.graph(chosen)
     exact = how.startswith(draws.PROBE)
     params = draws.scalars(operator, rng, shape, exact)
-    spread, drawn_at = _spread(graph, cases.in_groups(graph, shape), rng)
+    spread, drawn_at = _spread(graph, in_groups(graph, shape), rng)
     case = draws.seeded(operator, graph, how, drawn_at, ask.seed, params)
     if spread.of_row is not None or spread.of_column is not None:
-        case = _repeated(operator, graph, case, cases.in_groups(graph, shape), spread)
+        case = _repeated(operator, graph, case, in_groups(graph, shape), spread)
     named = _named(ask, graph, [o.name for o in free])
     return Trial(case, graph, named, spread, _usual(case, number), noise=how == "normal")
 

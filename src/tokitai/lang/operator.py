@@ -286,7 +286,7 @@ class Operator:
         raise DefinitionError(f"{self.file}:{self.line}: {what}; accepted: {accepted}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the operator on arrays; see ``tokitai.call`` for what is accepted."""
+        """Run the operator on arrays; see ``tokitai.runtime.call`` for what is accepted."""
         if Operator.runner is None:
             refuse(f"{self.name}(...) on arrays", "import tokitai first, which brings the devices")
         return Operator.runner(self, *args, **kwargs)

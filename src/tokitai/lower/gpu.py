@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..families.elementwise.plan import FlatPlan
+from ..families.rowwise.plan import REDUCTIONS, RowPlan
 from ..formats import FORMATS
 from ..lang import Node, TensorSpec, topological
-from .flat import FlatPlan
-from .rowwise import REDUCTIONS, RowPlan
 
 CHUNK = 8  # neighbouring elements that a thread takes at a time
 MOST_THREADS = 1024

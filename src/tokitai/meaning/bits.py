@@ -119,8 +119,10 @@ def widen(stored: Array) -> Array:
 # ---------------------------------------------------------------------------------------------- integers
 def first_true(x: Array) -> Array:
     """The first column of each row that is true; the number of columns where none is."""
-    return np.where(x.any(axis=1, keepdims=True), x.argmax(axis=1, keepdims=True), x.shape[1]) if x.shape[1] else (
-        np.zeros((len(x), 1))
+    return (
+        np.where(x.any(axis=1, keepdims=True), x.argmax(axis=1, keepdims=True), x.shape[1])
+        if x.shape[1]
+        else (np.zeros((len(x), 1)))
     )
 
 

@@ -228,7 +228,11 @@ def _pull_body(
 
 
 def check_backward(
-    backward: Operator, forward: Operator, dtype: str, shape: tuple[int, int], seed: int,
+    backward: Operator,
+    forward: Operator,
+    dtype: str,
+    shape: tuple[int, int],
+    seed: int,
     options: Mapping[str, object] | None = None,
 ) -> list[tuple[str, float, float]]:
     """For every result ``d<name>`` of a backward operator: its distance from the derivative of the forward operator in

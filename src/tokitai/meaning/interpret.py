@@ -134,9 +134,7 @@ def _flat(values: Array, shape: tuple[int, int]) -> Array:
     return np.broadcast_to(values, shape).reshape(1, -1)
 
 
-def load(
-    domain: Any, node: Node, spec: TensorSpec, tensors: Mapping[str, Array], shape: tuple[int, int]
-) -> Any:
+def load(domain: Any, node: Node, spec: TensorSpec, tensors: Mapping[str, Array], shape: tuple[int, int]) -> Any:
     """An input; of several values of a row the one that the node is."""
     values = as_rows_cols(spec, tensors[spec.name], shape)
     if spec.slots:

@@ -129,9 +129,7 @@ def textbook_router(logits: Any, *, k: int, renormalise: bool) -> dict[str, Any]
 
 
 @router_backward.set_textbook
-def textbook_router_backward(
-    dweights: Any, logits: Any, experts: Any, *, k: int, renormalise: bool
-) -> dict[str, Any]:
+def textbook_router_backward(dweights: Any, logits: Any, experts: Any, *, k: int, renormalise: bool) -> dict[str, Any]:
     """The Jacobian of softmax is diag(p) - p p^T; renormalised, p is the softmax over the chosen."""
     p = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
     chosen = np.take_along_axis(p, experts, 1)

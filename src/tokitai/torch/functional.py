@@ -300,7 +300,5 @@ def _expanded(name: str, x: Tensor, shape: torch.Size) -> Tensor:
     """A tensor in a shape that it broadcasts to. Raises ArgumentError."""
     ones = (1,) * (len(shape) - x.ndim)
     if x.ndim > len(shape) or any(n not in (1, m) for n, m in zip((*ones, *x.shape), shape, strict=True)):
-        raise ArgumentError(
-            f"rotary: {name} of shape {tuple(x.shape)}; accepted: what broadcasts to {tuple(shape)}"
-        )
+        raise ArgumentError(f"rotary: {name} of shape {tuple(x.shape)}; accepted: what broadcasts to {tuple(shape)}")
     return x.expand(shape)

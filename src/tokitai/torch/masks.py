@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..call_attention import check_limit
 from ..errors import ArgumentError
+from ..runtime.attention_call import check_limit
 from .transforms import refuse_vmap
 
 

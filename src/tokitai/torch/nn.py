@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter, init
 
-from ..binding import check_entry
 from ..errors import ArgumentError, UnknownNameError
 from ..experts import LOGITS, Logits
+from ..runtime.binding import check_entry
 from . import functional
 from .experts import experts
 from .products import ACTIVATIONS

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..binding import check_params
 from ..errors import ArgumentError
+from ..runtime.binding import check_params
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 FORMATS = (torch.float16, torch.bfloat16, torch.float32)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..binding import check_entry
 from ..errors import ArgumentError, UnknownNameError
 from ..ops.embeddings import NO_PADDING
+from ..runtime.binding import check_entry
 from .arguments import checked
 from .autocast import cast
 from .custom_ops import plain, torch_op

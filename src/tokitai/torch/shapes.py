@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..call_attention import check_limit
 from ..errors import ArgumentError, DefinitionError
-from ..kernel import is_attention, is_product
 from ..lang import Graph, Operator
+from ..runtime.attention_call import check_limit
+from ..runtime.kernel import is_attention, is_product
 
 FORMATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 DTYPES = {**{name: dtype for dtype, name in FORMATS.items()}, "i32": torch.int32, "i64": torch.int64}
@@ -69,7 +69,7 @@ def _refuse(name: str, shape: Shape, accepted: object) -> None:
 
 
 def _rows(operator: Operator, graph: Graph, given: Mapping[str, Tensor], entries: Any) -> dict[str, Shape]:
-    """As `tokitai.call.common_shape`, by space."""
+    """As `tokitai.runtime.call.common_shape`, by space."""
     matrices = [t for t in graph.inputs if t.space == "rc"]
     tables = [t for t in graph.inputs if t.space == "t"]
     if not matrices and not tables:
@@ -108,7 +108,7 @@ def _check_limits(operator: Operator, lead: Shape, cols: Any) -> None:
 
 
 def _attention(operator: Operator, graph: Graph, given: Mapping[str, Tensor]) -> dict[str, Shape]:
-    """As `tokitai.call_attention.heads_of`."""
+    """As `tokitai.runtime.attention_call.heads_of`."""
     queries, keys = (next(t.name for t in graph.inputs if t.space == space) for space in ("rk", "ck"))
     q, k = tuple(given[queries].shape), tuple(given[keys].shape)
     for name, shape in ((queries, q), (keys, k)):
@@ -131,7 +131,7 @@ def _attention(operator: Operator, graph: Graph, given: Mapping[str, Tensor]) ->
 
 
 def _product(operator: Operator, graph: Graph, given: Mapping[str, Tensor]) -> dict[str, Shape]:
-    """As `tokitai.call_product.sizes_of`, of products that are not in groups."""
+    """As `tokitai.runtime.product_call.sizes_of`, of products that are not in groups."""
     batched = operator.contract.batched
     sides: dict[str, tuple[Any, str]] = {}
     leads: dict[str, Shape] = {}

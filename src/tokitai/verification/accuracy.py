@@ -30,9 +30,7 @@ def is_measured(case: Case, target: str) -> bool:
     return case.kind != "structure" and case.in_domain and 0 not in case.shape and not large
 
 
-def measure_error(
-    graph: Graph, case: Case, want: Mapping[str, Array], operator: Operator, result: CaseResult
-) -> None:
+def measure_error(graph: Graph, case: Case, want: Mapping[str, Array], operator: Operator, result: CaseResult) -> None:
     """Fill in the largest distance from the real result, in ulp of the result itself and in ulp of the largest result
     in its row (for results with one element a row or column: in the tensor). The first is dominated by elements that
     cancel almost to zero; the second is what a user of the tensor notices.

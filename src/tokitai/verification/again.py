@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..evidence.check import printable
+from ..families.elementwise.plan import is_flat
 from ..formats import format_of
-from ..kernel import is_product
 from ..lang import Graph, Operator, Sizes, shape_text
-from ..lower.flat import is_flat
 from ..meaning import bits, structure
 from ..numerics import NUMERICS_VERSION
+from ..runtime.kernel import is_product
+from ..runtime.shapes import allowed
 from . import cases, derived
 from .accuracy import is_measured, measure_error
 from .buffers import digest
@@ -27,7 +28,6 @@ from .derived import shape_of
 from .lists import hashed_list, layouts_of_list, list_id, lists_of
 from .run import FIRST_LAYOUTS, SMALL, CaseResult, in_words, layouts, placed, rows_alike
 from .sentences import graphs_of
-from .suite import allowed
 
 Digests = Mapping[str, str]
 MOST_ELEMENTS = 1 << 20  # of a case that is computed again
@@ -257,9 +257,7 @@ def _structure(
     operator: Operator, graph: Graph, name: str, shape: tuple[int, int], seed: int
 ) -> Recomputed | None:  # fmt: skip
     integers = {
-        t.name: cases.draw(operator, t, "normal", shape, seed)
-        for t in graph.inputs
-        if not format_of(t.format).is_float
+        t.name: cases.draw(operator, t, "normal", shape, seed) for t in graph.inputs if not format_of(t.format).is_float
     }
     tensors, hashes = structure.hashes(graph, shape, seed)
     tensors |= integers

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .. import gpu_hip
-from ..device.cuda_driver import in_use
+from ..backends.cuda.driver import in_use
 from ..errors import TokitaiError, UsageError
 from ..evidence.sign import SigningKey, signing_key
-from ..kernel import compile, target_of
 from ..lang import Operator
+from ..runtime import gpu_hip
+from ..runtime.kernel import compile, target_of
+from ..runtime.shapes import asked_shape
 from ..toolchain.build import Isa
 from ..toolchain.process import Stop
 from ..worker import Limits, Pool
 from .files import case_from_file
-from .verdict import Variant, Verdict, asked_shape, variants, verify
+from .verdict import Variant, Verdict, variants, verify
 from .workers import run_tasks
 
 BUILDS = 2  # compilations at a time

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import DefinitionError
+from ..families.elementwise.plan import is_flat
 from ..formats import FORMATS, Format, format_of
 from ..lang import GROUPS, OPERANDS, TOTALS, Graph, HardInput, Operator, Sizes, TensorSpec, extent, shape_text
 from ..lang.graph import Space
-from ..lower.flat import is_flat
 from ..meaning.bits import evaluate, round_to
 from ..meaning.structure import drawn_entries
+from ..runtime.shapes import in_groups
 
 Array = np.ndarray[Any, Any]
 SAVED = ("saved", "anchor")  # wishes for what the forward pass stores; the error of an anchor is to have no effect
@@ -193,13 +194,6 @@ def drawn_groups(rng: np.random.Generator, space: Space, shape: tuple[int, int])
     count, groups = sizes[0] if space == "gr" else sizes.inner, sizes.batch
     places = rng.integers(0, count + 1, 1 + groups // 2)
     return np.concatenate([[0], np.sort(rng.choice(places, groups - 1)), [count]])
-
-
-def in_groups(graph: Graph, shape: tuple[int, int]) -> tuple[int, int]:
-    """The sizes of a graph's call: three groups, where a product in groups is asked for without saying how many."""
-    if not graph.ragged or isinstance(shape, Sizes):
-        return shape
-    return Sizes(*shape, shape[1], 3, graph.ragged)
 
 
 def defaults(operator: Operator) -> dict[str, float]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import gpu_hip, numerics
-from ..device import cpu
+from .. import numerics
+from ..backends.cpu import device as cpu
 from ..evidence import statement as ev
 from ..evidence.render import render
-from ..kernel import target_of
 from ..lang import Operator, Sizes
+from ..runtime import gpu_hip
+from ..runtime.kernel import target_of
 from . import sentences, suite
 from .verdict import Verdict
 

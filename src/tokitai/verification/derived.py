@@ -12,13 +12,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..backends.cuda import nvrtc
+from ..backends.hip import clang as hip
 from ..errors import TokitaiError
+from ..families import AttentionPlan, Plan, ProductPlan, make_plan
 from ..formats import format_of
-from ..gpu_kernel import gpu_plan
 from ..lang import NARROW_ACCUMULATORS, Graph, Operator, Sizes, shape_text
-from ..lower import AttentionPlan, Plan, ProductPlan, make_plan
 from ..meaning.derivative import check_backward
-from ..toolchain import build, hip, nvrtc
+from ..runtime.gpu_kernel import gpu_plan
+from ..runtime.shapes import in_groups
+from ..toolchain import build
 from . import cases, sentences, suite
 from .drawn import rows_are_apart
 from .lists import lists_of
@@ -177,7 +180,7 @@ def ids(
     if every is not None:
         yield every.id
     for how, s in suite.seeded_ids(operator, plan, lanes, shape, seed, device, version):
-        yield f"seeded/{how}@{shape_text(cases.in_groups(plan.graph, s))}#{seed}"
+        yield f"seeded/{how}@{shape_text(in_groups(plan.graph, s))}#{seed}"
 
 
 def _id(case: Mapping[str, Any], ragged: str) -> str:
@@ -204,9 +207,7 @@ def _seed(predicate: Predicate) -> int:
 
 
 # ------------------------------------------------------------------ sentences
-def _facts(
-    predicate: Predicate, operator: Operator, graphs: Sequence[Graph], plans: Sequence[Plan]
-) -> sentences.Facts:
+def _facts(predicate: Predicate, operator: Operator, graphs: Sequence[Graph], plans: Sequence[Plan]) -> sentences.Facts:
     stated = predicate.get("suite")
     only = None if stated is None else stated["only"]
     ragged = graphs[0].ragged

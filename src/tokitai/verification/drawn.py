@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..families import AttentionPlan, GroupedPlan, Plan, ProductPlan, RowPlan, ScatterPlan
 from ..formats import FORMATS
 from ..lang import MATRICES, TOTALS, Graph, Operator, Output, Sizes
 from ..lang.graph import Space
-from ..lower import AttentionPlan, GroupedPlan, Plan, ProductPlan, RowPlan, ScatterPlan
 from .cases import DRAWS, rng_for
 
 MOST_THREADS = 33
@@ -139,9 +139,7 @@ def threads_of(rng: np.random.Generator) -> int:
     return int(2 ** rng.uniform(0, math.log2(MOST_THREADS + 1)))
 
 
-def place_of(
-    rng: np.random.Generator, space: Space, size: tuple[int, ...], itemsize: int, aligned: bool
-) -> Place:
+def place_of(rng: np.random.Generator, space: Space, size: tuple[int, ...], itemsize: int, aligned: bool) -> Place:
     """Where a tensor of this size lies. Only those of two sides have a row stride. Where all is ``aligned``, it begins
     at a boundary, and its rows do."""
     line = 64 // itemsize

@@ -13,12 +13,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..call_attention import heads_of
-from ..call_product import sizes_of
 from ..errors import ArgumentError, InputFileError, UnknownNameError
+from ..families import is_attention
 from ..formats import FORMATS, Format, boolean, format_of
 from ..lang import OPERANDS, Graph, Operator
-from ..lower import is_attention
+from ..runtime.attention_call import heads_of
+from ..runtime.product_call import sizes_of
 from .cases import Case, defaults, size_of, to_format
 
 Array = np.ndarray[Any, Any]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..formats import FORMATS
-from ..kernel import KernelBase, Scalars
 from ..lang import Graph, Node, Operator
 from ..meaning import bits, structure
+from ..runtime.kernel import KernelBase, Scalars
 from . import cases
 from .buffers import digest
 from .cases import Array

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ..device import cpu
+from ..backends.cpu import device as cpu
 from ..errors import KernelFaultError, WorkerFaultError
 from ..formats import FORMATS
-from ..kernel import KernelBase, Scalars
 from ..lang import MATRICES, TOTALS, Graph, Sizes, shape_text
 from ..lang.graph import Space
 from ..meaning import bits, structure
+from ..runtime.kernel import KernelBase, Scalars
 from .buffers import Buffer, GuardError, digest
 from .cases import TILE, Case, rng_for, size_of, work_of
 from .compare import Mismatch, first_mismatch

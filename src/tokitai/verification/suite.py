@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..families import AttentionPlan, FlatPlan, GroupedPlan, Plan, ProductPlan
 from ..lang import Operator, Sizes
-from ..lower import AttentionPlan, FlatPlan, GroupedPlan, Plan, ProductPlan
+from ..runtime.shapes import allowed
 from . import cases, drawn
 from .cases import Case
 
@@ -203,9 +204,3 @@ def _shared(sizes: Sizes, plan: GroupedPlan) -> Sizes:
     if plan.share == "k":
         return Sizes(sizes.inner, cols, rows, sizes.batch, "k")
     return Sizes(rows, cols, sizes.inner, sizes.batch, "r")
-
-
-def allowed(operator: Operator, shape: tuple[int, int]) -> bool:
-    """Whether a shape lies within the operator's contract."""
-    c = operator.contract
-    return shape[0] <= c.max_rows and c.min_cols <= shape[1] <= c.max_cols

@@ -9,12 +9,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import gpu_hip
 from ..errors import ArgumentError, UnavailableError, UsageError
 from ..evidence.sign import SigningKey, signing_key
 from ..formats import format_of
-from ..kernel import Kernel, KernelBase, KernelList, build_text, compile, is_grouped, is_product, target_of
 from ..lang import Graph, Operator, Sizes, check_operator, shape_from_text, shape_text
+from ..runtime import gpu_hip
+from ..runtime.kernel import Kernel, KernelBase, KernelList, build_text, compile, target_of
+from ..runtime.shapes import asked_shape
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
 from .accuracy import is_measured, measure_error
@@ -197,36 +198,6 @@ def _names(present: frozenset[str]) -> str:
     return ", ".join(sorted(present)) or "no optional tensor"
 
 
-def asked_shape(operator: Operator, shape: Mapping[str, int] | None) -> tuple[int, int] | None:
-    """The shape asked for, checked against the contract. Raises ArgumentError."""
-    if shape is None:
-        return None
-    product = is_product(operator)
-    grouped = is_grouped(operator)
-    batched = (product and operator.contract.batched) or grouped
-    wanted = ["rows", "cols", *(["inner"] if product else [])]
-    if not set(wanted) <= set(shape) or set(shape) - {*wanted, *(["batch"] if batched else [])}:
-        several = f", and for several {'groups' if grouped else 'products'} batch" * batched
-        accepted = f"{', '.join(wanted[:-1])} and {wanted[-1]}{several}"
-        raise ArgumentError(f"{operator.name}: shape has {', '.join(shape) or 'nothing'}; accepted: {accepted}")
-    for name, size in shape.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ArgumentError(f"{name}={size!r}; accepted: a whole number of at least 0")
-    if shape.get("batch") == 0:
-        raise ArgumentError("batch=0; accepted: at least 1")
-    asked: tuple[int, int] = (shape["rows"], shape["cols"])
-    if product:
-        ragged = operator.trace(operator.contract.formats[0]).ragged
-        asked = Sizes(*asked, shape["inner"], shape.get("batch", 1), ragged)
-    if not suite.allowed(operator, asked):
-        c = operator.contract
-        raise ArgumentError(
-            f"{operator.name}: rows={asked[0]}, cols={asked[1]}; accepted: at most {c.max_rows} rows, "
-            f"{c.min_cols} to {c.max_cols} columns"
-        )
-    return asked
-
-
 def named_sizes(shape: tuple[int, int]) -> dict[str, int]:
     """A shape by the names of its sides."""
     named = dict(rows=shape[0], cols=shape[1])
@@ -240,7 +211,7 @@ def _describe(device: str, compiler: str | None, pool: Pool | None) -> dict[str,
         from ..worker.isolated import describe
 
         return describe(pool, device, compiler)
-    from ..gpu_targets import target_named
+    from ..runtime.gpu_targets import target_named
 
     return target_named(device, compiler).describe()
 
@@ -265,11 +236,11 @@ def _kernels_here(
     operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None
 ) -> list[KernelBase]:
     from ..emit.cpp import emit_cpu
-    from ..lower import make_plan
+    from ..families import make_plan
 
     if device != "cpu":
-        from ..gpu_kernel import gpu_plan
-        from ..gpu_targets import gpu_kernel_class, target_named
+        from ..runtime.gpu_kernel import gpu_plan
+        from ..runtime.gpu_targets import gpu_kernel_class, target_named
 
         target, graph = target_named(device, compiler), operator.trace(dtype, v.present, dict(v.options))
         made, plan = gpu_kernel_class(device), gpu_plan(graph, device)
@@ -307,7 +278,11 @@ def _run_variant(
             operator,
             v,
             run.run_structure(
-                hashed, shape, integers, cases.drawn_scalars(operator, numbers.graph, shape), seed,
+                hashed,
+                shape,
+                integers,
+                cases.drawn_scalars(operator, numbers.graph, shape),
+                seed,
                 name == "rows alike",
             ),
             progress,
@@ -368,4 +343,4 @@ def _evidence(verdict: Verdict) -> list[str]:
     return kinds + (["compiled"] if gpu_hip.compiled(verdict.kernels) else [])
 
 
-__all__ = ["Progress", "Variant", "Verdict", "asked_shape", "named_sizes", "variants", "verify"]
+__all__ = ["Progress", "Variant", "Verdict", "named_sizes", "variants", "verify"]

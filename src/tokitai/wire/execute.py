@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..binding import bind, check_params
-from ..call import call
-from ..device import cpu
+from ..backends.cpu import device as cpu
 from ..emit.cpp import KernelText
 from ..errors import DeviceMissingError, UnknownNameError
 from ..formats import FORMATS
-from ..gpu_kernel import GpuKernel, Program, gpu_plan
-from ..gpu_targets import CudaKernel, CudaProgram, CudaTarget, SimProgram, SimTarget
-from ..kernel import Identity, Kernel, KernelBase, Scalars, compile
 from ..lang import Operator, extent
+from ..runtime.binding import bind, check_params
+from ..runtime.call import call
+from ..runtime.gpu_kernel import GpuKernel, Program, gpu_plan
+from ..runtime.gpu_targets import CudaKernel, CudaProgram, CudaTarget, SimProgram, SimTarget
+from ..runtime.kernel import Identity, Kernel, KernelBase, Scalars, compile
 from ..toolchain.build import native_isa
 from .reply import Reply
 

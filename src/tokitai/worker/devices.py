@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..gpu_kernel import GpuKernel, gpu_plan
-from ..gpu_targets import gpu_kernel_class, target_named
-from ..kernel import Array, Scalars
 from ..lang import Operator, Sizes
+from ..runtime.gpu_kernel import GpuKernel, gpu_plan
+from ..runtime.gpu_targets import gpu_kernel_class, target_named
+from ..runtime.kernel import Array, Scalars
 from .graphs import restored
 
 _kernels: dict[tuple[object, ...], GpuKernel] = {}

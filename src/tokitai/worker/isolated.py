@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..call import _kernel, call_with
-from ..device.cpu import check_runs_here
+from ..backends.cpu.device import check_runs_here
 from ..emit.cpp import KernelText
 from ..errors import ArgumentError, DeviceError, UnavailableError
-from ..gpu_kernel import GpuKernel, Program, gpu_plan
-from ..kernel import Array, Identity, Kernel, Placed, Scalars
 from ..lang import MATRICES, Graph, Operator, Sizes
+from ..runtime.call import _kernel, call_with
+from ..runtime.gpu_kernel import GpuKernel, Program, gpu_plan
+from ..runtime.kernel import Array, Identity, Kernel, Placed, Scalars
 from .graphs import flattened
 from .pool import Pool
 
@@ -192,7 +192,7 @@ def _whole_buffers(
 
 # ------------------------------------------------------------------ devices that the worker process owns
 def describe(pool: Pool, device: str, compiler: str | None = None) -> dict[str, Any]:
-    """The device, as the worker process sees it. Raises what `gpu_targets.target_named` raises, and WorkerError."""
+    """The device, as the worker process sees it. Raises what `target_named` raises, and WorkerError."""
     found: dict[str, Any] = pool.run("tokitai.worker.devices:describe", {"device": device, "compiler": compiler})
     return found
 

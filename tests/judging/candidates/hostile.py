@@ -121,8 +121,11 @@ def send(payload, magic=b"TKW1"):
 def answers_in_the_judges_place(x):
     for number in range(1, 400):
         value = {"wrong": None, "refused": False}
-        send(json.dumps({"type": "Reply", "number": number, "status": 1, "value": value, "kind": "", "message": ""})
-             .encode())
+        send(
+            json.dumps(
+                {"type": "Reply", "number": number, "status": 1, "value": value, "kind": "", "message": ""}
+            ).encode()
+        )
     return np.zeros_like(x)
 
 

@@ -64,19 +64,25 @@ def beta_is_on_or_off(a, b, c, *, alpha, beta):
 
 
 def adamw(name, built_in):
-    def kernel(
-        param, grad, exp_avg, exp_avg_sq, *, step, lr, beta1, beta2, eps, weight_decay, loss_scale, seed
-    ):
-        given = dict(step=step, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
-                     loss_scale=loss_scale)
+    def kernel(param, grad, exp_avg, exp_avg_sq, *, step, lr, beta1, beta2, eps, weight_decay, loss_scale, seed):
+        given = dict(
+            step=step, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, loss_scale=loss_scale
+        )
         plain.adamw(param, grad, exp_avg, exp_avg_sq, **{**given, name: built_in})
 
     kernel.__name__, kernel.__module__ = f"adamw_with_{name}_built_in", __name__
     globals()[kernel.__name__] = wrong("scalars", "adamw", "[0,", without=("master",))(kernel)
 
 
-for each, value in (("step", 3), ("lr", 1e-3), ("beta1", 0.9), ("beta2", 0.999), ("eps", 1e-8),
-                    ("weight_decay", 0.1), ("loss_scale", 8.0)):
+for each, value in (
+    ("step", 3),
+    ("lr", 1e-3),
+    ("beta1", 0.9),
+    ("beta2", 0.999),
+    ("eps", 1e-8),
+    ("weight_decay", 0.1),
+    ("loss_scale", 8.0),
+):
     adamw(each, value)
 
 

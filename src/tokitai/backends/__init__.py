@@ -1,0 +1,1 @@
+"""Where kernels run: one folder for each kind of device."""

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: NVRTC, the driver, and what the device is checked for."""

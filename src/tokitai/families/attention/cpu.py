@@ -1,0 +1,262 @@
+"""C++ for the CPU: the text of attention, from its plan. The header that it works with is `emit/cpu/attention.h`.
+
+The ABI is that of `matmul.cpu`: rows, columns, inner size, products in the batch, then for every matrix its row
+stride and the stride from one of the batch to the next. Values with one element a row lie one of the batch after
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ...emit.text import POINTER, Printer
+from ...lang import MATRICES, Node
+from ..matmul.cpu import plan_defines
+from .plan import PANEL, AttentionPlan, KeyPass, made_of
+
+VALUES = ("rc", "c", "r", "rk", "ck")  # spaces whose values are vectors here
+
+
+class AttentionEmitter(Printer):
+    """Prints one kernel."""
+
+    includes = ("attention.h",)
+    vectors = VALUES
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        super().__init__(plan.graph)
+        self.plan = plan
+        self.defines = plan_defines(f64=False, panel=PANEL)
+        # Values with one element a row that are kept beside a panel: conditions are made of them again.
+        self.rows = [n for n in plan.graph.nodes if n.space == "r" and n.type != "bool"]
+
+    def body(self) -> None:
+        """What stands between the braces of the kernel."""
+        self.arguments()
+        self.memory()
+        self.open("#pragma omp parallel num_threads(threads)\n ")
+        self.line("const FloatMode mode;")
+        for s in self.plan.uniform:
+            self.declare(s, self.expression(s, False, self.name), vector=False)
+        self.line("E* const mine = static_cast<E*>(workspace) + thread_number() * memory.size;")
+        self.line("int64_t packed = -1;")
+        self.line("#pragma omp for schedule(static, chunk)")
+        self.open("for (int64_t unit = 0; unit < batch * cuts; ++unit)")
+        self.line("const int64_t item = unit / cuts, first = cuts == 1 ? 0 : unit % cuts * PANEL;")
+        self.line("const int64_t stop = cuts == 1 ? rows : least(rows, first + PANEL);")
+        for name, space, kind, const in self.tensors:
+            step = f"{name}_batch" if space in MATRICES else "rows"
+            self.line(f"{const}{kind}* const {name} = all_{name} + item * {step};")
+        self.pack()
+        self.line("int64_t reached = 0;")
+        self.open("for (int64_t r0 = first; r0 < stop; r0 += PANEL)")
+        self.panel()
+        self.close()
+        self.line("(void)reached;")
+        self.key_results()
+        self.close()
+        self.close()
+
+    # ------------------------------------------------------------------ sizes and memory
+    def arguments(self) -> None:
+        self.pointers_of_batches(all_have=True)
+        self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
+        self.line("(void)scalars, (void)integers;")
+        # Sums over queries run through all of them in order; else every panel is work of its own.
+        self.line(f"const int64_t cuts = {'1' if self.plan.over_queries else 'over(rows, PANEL)'};")
+        # A head's keys are packed by every thread that works on it; of few heads the panels are dealt out in turn, as
+        # those that see more keys are more work.
+        self.line("const int64_t chunk = batch >= threads ? over(batch * cuts, threads) : 1;")
+
+    def memory(self) -> None:
+        """Where the pieces of a thread's memory begin."""
+        keys, queries, columns, lines = self.plan.sides
+        tall, wide = "padded(inner, MR)", "padded(inner, NR)"
+        pieces = [(f"keys_{self.name[n]}", "padded(cols, MR) * inner") for n in keys]
+        pieces += [(f"queries_{self.name[n]}", "NR * inner") for n in queries]
+        pieces += [(f"columns_{self.name[n]}", f"{tall} * cols") for n in columns]
+        pieces += [(f"lines_{self.name[n]}", f"NR * {wide}") for n in lines]
+        pieces += [(f"panel_{i}", "padded(cols, MR) * NR + WIDTH") for i in range(self.plan.panels)]
+        pieces += [("tile", "TILE_SIZE * (1 + levels_of(inner))"), ("made", "NR * padded(inner, 16)")]
+        pieces += [(f"sum_{self.name[n]}", f"{tall} * NR * (1 + levels_of(cols))") for n in self.plan.over_keys]
+        pieces += [
+            (f"sum_{self.name[n]}", f"padded(cols, MR) * {wide} * (1 + levels_of(rows))")
+            for n in self.plan.over_queries
+        ]
+        self.line("Memory memory;")
+        for name, size in pieces:
+            self.line(f"const int64_t {name} = memory.take({size});")
+
+    def side(self, n: Node, row: str = "") -> str:
+        name = f"in_{n.data[0]}"
+        start = f"{name} + {row} * {name}_stride" if row else name
+        return f"Side<{POINTER[str(n.data[1])]}>{{{start}, {name}_stride}}"
+
+    def pack(self) -> None:
+        """Operands that all queries of an item share."""
+        keys, _, columns, _ = self.plan.sides
+        self.open("if (packed != item)")
+        for n in keys:
+            self.line(f"pack_lines<MR>(mine + keys_{self.name[n]}, {self.side(n)}, cols, inner);")
+        for n in columns:
+            self.line(f"pack_inner<MR>(mine + columns_{self.name[n]}, {self.side(n)}, cols, inner);")
+        self.line("packed = item;")
+        self.close()
+
+    # ------------------------------------------------------------------ a panel of queries
+    def panel(self) -> None:
+        plan = self.plan
+        _, queries, _, lines = plan.sides
+        self.line("const int64_t count = least(PANEL, rows - r0);")
+        for n in self.rows:
+            kind = "int32_t" if n.type == "i32" else "Stored"
+            self.line(f"PerQuery<{kind}> row_{self.name[n]};")
+            if n.op == "input":
+                self.line(f"row_{self.name[n]}.read(in_{n.data[0]} + r0, count);")
+        limit = f"seen_of(row_{self.name[plan.limit]}, count)" if plan.limit else "Seen{cols, cols, nullptr}"
+        self.line(f"const Seen seen = {limit};")
+        self.line("reached = most(reached, seen.most);")
+        for n in queries:
+            self.line(f"pack_lines<NR>(mine + queries_{self.name[n]}, {self.side(n, 'r0')}, count, inner);")
+        for n in lines:
+            self.line(f"pack_inner<NR>(mine + lines_{self.name[n]}, {self.side(n, 'r0')}, count, inner);")
+        for n in plan.products:
+            left, right = f"mine + keys_{self.name[n.args[1]]}", f"mine + queries_{self.name[n.args[0]]}"
+            place = f"mine + panel_{plan.slot[n]}"
+            self.line(f"score({place}, seen.most, cols, inner, {left}, {right}, mine + tile);")
+        self.row_values(plan.before)
+        there: set[Node] = set(plan.products)
+        for p in plan.passes:
+            self.one_pass(p, there)
+            there |= set(p.keep)
+            self.row_values(p.after)
+        for o in self.graph.outputs:
+            if o.space == "r":
+                place = f"row_{self.name[o.node]}.value + i"
+                self.line(f"for (int64_t i = 0; i < count; ++i) store1(out_{o.name} + r0 + i, load1({place}));")
+        for n in plan.over_keys:
+            size = "padded(inner, MR) * NR"
+            weights, left = f"mine + panel_{plan.slot[n.args[0]]}", f"mine + columns_{self.name[n.args[1]]}"
+            self.line(f"sum_over_keys(mine + sum_{self.name[n]}, {size}, cols, inner, seen, {left}, {weights});")
+        self.query_results()
+        for n in plan.over_queries:
+            size = "padded(cols, MR) * padded(inner, NR)"
+            weights, right = f"mine + panel_{plan.slot[n.args[0]]}", f"mine + lines_{self.name[n.args[1]]}"
+            head = f"sum_over_queries(mine + sum_{self.name[n]}, {size}, r0, count, rows, cols, inner, seen"
+            self.line(f"{head}, {weights}, {right});")
+
+    def stored(self, n: Node) -> str:
+        """The panel that a value lies in."""
+        return f"stored(mine + panel_{self.plan.slot[n]})"
+
+    def one_pass(self, p: KeyPass, there: set[Node]) -> None:
+        """One sweep over the keys that are seen; of the others maxima and sums take what stands for them."""
+        reductions = [*p.maxima, *p.sums]
+        for n in reductions:
+            self.line(f"{'RowMax' if n.op == 'row_max' else 'RowSum'} over_{self.name[n]};")
+        self.open("each_key(cols, seen, [&](int64_t c, int64_t place, int64_t lines) INLINE_LAMBDA")
+        self.line("(void)place, (void)lines;")
+        self.beside(p.compute, there)
+        for n in p.compute:
+            if n in there:
+                self.declare(n, f"load({self.stored(n)} + c * NR, Four{{}})", vector=True)
+            elif n.op == "column_index":
+                self.declare(n, "key_index(c, Four{})", vector=True)
+            else:
+                self.declare(n, self.expression(n, True, self.name), vector=True)
+        for n in p.keep:
+            self.line(f"store({self.stored(n)} + c * NR, {self.name[n]}, Four{{}});")
+        for n in reductions:
+            self.line(f"over_{self.name[n]}.take({self.vector(n.args[0])}, place, lines);")
+        self.close("}, [&](int64_t place, int64_t lines) INLINE_LAMBDA {")
+        self.depth += 1
+        self.line("(void)place, (void)lines;")
+        for n in reductions:
+            if n in self.plan.hidden:
+                self.line(f"over_{self.name[n]}.take(splat({self.name[self.plan.hidden[n]]}), place, lines);")
+        self.close("}, [&](int64_t n, int64_t count) INLINE_LAMBDA {")
+        self.depth += 1
+        self.line("(void)n, (void)count;")
+        for n in reductions:
+            self.line(f"over_{self.name[n]}.close(n, count);")
+        self.close("});")
+        for n in reductions:
+            self.line(f"over_{self.name[n]}.result(cols, row_{self.name[n]});")
+
+    def beside(self, nodes: Iterable[Node], there: set[Node]) -> None:
+        """Values with one element a row that these need, beside the keys that are worked on together."""
+        for n in self.needed([m for m in nodes if m not in there], "r"):
+            if n in self.rows:
+                self.declare(n, f"beside(row_{self.name[n]})", vector=True)
+            else:
+                self.declare(n, self.expression(n, True, self.name), vector=True)
+
+    def needed(self, nodes: Sequence[Node], space: str) -> list[Node]:
+        """The operands of these with one element a row, and of those conditions that are made again."""
+        found: set[Node] = set()
+        stack = [a for n in nodes for a in n.args if a.space == space]
+        while stack:
+            n = stack.pop()
+            if n not in found:
+                found.add(n)
+                stack += [] if n in self.rows else [a for a in n.args if a.space == space]
+        return [n for n in self.graph.nodes if n in found]
+
+    def row_values(self, nodes: Sequence[Node]) -> None:
+        """Values with one element a row, a vector of queries at a time."""
+        if not any(n in self.rows for n in nodes):
+            return
+        self.open("for (int64_t j = 0; j < NR; j += LANES)")
+        made = set(nodes)
+        for n in self.needed(nodes, "r"):
+            if n not in made and n in self.rows:
+                self.declare(n, f"query_vector(row_{self.name[n]}, j)", vector=True)
+        for n in nodes:
+            self.declare(n, self.expression(n, True, self.name), vector=True)
+            if n in self.rows:
+                self.line(f"spread(row_{self.name[n]}, j, {self.name[n]});")
+        self.close()
+
+    # ------------------------------------------------------------------ results
+    def query_results(self) -> None:
+        """Results of rows x inner, made of sums over keys."""
+        for o in self.graph.outputs:
+            if o.space != "rk":
+                continue
+            work = made_of(o.node)
+            sums = [n for n in work if n.op == "weighted_sum"]
+            head = f"each_query_sum<{len(sums)}>({{{', '.join(f'mine + sum_{self.name[n]}' for n in sums)}}}, count"
+            self.open(
+                f"{head}, inner, out_{o.name} + r0 * out_{o.name}_stride, out_{o.name}_stride, mine + made, "
+                f"[&](int64_t j, const V (&sum)[{len(sums)}]) INLINE_LAMBDA"
+            )
+            self.line("(void)j;")
+            for n in self.needed([m for m in work if m not in sums], "r"):
+                if n in self.rows:
+                    self.declare(n, f"query_vector(row_{self.name[n]}, j)", vector=True)
+                else:
+                    self.declare(n, self.expression(n, True, self.name), vector=True)
+            self.elements(work, sums)
+            self.line(f"return {self.name[o.node]};")
+            self.close("});")
+
+    def key_results(self) -> None:
+        """Results of cols x inner, made of sums over queries."""
+        for o in self.graph.outputs:
+            if o.space != "ck":
+                continue
+            work = made_of(o.node)
+            sums = [n for n in work if n.op == "weighted_sum"]
+            head = f"each_key_sum<{len(sums)}>({{{', '.join(f'mine + sum_{self.name[n]}' for n in sums)}}}, cols"
+            values = f"auto lanes, const V (&sum)[{len(sums)}]"
+            self.open(f"{head}, inner, reached, [&](int64_t c, int64_t d, {values}) INLINE_LAMBDA")
+            self.elements(work, sums)
+            self.line(f"store(out_{o.name} + c * out_{o.name}_stride + d, {self.name[o.node]}, lanes);")
+            self.close("});")
+
+    def elements(self, work: Sequence[Node], sums: Sequence[Node]) -> None:
+        for n in work:
+            self.declare(n, f"sum[{sums.index(n)}]" if n in sums else self.expression(n, True, self.name), vector=True)
+
+    def vector(self, n: Node) -> str:
+        return self.name[n] if n.space in VALUES else f"splat({self.name[n]})"

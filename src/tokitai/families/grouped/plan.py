@@ -1,0 +1,54 @@
+"""The plan of a product in groups: the parts of all groups' results are tasks, which threads take one after another.
+
+A task is a part of at most TALL x WIDE elements of one group's result, computed by one thread as a product of its own;
+so a group is no parallel call, and threads never wait for each other before the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from ...errors import DefinitionError
+from ...lang import MATMUL_BLOCK, Graph, Sizes
+from ..matmul.plan import BLOCK_ROWS, DEPTH, PANEL_COLS, PANEL_ROWS, ProductPlan, plan_product
+
+TALL, WIDE = 1008, 1024
+_REFUSED = frozenset({"rows", "row_index", "element_word"})  # they would not be those of a group
+
+
+@dataclass(frozen=True)
+class GroupedPlan(ProductPlan):
+    """Products that share out one side, and what is made of each element by element."""
+
+    @property
+    def share(self) -> str:
+        """The side that is shared out: r or k."""
+        return self.graph.ragged
+
+    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], element: int, threads: int) -> int:
+        """For each thread what ``Room`` in products.h has for a task."""
+        sizes = Sizes.of(shapes[0])
+        height, width = min(sizes[0], TALL) + PANEL_ROWS, min(sizes[1], WIDE) + PANEL_COLS
+        blocks = -(-sizes.inner // MATMUL_BLOCK)
+        tiles = height * width * (1 + (blocks.bit_length() if blocks > 1 else 0)) * len(self.products)
+        right = DEPTH * width * len(self.products)
+        left = DEPTH * (min(sizes[0], BLOCK_ROWS) + PANEL_ROWS)
+        return max(element, 8 if self.accumulator == "f64" else 4) * threads * (tiles + right + left)
+
+    def describe(self) -> dict[str, object]:
+        """The plan in words, for people and certificates."""
+        share = {"r": "rows", "k": "the inner side"}[self.share]
+        return {**super().describe(), "groups share": share, "task": f"{TALL} x {WIDE}", "tile": f"{DEPTH} along k"}
+
+
+def plan_grouped(graph: Graph) -> GroupedPlan:
+    """The plan for a graph. Raises DefinitionError for what no product allows, and for what knows rows as places."""
+    plan = plan_product(graph)
+    for n in graph.nodes:
+        if n.op in _REFUSED:
+            raise DefinitionError(f"{n.origin}: {n.op} beside groups; accepted: element-wise work on their products")
+    for n in plan.products:
+        if n.data[2:] != plan.products[0].data[2:]:
+            raise DefinitionError(f"{n.origin}: a product in other groups; accepted: the same for all products")
+    return GroupedPlan(**{f.name: getattr(plan, f.name) for f in fields(plan)})

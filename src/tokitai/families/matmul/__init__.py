@@ -1,0 +1,1 @@
+"""Matrix products with element-wise work on their result."""

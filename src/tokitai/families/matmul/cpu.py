@@ -1,0 +1,92 @@
+"""C++ for the CPU: the text of a matrix product with element-wise work on its result, from its plan.
+
+The ABI is that of ``emit.cpp``, but for ``sizes``: rows, columns, inner size, products in the batch, then for every
+matrix its row stride and the stride from one product of the batch to the next (0 where all share it), in elements.
+"""
+
+from __future__ import annotations
+
+from ...emit.text import POINTER, Printer
+from ...formats import FORMATS
+from ...lang import MATRICES
+from .plan import BLOCK_ROWS, DEPTH, PANEL_COLS, PANEL_ROWS, SHARE, TALL, WIDE, ProductPlan
+
+
+def unit_defines(plan: ProductPlan) -> tuple[str, ...]:
+    """What the headers of products read where a matrix unit adds up: the smallest exponents of the operands."""
+    if plan.accumulator != "fused16":
+        return ()
+    left, right = (FORMATS[str(n.data[1])].emin for n in plan.products[0].args[:2])
+    return ("#define ACCUMULATORS_FUSED 1", f"#define LEFT_SMALLEST {left}", f"#define RIGHT_SMALLEST {right}")
+
+
+def plan_defines(f64: bool, tall: int = TALL, wide: int = WIDE, panel: int = PANEL_COLS) -> tuple[str, ...]:
+    """What the headers of products read: the accumulators, the tile, how much is packed at a time, panels at most."""
+    sizes = {"TALL": tall, "WIDE": wide, "DEPTH": DEPTH, "BLOCK_ROWS": BLOCK_ROWS, "SHARE": SHARE}
+    sizes |= {"PANEL_ROWS": PANEL_ROWS, "PANEL_COLS": panel}
+    return (f"#define ACCUMULATORS_F64 {int(f64)}", *(f"#define PLAN_{n} {value}" for n, value in sizes.items()))
+
+
+class ProductEmitter(Printer):
+    """Prints one kernel."""
+
+    includes = ("products.h",)
+
+    def __init__(self, plan: ProductPlan) -> None:
+        super().__init__(plan.graph)
+        self.plan = plan
+        self.defines = unit_defines(plan) + plan_defines(plan.accumulator == "f64")
+
+    def body(self) -> None:
+        """What stands between the braces of the kernel."""
+        self.arguments()
+        count = len(self.plan.products)
+        self.line(f"const Room room({count}, rows, cols, inner, batch, threads, workspace);")
+        self.open("#pragma omp parallel num_threads(threads)\n ")
+        self.line("const FloatMode mode;")
+        for s in self.plan.uniform:
+            self.declare(s, self.expression(s, False, self.name), vector=False)
+        self.open("each_product(batch, threads, [&](int64_t item, Team team)")
+        for name, space, kind, const in self.tensors:
+            if space in MATRICES:
+                self.line(f"{const}{kind}* const {name} = all_{name} + item * {name}_batch;")
+        left, layout = self.plan.left.data[0], str(self.plan.products[0].data[0])
+        rights = [n.args[1].data for n in self.plan.products]
+        sides = ", ".join(f"{{in_{name}, in_{name}_stride}}" for name, _ in rights)
+        self.line(f"const Side<{POINTER[str(rights[0][1])]}> right[{count}] = {{{sides}}};")
+        turned = [str(n.data[0])[1] == "T" for n in self.plan.products]
+        self.line(f"const bool right_turned[{count}] = {{{', '.join(str(t).lower() for t in turned)}}};")
+        kind = POINTER[str(self.plan.left.data[1])]
+        self.line(f"const Side<{kind}> left = {{in_{left}, in_{left}_stride}};")
+        self.line(f"constexpr bool left_turned = {str(layout[0] == 'T').lower()};")
+        head = "products<left_turned>(rows, cols, inner, team, room, left, right, right_turned, "
+        values = f"const V (&product)[{count}]"
+        self.open(f"{head}[&](int64_t r, int64_t c, auto lanes, {values}) INLINE_LAMBDA")
+        self.elements()
+        self.close("});")
+        self.close("});")
+        self.close()
+
+    def arguments(self) -> None:
+        self.pointers_of_batches()
+        self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
+        self.line("(void)scalars, (void)integers;")
+
+    def elements(self) -> None:
+        """What is made of the products at row r and the columns from c on, and its store."""
+        for i, n in enumerate(self.plan.products):
+            self.line(f"const V {self.name[n]} = product[{i}];")
+        for n in self.plan.compute:
+            if n.space == "r":
+                self.row_value(n)
+            elif n.op == "input":
+                row = f" + r * in_{n.data[0]}_stride" if n.space == "rc" else ""
+                self.declare(n, f"load(in_{n.data[0]}{row} + c, lanes)", vector=True)
+            elif n.op == "column_index":
+                self.declare(n, "column_index(c)", vector=True)
+            elif n.op == "element_word":
+                self.declare(n, f"element_word<{n.data[0]}>(r * cols + c)", vector=True)
+            else:
+                self.declare(n, self.expression(n, True, self.name), vector=True)
+        for o in self.graph.outputs:
+            self.line(f"store(out_{o.name} + r * out_{o.name}_stride + c, {self.vector(o.node)}, lanes);")

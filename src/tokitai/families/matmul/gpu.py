@@ -1,0 +1,166 @@
+"""CUDA C++, also for the CPU's fibers, of a matrix product with element-wise work on its result, from plan and tiling.
+
+Two kernels: ``work`` (tiles of the result, or parts of the sums in them) and ``finish`` (the tree over the parts, where
+there are several). Both take one ``Call`` by value: ``together`` says how many chains along k are a part; the rest is
+as `matmul.cpu` has it.
+"""
+
+from __future__ import annotations
+
+from ...emit.text import POINTER, Printer
+from ...lang import MATRICES, Node
+from .cpu import unit_defines
+from .plan import ProductPlan
+from .tiling import FINISH_THREADS, Tiling
+
+
+class GpuProductEmitter(Printer):
+    """Prints the kernels of one operator for one tiling."""
+
+    includes: tuple[str, ...] = ("products.h",)
+    batch = "batch"  # products that the work in all consists of
+    mine, item, row = "work", "unit.item", "r"  # the product of a unit: its sizes, its place in the batch, a row of it
+
+    def __init__(self, plan: ProductPlan, tiling: Tiling) -> None:
+        super().__init__(plan.graph)
+        self.plan, self.tiling = plan, tiling
+        t = tiling
+        sizes = {
+            "PRODUCTS": len(plan.products), "ROWS": t.rows, "COLS": t.cols, "TALL": t.tall, "WIDE": t.wide,
+            "DEPTH": t.depth, "LANES": t.lanes, "UNROLLED": t.unrolled, "WIDTH": t.width,
+        }  # fmt: skip
+        self.fused = plan.accumulator == "fused16"
+        unit = (*unit_defines(plan), f"#define UNIT_ATOM {int(t.atom)}") if self.fused else ()
+        self.defines = (
+            f"// {t}",
+            *unit,
+            f"#define ACCUMULATORS_F64 {int(plan.accumulator == 'f64')}",
+            f"#define MATRIX_UNITS {int(t.matrix)}",
+            *(f"#define PLAN_{name} {value}" for name, value in sizes.items()),
+        )
+
+    def kernels(self) -> None:
+        """The call, and the kernels."""
+        matrices = sum(space in MATRICES for _, space, _, _ in self.tensors)
+        self.line()
+        numbers = 4 + 2 * matrices + len(self.whole_slot)
+        self.open("struct Call")
+        self.call_begin(len(self.tensors), numbers)
+        self.line(f"void* tensors[{len(self.tensors)}];")
+        self.line("int64_t together;")
+        self.line(f"int64_t sizes[{numbers}];")
+        self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
+        self.line("void* workspace;")
+        self.close("};")
+        for name, threads, per_sm, body in (
+            ("work", self.tiling.threads, self.tiling.per_sm, self.work), ("finish", FINISH_THREADS, 1, self.finish),
+        ):  # fmt: skip
+            self.line()
+            self.open(f"KERNEL({name}, {threads}, {per_sm})")
+            self.arguments()
+            body()
+            self.close()
+
+    def call_begin(self, tensors: int, sizes: int) -> None:
+        """What is ahead of the addresses of so many tensors and of so many sizes."""
+
+    def arguments(self) -> None:
+        self.pointers_of_batches("call.")
+        self.line("const Stored* const scalars = call.scalars;")
+        self.line("E* const parts = static_cast<E*>(call.workspace);  // where there are several")
+        self.line(f"const Work work(rows, cols, inner, {self.batch}, call.together);")
+        self.line("(void)integers, (void)scalars;")
+        for n in self.plan.uniform:
+            self.declare(n, self.expression(n, False, self.name), vector=False)
+
+    # ------------------------------------------------------------------ kernels
+    def work(self) -> None:
+        left, layout = self.plan.left.data, str(self.plan.products[0].data[0])
+        rights = [n.args[1].data for n in self.plan.products]
+        kinds = POINTER[str(left[1])], POINTER[str(rights[0][1])]
+        along = ["true" if flag else "false" for flag in (layout[0] == "N", layout[1] == "T")]
+        self.line(f"typedef Feed<ROWS, {along[0]}, true, {kinds[0]}> Left;")
+        self.line(f"typedef Feed<COLS, {along[1]}, false, {kinds[1]}> Right;")
+        pack, element = ("Pack", "W") if self.fused else ("Quad", "E")
+        self.line(f"SHARED({pack}, memory, 2 * SLAB / {pack.upper()});")
+        self.line(f"{element}* const slabs = memory->e;")
+        self.line("E* const waiting = parts + work.sums_of_parts() + block_index() * work.waiting_of_block();")
+        self.units()
+        self.matrices(self.item)
+        self.line(f"const Side<{kinds[0]}> left = {self.side(self.plan.left)};")
+        sides = ", ".join(self.side(n.args[1]) for n in self.plan.products)
+        self.line(f"const Side<{kinds[1]}> right[PRODUCTS] = {{{sides}}};")
+        self.line("Tile tile;")
+        self.line(f"tile.run<Left, Right>({self.mine}, unit, left, right, waiting, slabs);")
+        at = f"[&](int64_t {self.row}, int64_t c, const E (&sums)[PRODUCTS])"
+        self.open(f"tile.results({self.mine}, unit, slabs, {at}")
+        self.begin_result()
+        self.open("if (work.parts > 1)")
+        place = "parts[work.place(unit.part, n, unit.item, r, c)]"
+        self.line(f"UNROLL for (int n = 0; n < PRODUCTS; ++n) {place} = sums[n];")
+        self.line("return;")
+        self.close()
+        self.elements()
+        self.close("});")
+        self.close()
+
+    def units(self) -> None:
+        """The loop over a block's units, and which one it is."""
+        self.open("for (int64_t at = block_index(); at < work.units; at += grid_size())")
+        self.line("const Unit unit(work, at);")
+
+    def side(self, operand: Node) -> str:
+        """An operand of a unit's product, as ``Side`` has it."""
+        return f"{{in_{operand.data[0]}, in_{operand.data[0]}_stride}}"
+
+    def begin_result(self) -> None:
+        """What is ahead of an element of a result."""
+
+    def parts_of_item(self) -> str:
+        """How many parts a product's sum has."""
+        return "work.parts"
+
+    def finish(self) -> None:
+        self.open(
+            f"for (int64_t e = block_index() * {FINISH_THREADS} + thread_index(); e < {self.batch} * rows * cols; "
+            f"e += grid_size() * {FINISH_THREADS})"
+        )
+        self.line("const int64_t item = e / (rows * cols), r = e / cols % rows, c = e % cols;")
+        self.matrices("item")
+        self.line("E sums[PRODUCTS];")
+        self.open("UNROLL for (int n = 0; n < PRODUCTS; ++n)")
+        at = "[&](int64_t part) { return parts[work.place(part, n, item, r, c)]; }"
+        self.line(f"sums[n] = over_parts({self.parts_of_item()}, {at});")
+        self.close()
+        self.elements()
+        self.close()
+
+    def matrices(self, item: str) -> None:
+        """Pointers to the matrices of one product of the batch."""
+        for name, space, kind, const in self.tensors:
+            if space in MATRICES:
+                self.line(f"{const}{kind}* const {name} = all_{name} + {item} * {name}_batch;")
+                self.line(f"(void){name};")
+
+    def elements(self) -> None:
+        """What is made of the products at row r and column c, and its store."""
+        self.values()
+        for o in self.graph.outputs:
+            self.line(f"store1(out_{o.name} + r * out_{o.name}_stride + c, {self.name[o.node]});")
+
+    def values(self) -> None:
+        """What is made of the products at row r and column c."""
+        for i, n in enumerate(self.plan.products):
+            self.declare(n, f"finished(sums[{i}])", vector=False)
+        for n in self.plan.compute:
+            if n.space == "r":
+                self.row_value(n)
+            elif n.op == "input":
+                self.declare(n, self.read(n), vector=False)
+            else:
+                self.one_column(n)
+
+    def read(self, n: Node) -> str:
+        """An input's element at row r and column c."""
+        row = f" + r * in_{n.data[0]}_stride" if n.space == "rc" else ""
+        return f"load1(in_{n.data[0]}{row} + c)"

@@ -1,0 +1,158 @@
+"""CUDA C++ of a matrix product by Hopper's warpgroups, alone or in groups, from plan and tiling. The header is
+`emit/gpu/pipeline.h`.
+
+The kernels and their ``Call`` are those of `matmul.gpu` and `grouped.gpu`, with tensor maps of the operands
+in front: that of the left one, then those of the right ones. They are aligned to 64 bytes, so what is between them and
+the rest fills the parameter up to a multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+from ...lang import Node
+from ..grouped.gpu import GpuGroupedEmitter
+from .gpu import GpuProductEmitter
+from .plan import ProductPlan
+from .tiling import Tiling
+
+
+def padding(tensors: int, sizes: int, scalars: int) -> int:
+    """Words of 8 bytes between the tensor maps and the rest."""
+    rest = tensors + 1 + sizes + -(-4 * max(1, scalars) // 8) + 1
+    return -rest % 8
+
+
+class _Pipeline(GpuProductEmitter):
+    """The kernel that one warp feeds."""
+
+    includes: tuple[str, ...] = ("pipeline.h",)
+    by_eights = False
+
+    def __init__(self, plan: ProductPlan, tiling: Tiling) -> None:
+        super().__init__(plan, tiling)
+        t = tiling
+        sizes = {"PRODUCTS": len(plan.products), "ROWS": t.rows, "COLS": t.cols, "STAGES": t.stages}
+        defines = [d for d in self.defines if not d.startswith("#define PLAN_")]
+        self.defines = (*defines, *(f"#define PLAN_{name} {value}" for name, value in sizes.items()))
+
+    def call_begin(self, tensors: int, sizes: int) -> None:
+        pad = padding(tensors, sizes, len(self.scalar_slot))
+        self.line(f"TensorMap maps[{1 + len(self.plan.products)}];")
+        if pad:
+            self.line(f"int64_t unused[{pad}];")
+
+    def each_unit(self) -> None:
+        """The loop over a block's units, in either role."""
+        self.open("for (int64_t at = block_index(); at < work.units; at += grid_size())")
+        self.line("const Unit unit = placed(work, at);")
+
+    def origin(self, operand: str, left: bool) -> str:
+        """Where an operand of a unit's product begins."""
+        return f"Origin{{0, 0, in_{operand}_batch != 0 ? unit.item : 0}}"
+
+    def work(self) -> None:
+        layout = str(self.plan.products[0].data[0])
+        across = f"{str(layout[0] == 'T').lower()}, {str(layout[1] == 'N').lower()}"
+        self.line("SHARED_AT_LAUNCH(memory);")
+        self.line("SHARED(Ring, rings, 1);")
+        self.line("Ring& ring = rings[0];")
+        self.line("char* const stages = memory + (-int64_t(shared_address(memory)) & 1023);")
+        self.line("if (thread_index() == 0) ring.begin();")
+        self.line("barrier();")
+        self.line("Place place;")
+        self.open("if (thread_index() < 128)")
+        self.line('asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(FEEDER_REGISTERS));')
+        self.open("if (thread_index() < WARP)")
+        self.each_unit()
+        left, right = str(self.plan.left.data[0]), str(self.plan.products[0].args[1].data[0])
+        origins = f"{self.origin(left, True)}, {self.origin(right, False)}"
+        self.line(f"feed<{across}>({self.mine}, unit, call.maps, {origins}, ring, place, stages);")
+        self.close()
+        self.close()
+        self.close()
+        self.open("else")
+        self.line('asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(CONSUMER_REGISTERS));')
+        self.line("E* const waiting = parts + work.sums_of_parts() + block_index() * work.waiting_of_block();")
+        self.line("Accumulators accumulators;")
+        self.each_unit()
+        self.matrices(self.item)
+        self.line(f"accumulators.run<{across}>({self.mine}, unit, waiting, ring, place, stages);")
+        for name, space, _, _ in self.tensors:
+            if space in ("rc", "c"):
+                stride = f"{name}_stride" if space == "rc" else "0"
+                self.line(f"const bool {name}_in_eights = in_eights({name}, {stride});")
+        self.line("float* const rooms = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);")
+        self.line("float* const room = rooms + (thread_index() / 128 - 1) * ROOM;")
+        eight = "const E (&eight)[PRODUCTS][EIGHT], int count"
+        self.open(f"accumulators.results({self.mine}, unit, room, [&](int64_t {self.row}, int64_t c0, {eight})")
+        self.begin_result()
+        self.open("if (work.parts > 1)")
+        self.open("UNROLL for (int n = 0; n < PRODUCTS; ++n)")
+        self.line("E* const to = &parts[work.place(unit.part, n, unit.item, r, c0)];")
+        self.line("UNROLL for (int i = 0; i < EIGHT; ++i)")
+        self.line("  if (i < count) to[i] = eight[n][i];")
+        self.close()
+        self.line("return;")
+        self.close()
+        for n in self.plan.compute:
+            if n.op == "input" and n.space in ("rc", "c"):
+                name = f"in_{n.data[0]}"
+                self.line(f"S {name}_eight[EIGHT];")
+                row = f" + r * {name}_stride" if n.space == "rc" else ""
+                self.line(f"load_eight({name}_eight, {name}{row} + c0, count, {name}_in_eights);")
+        for o in self.graph.outputs:
+            self.line(f"S {o.name}_eight[EIGHT];")
+        self.open("UNROLL for (int i = 0; i < EIGHT; ++i)")
+        self.line("const int64_t c = c0 + i;")
+        self.line("E sums[PRODUCTS];")
+        self.line("UNROLL for (int n = 0; n < PRODUCTS; ++n) sums[n] = eight[n][i];")
+        self.by_eights = True
+        self.values()
+        self.by_eights = False
+        for o in self.graph.outputs:
+            self.line(f"{o.name}_eight[i] = {self.name[o.node]};")
+        self.close()
+        for o in self.graph.outputs:
+            to = f"out_{o.name} + r * out_{o.name}_stride + c0"
+            self.line(f"store_eight({to}, {o.name}_eight, count, out_{o.name}_in_eights);")
+        self.close("});")
+        self.close()
+        self.close()
+
+    def read(self, n: Node) -> str:
+        """An input's element of this column, which a warpgroup reads with its neighbours."""
+        return f"in_{n.data[0]}_eight[i]" if self.by_eights else super().read(n)
+
+
+class GpuPipelineEmitter(_Pipeline):
+    """Prints the kernels of one operator for one tiling."""
+
+
+class GpuGroupedPipelineEmitter(_Pipeline, GpuGroupedEmitter):
+    """The same of a product in groups."""
+
+    includes = ("groups.h", "pipeline.h")
+
+    def __init__(self, plan: ProductPlan, tiling: Tiling) -> None:
+        super().__init__(plan, tiling)
+        along_k = ("#define PLAN_GROUPS_ALONG_K 1",) if self.share == "k" else ()
+        self.defines = (*self.defines, *along_k)
+
+    def each_unit(self) -> None:
+        if self.share == "r":
+            self.open("for (int64_t at = block_index();; at += grid_size())")
+            self.line("Group group;")
+            self.line(f"if (!group.find({self.offsets}, batch, work.across * work.parts, at)) break;")
+            self.line("const Work mine(group.count, cols, inner, 1, call.together);")
+            self.line("Unit unit = placed(mine, group.unit);")
+            return
+        self.open("for (int64_t at = block_index(); at < work.units; at += grid_size())")
+        self.line("const Unit unit = placed(work, at);")
+        self.line("Group group;")
+        self.line(f"group.take({self.offsets}, unit.item);")
+        self.line("const Work mine(rows, cols, group.count, 1, call.together);")
+        self.line("if (unit.part >= mine.parts) continue;")
+
+    def origin(self, operand: str, left: bool) -> str:
+        if self.share == "k":
+            return "Origin{0, group.begin, 0}"
+        return "Origin{group.begin, 0, 0}" if left else "Origin{0, 0, group.index}"

@@ -1,0 +1,225 @@
+"""How a matrix product is laid over the threads of a GPU: tiles of the result, slabs along k, sums that meet later.
+
+A block of threads works on a tile of the result, through slabs of the operands in shared memory. Chains of 4096 along k
+are nodes of one tree: where tiles are few, whole subtrees of chains are shared out among blocks, and a second kernel
+adds up what these leave; where they are many, a block computes one chain after another and keeps the sums that wait.
+A tiling decides speed, never a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ...lang import MATMUL_BLOCK, Sizes
+from ...lower.gpu import Step
+from .plan import ProductPlan
+
+ENOUGH = 100  # blocks that keep a card at work
+MOST_UNITS = 256  # blocks among which chains are shared out, where nobody says how many
+PIPELINE_BLOCKS = 144  # as many as a Hopper GPU has multiprocessors
+ROOMS = 1024  # blocks at a time that keep sums which wait
+MOST_BLOCKS = 2**31 - 1
+FINISH_THREADS = 256
+MOST_PRODUCTS = 8  # of one left operand
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """One way to lay out a product."""
+
+    rows: int  # of a block's tile
+    cols: int  # the same, of each product
+    tall: int  # rows of a thread's tile
+    wide: int  # columns of it, of each product
+    depth: int  # products along k in a slab, where accumulators have four bytes; half of them where they have eight
+    lanes: int  # threads side by side, of 32 that work on neighbouring rows and columns
+    unrolled: int  # products along k whose instructions follow each other; fewer take fewer registers
+    width: int  # elements to an access at most: 8, 4, 2 or 1
+    per_sm: int = 1  # blocks that shall fit on a multiprocessor at least: fewer registers a thread
+    matrix: bool = False  # sums in f64 by matrix units
+    atom: bool = False  # 16-bit operands are multiplied by matrix units; elsewhere their steps are computed by integers
+    stages: int = 0  # of the ring that feeds warpgroups: of Hopper's kernels alone
+    once: bool = False  # a block works on one tile: of groups with one chain along k, which takes fewer registers
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 384 if self.stages else self.rows // self.tall * (self.cols // self.wide)
+
+    def shared_bytes(self, products: int) -> int:
+        """Bytes of shared memory that a launch gives a block: the ring, which begins at a multiple of 1,024, and 16 KiB
+        for each of two warpgroups' results."""
+        return self.stages * 128 * (self.rows + products * self.cols) + 1024 + (32 << 10) if self.stages else 0
+
+    def __str__(self) -> str:
+        if self.stages:
+            return f"tiles of {self.rows} x {self.cols} by warpgroups, fed through {self.stages} stages"
+        units = ", matrix units" * (self.matrix or self.atom)
+        return (
+            f"tiles of {self.rows} x {self.cols}, {self.tall} x {self.wide} of each of {self.threads} threads, "
+            f"{self.depth} along k at a time, {self.width} elements an access{units}"
+        )
+
+
+# From large to small, by bytes of an accumulator. Measured on an H200 (bench/gpu_products.py).
+TILINGS: dict[int, tuple[Tiling, ...]] = {
+    4: (
+        Tiling(128, 256, 16, 8, 16, 8, 16, 8),
+        Tiling(64, 64, 4, 8, 16, 8, 16, 8, per_sm=4),
+        Tiling(32, 32, 4, 4, 16, 8, 16, 8, per_sm=8),
+    ),
+    8: (
+        Tiling(128, 64, 8, 8, 16, 8, 8, 8, per_sm=2),
+        Tiling(64, 32, 4, 4, 16, 8, 2, 8, per_sm=4),
+        Tiling(32, 32, 4, 4, 16, 8, 2, 8, per_sm=8),
+    ),
+}
+
+MATRIX_TILINGS = (
+    Tiling(128, 128, 4, 16, 16, 4, 8, 8, matrix=True),
+    Tiling(64, 64, 4, 8, 16, 4, 8, 8, per_sm=2, matrix=True),
+    Tiling(32, 32, 4, 4, 16, 4, 8, 8, per_sm=4, matrix=True),
+)
+
+
+FUSED_TILINGS = (  # whose slabs have room in 48 KiB as hashes, too
+    Tiling(128, 64, 8, 8, 32, 4, 16, 8),
+    Tiling(64, 64, 4, 8, 32, 4, 16, 8, per_sm=2),
+    Tiling(32, 32, 4, 4, 32, 4, 16, 8, per_sm=4),
+)
+
+
+# Rows, columns and stages of 64 along k, as many as shared memory has room for.
+PIPELINES = (
+    Tiling(128, 256, 0, 0, 64, 0, 0, 8, atom=True, stages=4),
+    Tiling(128, 128, 0, 0, 64, 0, 0, 8, atom=True, stages=6),
+    Tiling(128, 64, 0, 0, 64, 0, 0, 8, atom=True, stages=8),
+)
+
+
+def pipelines(plan: ProductPlan) -> list[Tiling]:
+    """The tilings for warpgroups, from large to small; several products share the columns of a tile."""
+    count = len(plan.products)
+    return [replace(t, cols=t.cols // count) for t in PIPELINES if t.cols % (64 * count) == 0]
+
+
+def offered(plan: ProductPlan, width: int, matrix: bool = False) -> Iterator[Tiling]:
+    """The tilings of a plan, from large to small; several products share the columns of a tile. With ``matrix`` sums in
+    f64, and steps of 16-bit operands, take matrix units."""
+    if plan.accumulator == "fused16":
+        *larger, smallest = FUSED_TILINGS
+        for t in (*_shared(plan, larger), smallest):
+            yield replace(t, width=width, atom=matrix)
+        return
+    wide = plan.accumulator == "f64"
+    *larger, smallest = MATRIX_TILINGS if wide and matrix else TILINGS[8 if wide else 4]
+    count = len(plan.products)
+    if not wide and str(plan.left.data[1]) == "f32":  # then a slab of the largest holds as many bytes as one of f16
+        larger[0] = replace(larger[0], depth=8, unrolled=8)
+    for t in _shared(plan, larger):
+        yield replace(t, width=width)
+    yield replace(smallest, width=width, per_sm=1 if count > 1 else smallest.per_sm)
+
+
+def _shared(plan: ProductPlan, tilings: Sequence[Tiling]) -> Iterator[Tiling]:
+    """Those tilings whose columns several products can share."""
+    count = len(plan.products)
+    for t in tilings:
+        if t.wide % (4 * count) == 0:
+            yield replace(t, cols=t.cols // count, wide=t.wide // count)
+
+
+def described(plan: ProductPlan, used: Iterable[Tiling] = ()) -> dict[str, object]:
+    """The plan in words: of the CPU's what GPUs have as well, and the tiles that were used, or else all on offer."""
+    both = ("products", "layout", "accumulator", "groups share")
+    of_both = {k: v for k, v in plan.describe().items() if k in both}
+    tiles = [f"{t.rows} x {t.cols}{' by matrix units' * (t.matrix or t.atom)}" for t in used or offered(plan, 8)]
+    return of_both | {"tiles": ", ".join(dict.fromkeys(tiles))}
+
+
+def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False, pipeline: bool = False) -> Tiling:
+    """The largest tiling with blocks enough for a card, or the smallest that there is; with ``pipeline`` those for
+    warpgroups."""
+    every = pipelines(plan) if pipeline else list(offered(plan, width, matrix))
+    found = next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
+    return replace(found, once=not pipeline and sizes.ragged != "" and chains_of(sizes) == 1)
+
+
+def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
+    """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, of groups shorter
+    slabs, fewer instructions that follow each other, smaller tiles."""
+    if tiling.stages:
+        yield from (t for t in pipelines(plan) if t.cols <= tiling.cols)
+        return
+    for per_sm in range(tiling.per_sm, 0, -1):
+        yield replace(tiling, per_sm=per_sm)
+    chain = plan.accumulator != "fused16" and not tiling.matrix
+    if chain and plan.graph.ragged and tiling.tall > tiling.wide and len(plan.products) == 1:
+        yield replace(tiling, depth=8, unrolled=8)
+        yield replace(tiling, depth=8, unrolled=2, tall=tiling.wide, wide=tiling.tall)
+    if chain and tiling.unrolled > 2:
+        yield replace(tiling, unrolled=2, per_sm=1)
+    for t in offered(plan, tiling.width, tiling.matrix or tiling.atom):
+        if t.rows * t.cols < tiling.rows * tiling.cols:
+            yield replace(t, once=tiling.once)
+
+
+def tiles_of(tiling: Tiling, sizes: Sizes) -> int:
+    """Tiles of all products of a batch; as many as there can be where its groups share out rows."""
+    across = -(-sizes[1] // tiling.cols)
+    if sizes.ragged == "r":
+        some = min(sizes.batch, sizes[0])  # that have a row at least
+        return (some + (sizes[0] - some) // tiling.rows) * across
+    return sizes.batch * -(-sizes[0] // tiling.rows) * across
+
+
+def _elements_of(sizes: Sizes) -> int:
+    """Elements of all results."""
+    return sizes[0] * sizes[1] * (1 if sizes.ragged == "r" else sizes.batch)
+
+
+def chains_of(sizes: Sizes) -> int:
+    """Chains along k, of a group at most; one where there is nothing to add up."""
+    return max(1, -(-sizes.inner // MATMUL_BLOCK))
+
+
+def together(tiling: Tiling, sizes: Sizes, most: int = MOST_UNITS) -> int:
+    """How many neighbouring chains a block computes, a power of two: a whole node of the tree, or all of it. Chains are
+    shared out among `most` blocks."""
+    chains, count = chains_of(sizes), 1
+    while count < chains and tiles_of(tiling, sizes) * -(-chains // count) > most:
+        count *= 2
+    return count
+
+
+def _units(tiling: Tiling, sizes: Sizes, most: int) -> tuple[int, int, int]:
+    """Parts into which chains are shared out, what blocks work on in all, and levels of sums that wait."""
+    chains, count = chains_of(sizes), together(tiling, sizes, most)
+    parts = -(-chains // count)
+    return parts, parts * tiles_of(tiling, sizes), (min(chains, count) - 1).bit_length()
+
+
+def product_steps(tiling: Tiling, sizes: Sizes, most: int = MOST_UNITS, products: int = 1) -> list[Step]:
+    """The launches, in order. Units of groups differ: a card's own order balances them better than equal turns."""
+    parts, units, levels = _units(tiling, sizes, most)
+    in_turn = (levels > 0 and not sizes.ragged) or tiling.stages > 0
+    most_blocks = PIPELINE_BLOCKS if tiling.stages else ROOMS if levels else MOST_BLOCKS
+    shared = tiling.shared_bytes(products)
+    steps = [Step("work", min(units, most_blocks), tiling.threads, in_turn, shared)]
+    if parts > 1:
+        steps.append(Step("finish", min(-(-_elements_of(sizes) // FINISH_THREADS), MOST_BLOCKS), FINISH_THREADS))
+    return steps
+
+
+def workspace_bytes(plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: bool, most: int = MOST_UNITS) -> int:
+    """Sums that wait, for each block that is at work, and the sums of each part; enough for smaller tiles as well."""
+    each = 8 if structure or plan.accumulator == "f64" else 4
+    return each * len(plan.products) * max(_workspace(t, sizes, most) for t in fallbacks(plan, tiling))
+
+
+def _workspace(tiling: Tiling, sizes: Sizes, most: int) -> int:
+    parts, units, levels = _units(tiling, sizes, most)
+    left = parts * _elements_of(sizes) if parts > 1 else 0
+    rooms = min(units, PIPELINE_BLOCKS if tiling.stages else ROOMS)
+    return rooms * levels * tiling.rows * tiling.cols + left

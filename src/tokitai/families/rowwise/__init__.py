@@ -1,0 +1,1 @@
+"""Row-wise kernels: element-wise work, reductions of rows, and sums over the rows of a column."""

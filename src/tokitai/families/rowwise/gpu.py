@@ -1,0 +1,372 @@
+"""CUDA C++, also for the CPU's fibers, of a row-wise kernel, from its plan and a schedule.
+
+A text has up to four kernels, launched one after another: ``early`` (sums that rows need before they begin), ``work``
+(the rows), ``columns`` (sums down blocks of rows, where rows are too long for ``work`` to hold those as well),
+``finish`` (column sums over all blocks, and what is made of them). All take one ``Call`` by value: ``tensors`` are the
+inputs, then the results; ``sizes`` are rows, columns, the row stride in elements of every rows x cols tensor in the
+same order, then whole host scalars; ``scalars`` the rounded host scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ...emit.text import POINTER, SCALAR
+from ...lang import Node, TensorSpec
+from ...lower.gpu import COLUMN_THREADS, MOST_THREADS, finishes, widened_again
+from .gpu_columns import again
+from .gpu_select import OneColumn, inputs_at, one_column
+from .gpu_staged import GpuStagedEmitter
+from .plan import Pass
+
+
+class GpuRowEmitter(GpuStagedEmitter):
+    """Prints the kernels of one row-wise operator."""
+
+    def kernels(self) -> None:
+        """Constants of the schedule, the call, the kernels."""
+        s = self.schedule
+        self.line(f"// {s}")
+        self.line(f"constexpr int THREADS = {s.threads}, CHUNKS = {s.chunks}, ROWS = {s.rows}, WIDTH = {s.width};")
+        self.line(f"constexpr int BLOCK = {self.plan.block}, SPAN = THREADS * CHUNKS * CHUNK;")
+        fit = "FULL" if s.full else "EXACT" if s.exact else "RAGGED"
+        self.line(f"constexpr int GROUP = Share<THREADS>::GROUP, STEP = GROUP * CHUNK, FIT = {fit};")
+        self.line()
+        sizes = 2 + sum(space in ("rc", "t") for _, space, _, _ in self.tensors) + len(self.whole_slot)
+        self.open("struct Call")
+        self.line(f"void* tensors[{len(self.tensors)}];")
+        self.line(f"int64_t sizes[{sizes}];")
+        self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
+        self.line("void* workspace;")
+        self.close("};")
+        if self.plan.early:
+            self.kernel("early", MOST_THREADS, self.early)
+        self.kernel("work", s.block_threads, self.work, s.per_sm)
+        if s.apart:
+            self.kernel("columns", COLUMN_THREADS, self.columns_kernel)
+        if finishes(self.plan):
+            self.kernel("finish", MOST_THREADS, self.finish)
+
+    def kernel(self, name: str, threads: int, body: object, per_sm: int = 1) -> None:
+        self.line()
+        self.open(f"KERNEL({name}, {threads}, {per_sm})")
+        self.arguments()
+        assert callable(body)
+        body()
+        self.close()
+
+    # ------------------------------------------------------------------ the rows
+    def work(self) -> None:
+        s = self.schedule
+        self.after_early()
+        if self.most:
+            self.cells(f"THREADS > WARP ? {2 * self.most} * WARP : 2")
+        begin, unit = "", "block_index()"
+        if s.sliced:
+            self.line("const int64_t units = (rows + ROWS - 1) / ROWS, slice = block_index() / units;")
+            begin, unit = "int(slice) * SPAN + ", "(block_index() - slice * units)"
+        place = f"{begin}(t / GROUP * CHUNKS * GROUP + t % GROUP) * CHUNK"
+        self.line(f"const int t = thread_index() % THREADS, first = {place};")
+        if s.hoisted:
+            for t in self.columns:
+                kind = POINTER[str(t.format)]
+                self.line(f"Chunk<{kind}> col_{t.name}[CHUNKS];")
+                self.chunk_loop(lambda t=t: self.line(
+                    f"load_chunk<WIDTH, FIT{again(t)}>(col_{t.name}[v], in_{t.name} + first + v * STEP, cols - c0);"
+                ))  # fmt: skip
+        if self.joined and s.staged:
+            self.staged_blocks()
+        elif self.joined:
+            self.blocks_of_rows()
+        elif s.staged:
+            self.staged_rows()
+        else:
+            if s.kept and s.ahead:
+                self.fetch("next", "least(block_index() * ROWS + thread_index() / THREADS, rows - 1)")
+            self.open(f"for (int64_t row0 = {unit} * ROWS; row0 < rows; row0 += grid_size() * ROWS)")
+            if self.all_live:
+                self.line("const int64_t r = row0;")
+                self.line("constexpr bool live = true;")
+            else:
+                self.line("const int64_t r = least(row0 + thread_index() / THREADS, rows - 1);")
+                self.line("const bool live = row0 + thread_index() / THREADS < rows;")
+            if s.kept:
+                if s.ahead:
+                    for t in self.matrices:
+                        self.line(f"Chunk<{POINTER[str(t.format)]}> row_{t.name}[CHUNKS];")
+                        self.line(f"UNROLL for (int v = 0; v < CHUNKS; ++v) row_{t.name}[v] = next_{t.name}[v];")
+                    self.fetch("next", "least(r + grid_size() * ROWS, rows - 1)", declared=False)
+                else:
+                    self.fetch("row", "r")
+            self.row()
+            self.close()
+
+    def fetch(self, place: str, row: str, declared: bool = True) -> None:
+        """The chunks of a row into registers."""
+        for t in self.matrices:
+            kind = POINTER[str(t.format)]
+            if declared:
+                self.line(f"Chunk<{kind}> {place}_{t.name}[CHUNKS];")
+            source = f"in_{t.name} + {row} * in_{t.name}_stride + first + v * STEP"
+            self.chunk_loop(lambda t=t, source=source: self.line(
+                f"load_chunk<WIDTH, FIT>({place}_{t.name}[v], {source}, cols - c0);"
+            ))  # fmt: skip
+
+    def blocks_of_rows(self) -> None:
+        """Rows one after another inside blocks: chains of column sums, with the next rows on their way."""
+        ahead = self.schedule.ahead
+        self.open("for (int64_t block0 = block_index() * ROWS; block0 < blocks; block0 += grid_size() * ROWS)")
+        self.line("const int64_t block = least(block0 + thread_index() / THREADS, blocks - 1);")
+        self.line("const bool mine = block0 + thread_index() / THREADS < blocks;")
+        if self.schedule.kept:
+            self.declare_sums()
+            for t in self.matrices:
+                self.line(f"Chunk<{POINTER[str(t.format)]}> ahead_{t.name}[{ahead}][CHUNKS];")
+            for t in self.rows_fetched:
+                self.line(f"{POINTER[str(t.format)]} ahead_{t.name}[{ahead}];")
+            self.open(f"UNROLL for (int d = 0; d < {ahead}; ++d)")
+            self.fetch_ahead("least(block * BLOCK + d, rows - 1)")
+            self.close()
+        self.open(f"ROLLED for (int64_t i = 0; i < BLOCK; i += {ahead})")
+        self.open(f"UNROLL for (int d = 0; d < {ahead}; ++d)")
+        self.line("if (block0 * BLOCK + i + d >= rows) break;  // the same in all threads")
+        self.line("const int64_t row = block * BLOCK + i + d, r = least(row, rows - 1);")
+        self.line("constexpr bool live = true;" if self.all_live else "const bool live = mine && row < rows;")
+        if self.schedule.kept:
+            for t in self.matrices:
+                self.line(f"Chunk<{POINTER[str(t.format)]}> row_{t.name}[CHUNKS];")
+                self.line(f"UNROLL for (int v = 0; v < CHUNKS; ++v) row_{t.name}[v] = ahead_{t.name}[d][v];")
+            for t in self.rows_fetched:
+                self.line(f"const {POINTER[str(t.format)]} row_{t.name} = ahead_{t.name}[d];")
+            self.open(f"if (i + d + {ahead} < BLOCK)")
+            self.fetch_ahead(f"least(row + {ahead}, rows - 1)")
+            self.close()
+        self.row()
+        self.close()
+        self.close()
+        if self.schedule.kept:
+            self.store_sums()
+        self.close()
+
+    def fetch_ahead(self, row: str) -> None:
+        for t in self.matrices:
+            source = f"in_{t.name} + {row} * in_{t.name}_stride + first + v * STEP"
+            self.chunk_loop(lambda t=t, source=source: self.line(
+                f"load_chunk<WIDTH, FIT>(ahead_{t.name}[d][v], {source}, cols - c0);"
+            ))  # fmt: skip
+        for t in self.rows_fetched:
+            self.line(f"ahead_{t.name}[d] = in_{t.name}[{row}];")
+
+    def row(self) -> None:
+        """All that is computed from one row on its own."""
+        for t in self.matrices:
+            kind = POINTER[str(t.format)]
+            self.line(f"const {kind}* const in_{t.name}_row = in_{t.name} + r * in_{t.name}_stride;")
+            self.line(f"(void)in_{t.name}_row;")
+        for o in self.graph.outputs:
+            if o.space == "rc":
+                self.line(f"{POINTER[o.format]}* const out_{o.name}_row = out_{o.name} + r * out_{o.name}_stride;")
+        if self.schedule.kept:
+            for n in self.plan.kept:
+                self.line(f"S kept_{self.name[n]}[CHUNKS * CHUNK];")
+        for n in self.plan.before:
+            self.row_value(n)
+        loaded: set[Node] = set()
+        for p in self.plan.passes:
+            self.one_pass(p, loaded)
+            loaded |= set(p.keep)
+            for n in p.after:
+                self.row_value(n)
+        lines = [line for o in self.graph.outputs if o.space == "r" for line in self.row_stores(o)]
+        lines += [f"store1(sum_{self.name[n]} + r, {self.name[n.args[0]]});" for n in self.row_sums]
+        if lines:
+            self.open("if (t == 0 && live)")
+            for line in lines:
+                self.line(line)
+            self.close()
+
+    # ------------------------------------------------------------------ one sweep over a row
+    def one_pass(self, p: Pass, loaded: set[Node]) -> None:
+        kept, number = self.schedule.kept, self.plan.passes.index(p) + 1
+        reduced = [("Add", "sum", p.sums), ("Most", "max", p.maxima), ("Foremost", "first", p.firsts)]
+        for op, word, nodes in reduced:
+            if nodes:
+                self.line(f"S {word}_{number}[{len(nodes)}];")
+                if not kept:
+                    self.line(f"Tower<{op}> {word}_tower_{number}[{len(nodes)}];")
+        choice = one_column(p, any(o.inplace for o in self.graph.outputs))
+        if choice is not None:
+            self.before_choice(p, choice)
+        if not kept:
+            self.open("for (int base = 0; base < cols; base += SPAN)")
+        elif number > 1 and widened_again(self.plan, self.schedule):
+            for t in self.matrices:
+                self.line(f"make_again(row_{t.name}, uint32_t(rows >> 62));")
+        for _, word, nodes in reduced:
+            if nodes:
+                self.line(f"S {word}_part_{number}[{len(nodes)}][CHUNKS];")
+        if self.schedule.sliced:
+            self.choose(n for n in p.compute if n.op == "gather")
+        self.open("UNROLL for (int v = 0; v < CHUNKS; ++v)")
+        self.line(f"const int c0 = {self.at_chunk};")
+        if choice is None:
+            self.chunk(p, loaded, number)
+        else:
+            own = self.name[choice.choice]
+            self.name[choice.choice] = self.name[choice.choice.args[2]]
+            self.chunk(replace(p, compute=choice.compute), loaded, number)
+            self.name[choice.choice] = own
+            self.line("holds |= uint32_t(at - c0) < uint32_t(CHUNK);")
+        self.close()
+        for op, word, nodes in reduced:
+            if nodes:
+                k = len(nodes)
+                total = f"{word}_{number}"
+                self.line(f"along_row<{op}, THREADS, CHUNKS, {k}>({word}_part_{number}, {total}, cells);")
+                if not kept:
+                    self.line(f"for (int k = 0; k < {k}; ++k) {word}_tower_{number}[k].push({total}[k]);")
+        if not kept:
+            self.close()
+            for op, word, nodes in reduced:
+                if nodes:
+                    each = f"for (int k = 0; k < {len(nodes)}; ++k)"
+                    self.line(f"{each} {word}_{number}[k] = {word}_tower_{number}[k].result({op}::neutral());")
+        if choice is not None:
+            self.at_choice(p)
+        for i, n in enumerate(p.sums):
+            total = f"sum_{number}[{i}]" if self.schedule.full else f"cols ? sum_{number}[{i}] : S{{}}"
+            self.line(f"const S {self.name[n]} = {total};")
+        for i, n in enumerate(p.maxima):
+            self.line(f"const S {self.name[n]} = done_max(max_{number}[{i}]);")
+        for i, n in enumerate(p.firsts):
+            self.line(f"const S {self.name[n]} = done_first(first_{number}[{i}], cols);")
+
+    def before_choice(self, p: Pass, choice: OneColumn) -> None:
+        """What the one column's results are made of, before anything is stored."""
+        index = self.name[choice.index]
+        self.line(f"const bool within = {index} >= 0 && {index} < cols;")
+        self.line(f"const int at = within ? {index} : 0;")
+        self.line("bool holds = false;")
+        for n in dict.fromkeys(n for o in p.stores for n in inputs_at(o.node)):
+            kind, name = self.kind_of(n), n.data[0]
+            self.line(f"const {kind} at_{name} = cols ? in_{name}_row[at] : padding<{kind}>();")
+
+    def at_choice(self, p: Pass) -> None:
+        """The results at the one column, by the thread that has stored its neighbours."""
+        self.open("if (holds && within && live)")
+        done: list[Node] = []
+        for o in p.stores:
+            for n in self.cone(o.node):
+                if n in done:
+                    continue
+                done.append(n)
+                if n.op == "input":
+                    place = f"&at_{n.data[0]}" if n.space == "rc" else f"in_{n.data[0]} + at"
+                    self.declare(n, f"load1({place})", vector=False)
+                elif n.op == "gather":
+                    self.declare(n, f"load1({self.chosen_entry(n)} + at)", vector=False)
+                else:
+                    self.one_column(n, "int32_t(at)")
+            self.line(f"store1(out_{o.name}_row + at, {self.name[o.node]});")
+        self.close()
+
+    def chunk(self, p: Pass, loaded: set[Node], number: int) -> None:
+        """The elements of one chunk."""
+        s = self.schedule
+        self.load_for(
+            n for n in p.compute
+            if n.op == "input" and (not self.held if n.space == "rc" else not s.hoisted) and n not in loaded
+        )  # fmt: skip
+        for n in p.compute:
+            if n.op == "gather" and n not in loaded and not s.sliced:
+                self.line(f"Chunk<{self.kind_of(n.args[0])}> chosen_{self.name[n]};")
+                source = f"{self.chosen_entry(n)} + {self.at_chunk}"
+                self.line(f"load_chunk<WIDTH, FIT>(chosen_{self.name[n]}, {source}, cols - c0);")
+        for word, nodes in (("sum", p.sums), ("max", p.maxima), ("first", p.firsts)):
+            for i, _ in enumerate(nodes):
+                self.line(f"S {word}_at_{i}[CHUNK];")
+        for o in p.stores:
+            self.line(f"Chunk<{POINTER[o.format]}> new_{o.name};")
+            self.line(f"{SCALAR[o.node.type]} values_{o.name}[CHUNK];")
+        self.open("UNROLL for (int e = 0; e < CHUNK; ++e)")
+        self.line("const int c = c0 + e;")
+        self.line("(void)c;")
+        for n in p.compute:
+            if n in loaded:
+                self.declare(n, f"kept_{self.name[n]}[v * CHUNK + e]", vector=False)
+            elif n.op == "input":
+                held = self.held if n.space == "rc" else s.hoisted
+                place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}"
+                self.declare(n, f"element({place}, e)" if n.type == "f32" else f"{place}.e[e]", vector=False)
+            elif n.op == "gather":
+                self.declare(n, f"element(chosen_{self.name[n]}{'[v]' * s.sliced}, e)", vector=False)
+            else:
+                self.one_column(n)
+            if n in p.keep:
+                self.line(f"kept_{self.name[n]}[v * CHUNK + e] = {self.name[n]};")
+        for word, neutral, nodes in (("sum", "NEUTRAL_SUM", p.sums), ("max", "NEUTRAL_MAX", p.maxima)):
+            for i, n in enumerate(nodes):
+                value = self.name[n.args[0]] if word == "sum" else f"leaf_max({self.name[n.args[0]]})"
+                padded = value if self.schedule.exact else f"c < cols ? {value} : {neutral}"
+                self.line(f"{word}_at_{i}[e] = {padded};")
+        for i, n in enumerate(p.firsts):
+            leaf = f"leaf_first({self.name[n.args[0]]}, to_value(int32_t(c), S{{}}))"
+            self.line(f"first_at_{i}[e] = c < cols ? {leaf} : NEUTRAL_FIRST;")
+        for o in p.stores:
+            self.line(f"values_{o.name}[e] = {self.name[o.node]};")
+        for n in p.col_sums if self.joined else ():
+            self.column_sum(n)
+        self.close()
+        for word, op, nodes in (("sum", "Add", p.sums), ("max", "Most", p.maxima), ("first", "Foremost", p.firsts)):
+            for i, _ in enumerate(nodes):
+                tree = f"fold<{op}, CHUNK>({word}_at_{i})"
+                padded = tree if self.schedule.full else f"c0 < cols ? {tree} : {op}::neutral()"
+                self.line(f"{word}_part_{number}[{i}][v] = {padded};")
+        for o in p.stores:
+            self.encode(o)
+            place = f"out_{o.name}_row + {self.at_chunk}"
+            self.line(f"if (live) store_chunk<WIDTH, FIT>({place}, new_{o.name}, cols - c0);")
+
+    def choose(self, gathers: Iterable[Node]) -> None:
+        """A thread's chunks of the entries that a row chooses, all on their way at once: others may choose them too."""
+        for n in gathers:
+            self.line(f"Chunk<{self.kind_of(n.args[0])}> chosen_{self.name[n]}[CHUNKS];")
+            source = f"{self.chosen_entry(n)} + c0"
+            self.chunk_loop(lambda n=n, source=source: self.line(
+                f"load_chunk<WIDTH, FIT, AGAIN>(chosen_{self.name[n]}[v], {source}, cols - c0);"
+            ))  # fmt: skip
+
+    def column_sum(self, n: Node) -> None:
+        value = self.name[n.args[0]]
+        if self.schedule.kept:
+            acc = f"acc_{self.name[n]}[v * CHUNK + e]"
+            self.line(f"if (live) {acc} = add({acc}, {value});")
+        else:
+            place = f"sum_{self.name[n]} + block * cols + c"
+            self.open("if (live && c < cols)")
+            self.line(f"store1({place}, add(i + d == 0 ? NEUTRAL_SUM : load1({place}), {value}));")
+            self.close()
+
+    @property
+    def at_chunk(self) -> str:
+        """The first column of a chunk, in parts, so that those of a thread lie a constant apart."""
+        return f"{'' if self.schedule.kept else 'base + '}first + v * STEP"
+
+    def kind_of(self, n: Node) -> str:
+        """The type of an input's elements."""
+        return POINTER[str(n.data[1])]
+
+    def load_for(self, inputs: Iterable[Node]) -> None:
+        """Chunks that a pass over a long row reads."""
+        by_name: dict[str, TensorSpec] = {t.name: t for t in self.graph.inputs}
+        for n in inputs:
+            t = by_name[str(n.data[0])]
+            kind = POINTER[str(t.format)]
+            place = "row" if t.space == "rc" else "col"
+            if t.space == "rc" and self.schedule.staged:
+                self.line(f"const Chunk<{kind}> row_{t.name} = stage_{t.name}.get(turn, v);")
+                continue
+            source = f"in_{t.name}_row" if t.space == "rc" else f"in_{t.name}"
+            self.line(f"Chunk<{kind}> {place}_{t.name};")
+            self.line(f"load_chunk<WIDTH, FIT{again(t)}>({place}_{t.name}, {source} + {self.at_chunk}, cols - c0);")

@@ -1,0 +1,1 @@
+"""Sums of rows over the entries of a table that they choose."""

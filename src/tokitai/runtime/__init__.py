@@ -1,0 +1,1 @@
+"""A call from the caller's arrays to the launch: bind, check, lay out, launch, and what of it is cached."""

@@ -1,0 +1,281 @@
+"""Run an element-wise operator on lists of tensors of a GPU: an optimizer's step, in one prepared call.
+
+What a list's kernels read beside the tensors (the table of their sizes and addresses) is written to the device once,
+and again only where an address has changed: gradients that are new from step to step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy as copy_of
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..arrays.device_array import as_device, empty_like, handed_out, name_of
+from ..arrays.libraries import library_of, written
+from ..errors import ArgumentError
+from ..lang import Operator, Output
+from .call import storage_format
+from .gpu_card import Card, card, copied, handle_of, kernel_on, phantom, stream_of, within
+from .gpu_kernel import GpuKernel, Ready, Table
+from .gpu_launch_cache import Frame, torch_room
+from .kernel import KernelBase
+from .lists import Array, Prepared, prepare
+
+MOST_LISTS = 16  # that are kept
+_recorded: list[Table] = []  # tables that a captured graph reads whenever it is replayed: they stay
+
+
+@dataclass(eq=False, slots=True)
+class _Placed:
+    """A table that lies on the device, written in the order of a stream, and what launches need that read it."""
+
+    stream: int
+    addresses: Array
+    table: Table
+    ready: Ready
+    room: Callable[[], Any] | None  # gives new workspace of torch's, where there is any
+    frames: list[Frame] = field(default_factory=list)  # free ones
+
+
+class PreparedOnGpu(Prepared):
+    """Lists of tensors of one GPU that have been checked. Called with scalars alone it looks at no tensor again: they
+    must lie where they lay, and must not be freed meanwhile."""
+
+    where: Card
+    kernel: GpuKernel
+
+    def __init__(
+        self, operator: Operator, kernel: KernelBase, lists: Mapping[str, Sequence[Any]], copy: bool = True
+    ) -> None:
+        self.example = next(iter(lists.values()))[0]
+        view = as_device(next(iter(lists)), self.example)
+        self.device, self.where = view.device, card(view.device)
+        self.made: dict[str, list[Any]] = {}
+        self.copies: list[Any] = []
+        self.placed: _Placed | None = None
+        self.layout: _Layout | None = None
+        super().__init__(operator, kernel, lists, copy)
+        self.lying = np.array(self.addresses, np.int64)
+        outputs = self.kernel.graph.outputs
+        self.names = [t.name for t in self.kernel.graph.inputs] + [o.name for o in outputs]
+        first = len(self.kernel.graph.inputs)
+        self.single = [(k, o.name) for k, o in enumerate(outputs, first) if o.space == "s" and not o.inplace]
+        self.of_torch = library_of(self.example) == "torch"
+
+    def turned_to(self, lists: Mapping[str, Sequence[Any]], addresses: Any, example: Any) -> PreparedOnGpu:
+        """The same for other tensors of the same formats and sizes; this object stays as it is."""
+        other = copy_of(self)
+        other.lists, other.lying, other.example, other._alive = lists, addresses, example, {}
+        return other
+
+    def seen(self, name: str, x: Any) -> Array:
+        """Where a tensor lies, as NumPy would see it."""
+        view = as_device(name, x, stream_of(self.example))
+        if view.device != self.device:
+            raise ArgumentError(f"{name}: lies on {name_of(view.device)}; accepted beside it: {name_of(self.device)}")
+        return phantom(view)
+
+    def copied(self, name: str, array: Array, x: Any) -> Array:
+        """In the caller's library."""
+        self.copies.append(copied(name, x))
+        return self.seen(name, self.copies[-1])
+
+    def new(self, o: Output, shape: tuple[int, ...], lists: Mapping[str, Sequence[Any]]) -> Array:
+        """In the library of the first tensor."""
+        some = self.made.setdefault(o.name, [])
+        some.append(empty_like(self.example, shape, o.format, stream_of(self.example)))
+        return self.seen(o.name, some[-1]).reshape(-1)
+
+    def __call__(self, params: Mapping[str, float], stream: Any = None) -> Any:
+        """Put one launch into the current stream of the tensors' library, or into `stream`. Returns what `Prepared`
+        returns."""
+        now = stream_of(self.example)
+        chosen = now if stream is None else handle_of(stream)
+        returned: list[Any] = []
+        with within(self.example, chosen, now, self.device):
+            self._launch(params, chosen)
+            for o in self.kernel.graph.outputs:
+                if o.inplace:
+                    returned.append(self.lists[o.name])
+                elif o.space == "s":
+                    returned.append(handed_out(self._kept(o), self.example))
+                else:
+                    returned.append([handed_out(x, self.example) for x in self.made[o.name]])
+            written(x for o in self.kernel.graph.outputs if o.inplace for x in self.lists[o.name])
+        return returned[0] if len(returned) == 1 else tuple(returned)
+
+    def _kept(self, o: Output) -> Any:
+        """A value that the next call does not write again."""
+        value = self.made[o.name][0]
+        if library_of(self.example) in ("torch", "cupy"):
+            return copied(o.name, value)
+        self.made[o.name].clear()
+        self.new(o, (), self.lists)
+        return value
+
+    def _launch(self, params: Mapping[str, float], stream: int) -> None:
+        scalars = self.kernel.scalar_bytes(self.kernel.scalar_table(*self.counted, params))
+        placed = self._placed(self._own_values(), stream)
+        ready = placed.ready
+        try:
+            frame = placed.frames.pop()
+        except IndexError:  # the first call, or others run it now
+            frame = Frame(ready, scalars, 0)
+        if not ready.workspace:
+            frame.launch(scalars, 0, stream)
+        elif placed.room is not None:
+            room = placed.room()
+            frame.launch(scalars, room.data_ptr(), stream)
+        elif library_of(self.example) == "cupy":
+            room = empty_like(self.example, (ready.workspace,), "bool", stream)
+            frame.launch(scalars, as_device("workspace", room).address, stream)
+        else:
+            with self.where.room(ready.workspace, stream) as place:
+                frame.launch(scalars, place, stream)
+        placed.frames.append(frame)
+
+    def _own_values(self) -> Array:
+        """The addresses, those of single results as they are now."""
+        for k, name in self.single:
+            address = as_device(name, self.made[name][0]).address
+            if self.lying.size and self.lying[k] != address:
+                self.lying = self.lying.copy()
+                self.lying[k :: len(self.names)] = address
+        return self.lying
+
+    def _placed(self, addresses: Array, stream: int) -> _Placed:
+        """The table on the device, written in the order of the stream."""
+        capturing = self.where.capturing(stream)
+        placed = self.placed
+        known = placed is not None and placed.stream == stream
+        if placed is None or not known or not _same(placed.addresses, addresses):
+            if capturing:
+                raise ArgumentError(
+                    f"{self.operator.name}: a stream that is being captured; accepted: lists that were run in this "
+                    f"stream before the capture, in the same memory"
+                )
+
+            def place(values: Array) -> tuple[int, object]:
+                if values.nbytes == 0:
+                    return 0, values
+                memory = empty_like(self.example, (values.nbytes,), "bool", stream)
+                address = as_device("table", memory).address
+                self.where.write(address, np.ascontiguousarray(values), stream)
+                return address, memory
+
+            table = self.kernel.table(addresses.tolist(), self.sizes, self.shapes, place)
+            need = self.kernel.workspace_bytes(table.shapes, 1)
+            ready = Ready(self.kernel.program_for(table), table.steps, table.packed, b"", need)
+            room = torch_room(self.example, need) if self.of_torch and need else None
+            placed = self.placed = _Placed(stream, addresses, table, ready, room)
+            if self.layout is not None:
+                self.layout.bare.placed = placed
+        if capturing and placed.table not in _recorded:
+            _recorded.append(placed.table)
+        return placed
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a is b or bool(np.array_equal(a, b))
+
+
+def prepare_on_gpu(
+    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object], copy: bool = True
+) -> PreparedOnGpu:
+    """Lists of tensors of a GPU, checked and ready to be launched again and again. Raises ArgumentError.
+
+    Lists of torch's tensors in whose place results are written are not checked in full again where lists of the same
+    formats, shapes and strides were before: their addresses are.
+    """
+    look = _Look.of(operator, given, options)
+    found = None if look is None else _layouts.get(look.key)
+    if look is not None and found is not None and look.apart(found.items, found.counts):
+        return found.again(given, look)
+    name, example = next((n, v[0]) for n, v in given.items() if isinstance(v, (list, tuple)) and v)
+    index = as_device(name, example).device
+
+    def seen(name: str, x: Any) -> Array:
+        return phantom(as_device(name, x, stream_of(example)))
+
+    def build(firsts: Mapping[str, Array]) -> GpuKernel:
+        dtype = storage_format(operator, firsts)
+        return kernel_on(card(index), operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
+
+    made = prepare(operator, given, build, copy, seen, PreparedOnGpu)
+    assert isinstance(made, PreparedOnGpu)
+    if look is not None and not made.copies and not made.made:
+        if len(_layouts) >= MOST_LISTS:
+            _layouts.clear()
+        _layouts[look.key] = _Layout(made, given)
+    return made
+
+
+def _libraries(values: Sequence[Any]) -> set[str]:
+    return {library_of(x) for x in {type(x): x for x in values}.values()}
+
+
+class _Look:
+    """What lists of torch's tensors look like, apart from where they lie; and where."""
+
+    def __init__(self, key: object, addresses: Array) -> None:
+        self.key, self.addresses = key, addresses
+
+    @classmethod
+    def of(cls, operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]) -> _Look | None:
+        """None where it has other arrays than torch's."""
+        looks: list[object] = [operator, *sorted(options.items())]
+        addresses, shapes = [], None
+        for name, values in given.items():
+            if not isinstance(values, (list, tuple)) or any(library != "torch" for library in _libraries(values)):
+                return None
+            try:
+                each = [
+                    (x.data_ptr(), x.shape, x.dtype, x.get_device(), x.requires_grad or x.is_neg(), x.is_contiguous())
+                    for x in values
+                ]
+            except RuntimeError:  # a tensor without memory
+                return None
+            if not each:
+                return None
+            where, these, formats, devices, odd, contiguous = zip(*each, strict=True)
+            if any(odd) or not all(contiguous) or shapes not in (None, these):
+                return None
+            if formats.count(formats[0]) + devices.count(devices[0]) != 2 * len(each):
+                return None
+            shapes = these
+            addresses.append(where)
+            looks += name, formats[0], devices[0]
+        return cls((*looks, shapes), np.array(addresses, np.int64))
+
+    def apart(self, items: Array, counts: Array) -> bool:
+        """Whether no two tensors of the lists share memory, as far as a quick look tells, and all are aligned."""
+        begin, size = self.addresses.ravel(), (items * counts).ravel()
+        order = np.argsort(begin, kind="stable")
+        order = order[size[order] > 0]
+        begin, end = begin[order], begin[order] + size[order]
+        shared = (begin[1:] < np.maximum.accumulate(end)[:-1]).any() or not begin.all()
+        return not shared and not (self.addresses % items).any()
+
+
+class _Layout:
+    """Lists that were checked, without the tensors."""
+
+    def __init__(self, made: PreparedOnGpu, given: Mapping[str, Sequence[Any]]) -> None:
+        self.bare = made.turned_to({}, np.empty(0, np.int64), None)
+        self.items = np.array([[values[0].element_size()] for values in given.values()], np.int64)
+        self.counts = np.array([n for _, n in made.shapes], np.int64)
+        at = {name: i for i, name in enumerate(given)}
+        self.order = [at[name] for name in made.names]
+        made.layout = self
+
+    def again(self, given: Mapping[str, Sequence[Any]], look: _Look) -> PreparedOnGpu:
+        """The same for other tensors."""
+        made = self.bare.turned_to(given, look.addresses[self.order].T.ravel(), next(iter(given.values()))[0])
+        made.layout = self
+        return made
+
+
+_layouts: dict[object, _Layout] = {}

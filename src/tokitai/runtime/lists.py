@@ -1,0 +1,207 @@
+"""Run an element-wise operator on lists of tensors: one launch for all of them.
+
+``prepare`` checks a list once and keeps what a launch needs, for lists that stay where they are from step to step, as
+an optimizer's do; the returned object is called with the scalars alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays.dlpack import as_numpy, like
+from ..arrays.libraries import written
+from ..arrays.results import maker
+from ..backends.cpu import device as cpu
+from ..errors import ArgumentError
+from ..formats import FORMATS
+from ..lang import Graph, Operator, Output
+from .kernel import KernelBase
+from .layout import refuse_read_only
+
+Array = np.ndarray[Any, Any]
+
+
+class Prepared:
+    """Lists of tensors that have been checked, and the kernel for them. They must not be resized or freed meanwhile."""
+
+    def __init__(
+        self, operator: Operator, kernel: KernelBase, lists: Mapping[str, Sequence[Any]], copy: bool = True
+    ) -> None:
+        self.operator, self.kernel, self.lists = operator, kernel, lists
+        count = len(next(iter(lists.values())))
+        given = {name: [self.seen(name, v) for v in values] for name, values in lists.items()}
+        first, examples = next(iter(given.items()))
+        for name, values in given.items():
+            for i, (a, example) in enumerate(zip(values, examples, strict=True)):
+                if a.shape != example.shape:
+                    found = f"{name}[{i}]: shape {a.shape}"
+                    raise ArgumentError(f"{found}; accepted beside {first}[{i}]: {example.shape}")
+        arrays = {
+            n: [self.flat(f"{n}[{i}]", a, lists[n][i], copy) for i, a in enumerate(values)]
+            for n, values in given.items()
+        }
+        sizes = [a.size for a in examples]
+        self.shapes = [(1, n) for n in sizes]
+        self.counted = counted(operator, kernel.graph, [a.shape for a in examples])
+        self.results: dict[str, list[Array]] = {}
+        addresses = {name: [_address(a) for a in made] for name, made in arrays.items()}
+        out: list[list[int]] = []
+        for o in kernel.graph.outputs:
+            if o.inplace:
+                for i, a in enumerate(arrays[o.name]):
+                    refuse_read_only(f"{o.name}[{i}]", lists[o.name][i], given[o.name][i])
+                    if a.size and not np.may_share_memory(a, given[o.name][i]):
+                        found = f"{o.name}[{i}]: strides {given[o.name][i].strides} of shape {given[o.name][i].shape}"
+                        raise ArgumentError(f"{found}; accepted for a result: contiguous, aligned arrays")
+                out.append(addresses[o.name])
+            elif o.space == "s":
+                self.results[o.name] = [self.new(o, (), lists)]
+                out.append([_address(self.results[o.name][0])] * count)
+            else:
+                self.results[o.name] = [self.new(o, a.shape, lists) for a in examples]
+                out.append([_address(a) for a in self.results[o.name]])
+        _apart(arrays, [o.name for o in kernel.graph.outputs if o.inplace])
+        columns = [addresses[t.name] for t in kernel.graph.inputs] + out
+        self.addresses = [address for row in zip(*columns, strict=True) for address in row]
+        matrices = sum(t.space == "rc" for t in kernel.graph.inputs) + sum(
+            o.space == "rc" for o in kernel.graph.outputs
+        )
+        self.sizes = [count] + [v for n in sizes for v in (1, n, *([n] * matrices))]
+        self._alive = arrays  # copies and views that the addresses point into
+
+    def seen(self, name: str, x: Any) -> Array:
+        """A caller's tensor as an array of NumPy."""
+        return as_numpy(name, x)
+
+    def flat(self, name: str, array: Array, x: Any, copy: bool) -> Array:
+        """Contiguous, aligned and flattened: a view where that is possible, else a copy or ArgumentError."""
+        plain = bool(array.flags.c_contiguous and array.flags.aligned)
+        if not copy and not plain:
+            found = f"{name}: strides {array.strides} of shape {array.shape} need a copy"
+            raise ArgumentError(f"{found}; accepted with copy=False: contiguous, aligned arrays")
+        return (array if plain else self.copied(name, array, x)).reshape(-1)
+
+    def copied(self, name: str, array: Array, x: Any) -> Array:
+        """A contiguous and aligned copy."""
+        return np.require(array, requirements=["C", "A"])
+
+    def new(self, o: Output, shape: tuple[int, ...], lists: Mapping[str, Sequence[Any]]) -> Array:
+        """Room for a result of a tensor."""
+        return cpu.aligned_empty((math.prod(shape),), FORMATS[o.format].dtype)
+
+    def __call__(self, params: Mapping[str, float], threads: int) -> Any:
+        """Run with these host scalars. Returns the lists that were replaced, and the lists and values that are new; new
+        lists lie in memory that the next call writes again."""
+        scalars = self.kernel.scalar_table(*self.counted, params)
+        if self.shapes:
+            self.kernel.launch_raw(self.addresses, [*self.sizes, *scalars.whole], self.shapes, scalars.table, threads)
+        elif any(o.space == "s" for o in self.kernel.graph.outputs):
+            raise ArgumentError(
+                f"{self.operator.name}: an empty list; accepted: at least one tensor, which may be empty"
+            )
+        returned = []
+        for o in self.kernel.graph.outputs:
+            if o.inplace:
+                returned.append(self.lists[o.name])
+                continue
+            examples = next(iter(self.lists.values()))
+            if o.space == "s":
+                returned.append(_copied_out(self.results[o.name][0].reshape(()), examples[0]))
+            else:
+                made = zip(self.results[o.name], examples, strict=True)
+                returned.append([like(a.reshape(np.shape(x)), x) for a, x in made])
+        written(x for o in self.kernel.graph.outputs if o.inplace for x in self.lists[o.name])
+        return returned[0] if len(returned) == 1 else tuple(returned)
+
+
+def _copied_out(value: Array, example: Any) -> Any:
+    """A value in memory of its own, in the library of `example`."""
+    new = maker(example, value.shape, value.dtype)
+    if new is None:
+        return like(value.copy(), example)
+    made, _ = new()
+    as_numpy("a result", made)[...] = value
+    return made
+
+
+def counted(operator: Operator, graph: Graph, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+    """Rows and columns as a definition counts them in a list, whose tensors share the call's host scalars: those of a
+    call on each, with one row where the operator takes no more. Raises ArgumentError where a definition counts them
+    and tensors differ."""
+    asked = [k for k, op in enumerate(("rows", "columns")) if any(n.op == op for n in graph.nodes)]
+    if not asked:
+        return 1, 1
+    flat = operator.contract.max_rows == 1
+    sizes = [(1, math.prod(s)) if flat else (math.prod(s[:-1]), s[-1] if s else 1) for s in shapes]
+    for size in sizes:
+        if any(size[k] != sizes[0][k] for k in asked):
+            words = " and ".join(("rows", "columns")[k] for k in asked)
+            raise ArgumentError(
+                f"{operator.name}: counts {words}, and the tensors of the list have {sizes[0][0]} x {sizes[0][1]} and "
+                f"{size[0]} x {size[1]}; accepted: lists of tensors of one size"
+            )
+    return sizes[0] if sizes else (1, 1)
+
+
+def prepare(
+    operator: Operator,
+    given: Mapping[str, Any],
+    build: Callable[[Mapping[str, Array]], KernelBase],
+    copy: bool = True,
+    seen: Callable[[str, Any], Array] = as_numpy,
+    made: type[Prepared] = Prepared,
+) -> Prepared:
+    """Check lists of tensors. ``build`` gives the kernel for the formats of the first tensors, ``seen`` views a tensor
+    as an array of NumPy.
+
+    Raises ArgumentError for lists of different lengths, mixed formats, shapes that do not agree, an operator that works
+    on rows, and with ``copy=False`` for tensors that are not contiguous.
+    """
+    lengths = {}
+    for name, values in given.items():
+        if not isinstance(values, (list, tuple)):
+            raise ArgumentError(f"{name}: {type(values).__name__} beside lists; accepted: a list of tensors")
+        lengths[name] = len(values)
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{n} has {k}" for n, k in lengths.items())
+        raise ArgumentError(f"{operator.name}: {found}; accepted: lists of one length")
+    firsts = {n: seen(n, v[0]) if v else np.empty(0, _default(operator, n)) for n, v in given.items()}
+    kernel = build(firsts)
+    if not kernel.plan.flat:
+        raise ArgumentError(f"{operator.name}: works on rows; accepted: one tensor, lists for element-wise operators")
+    for name, values in given.items():
+        for i, value in enumerate(values):
+            dtype = seen(name, value).dtype
+            if dtype != firsts[name].dtype:
+                raise ArgumentError(f"{name}[{i}]: format {dtype}; accepted beside {name}[0]: {firsts[name].dtype}")
+    return made(operator, kernel, given, copy)
+
+
+def _default(operator: Operator, name: str) -> Any:
+    spec = next(t for t in operator.tensors if t.name == name)
+    return FORMATS[operator.contract.formats[0] if spec.format == "storage" else str(spec.format)].dtype
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _apart(arrays: Mapping[str, Sequence[Array]], written: Sequence[str]) -> None:
+    """What is written must not overlap anything else: checked by sorting the ranges. Raises ArgumentError."""
+    ranges = sorted(
+        (_address(a), _address(a) + a.nbytes, name in written, f"{name}[{i}]")
+        for name, made in arrays.items()
+        for i, a in enumerate(made)
+        if a.nbytes
+    )
+    furthest = {True: (0, ""), False: (0, "")}  # the end of the ranges so far that are written, and that are only read
+    for begin, end, writes, one in ranges:
+        for against in (True, False) if writes else (True,):
+            reached, other = furthest[against]
+            if begin < reached:
+                raise ArgumentError(f"{one}: overlaps {other}; accepted: memory of its own for what is written")
+        furthest[writes] = max(furthest[writes], (end, one))
