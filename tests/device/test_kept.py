@@ -141,7 +141,7 @@ def test_how_much_is_kept() -> None:
             most_kept(wrong)
     for text, total in (("0", 0), ("", 1)):
         code = (
-            "from tokitai.backends import cpu, kept\n"
+            "from tokitai.backends.cpu import device as cpu, kept\n"
             "a = cpu.aligned_empty(1 << 25, 'u1'); del a\n"
             f"assert bool(kept._kept.total) == bool({total})"
         )

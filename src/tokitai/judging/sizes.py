@@ -8,6 +8,7 @@ import numpy as np
 
 from ..families import AttentionPlan, GroupedPlan, Plan, ProductPlan
 from ..lang import Operator, Sizes
+from ..runtime import shapes
 from ..verification import suite
 
 SMALL = ((1, 1), (3, 33), (5, 257))  # at which noise of every kind is tried
@@ -113,4 +114,4 @@ def shared(sizes: Sizes, plan: GroupedPlan) -> Sizes:
 def allowed(operator: Operator, shape: tuple[int, int]) -> bool:
     """Whether a shape lies within the operator's contract, and rows have columns: what a mean over nothing is, is for
     each kernel to say."""
-    return allowed(operator, shape) and shape[1] > 0
+    return shapes.allowed(operator, shape) and shape[1] > 0
