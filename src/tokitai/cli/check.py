@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ..errors import UsageError
+from ..evidence import archive
 from ..evidence.sign import public_key
 from ..lang import Operator
 from ..ops import registry
@@ -66,13 +67,17 @@ def check(
 
 
 def certificates_in(paths: Sequence[Path]) -> list[Path]:
-    """The files, and every ``.json`` file below the folders. Raises UsageError where one is not there or holds none."""
+    """The files, and every ``.json`` file and all in archives below the folders, each once. Raises UsageError where
+    one is not there or holds none."""
     found = []
     for path in paths:
-        below = sorted(_below(path)) if path.is_dir() else [path]
+        if path.is_dir():
+            below = sorted(set(_below(path)))
+        else:
+            below = archive.members(path.parent) if path.name == archive.ARCHIVE else [path]
         if not below:
             raise UsageError(f"{path}: no file below it ends in .json; accepted: certificates, or folders of them")
-        if not path.exists():
+        if not path.exists() and not archive.holds(path):
             raise UsageError(f"{path}: no such file; accepted: certificates, or folders of them")
         found += below
     return found
@@ -84,6 +89,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
     for here, _, names in os.walk(folder, onerror=refuse):
         yield from (path for name in names if name.endswith(".json") and (path := Path(here, name)).is_file())
+        yield from archive.members(here)
 
 
 def _operators(words: Sequence[str]) -> dict[str, Operator]:

@@ -81,11 +81,16 @@ def read(path: str | Path) -> Certificate:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise ValueError(f"more than {LARGEST >> 20} MiB")
+    return opened(data)
+
+
+def opened(data: bytes) -> Certificate:
+    """The same of the bytes of a file. Raises ValueError."""
     found = parse(data)
     if isinstance(found, dict) and found.keys() & {"payload", "payloadType", "signatures"}:
         if both := sorted(found.keys() & {"_type", "subject", "predicateType", "predicate"}):
             raise ValueError(f"an envelope with the statement's key {both[0]!r}: two readings (accepted: one of them)")
-        return _opened(found)
+        return _envelope(found)
     return Certificate(data, None)
 
 
@@ -148,7 +153,7 @@ def _first(found: Iterable[str]) -> list[str]:
 
 
 # ---------------------------------------------------------------------- reading
-def _opened(envelope: Mapping[str, Any]) -> Certificate:
+def _envelope(envelope: Mapping[str, Any]) -> Certificate:
     """What an envelope holds. Raises ValueError. Other fields are ignored, as DSSE demands."""
     for name, kind in (("payload", str), ("payloadType", str), ("signatures", list)):
         if not isinstance(envelope.get(name), kind):

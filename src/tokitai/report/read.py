@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
-from ..evidence import check
+from ..evidence import archive, check
 from ..evidence.sign import is_signed_by, keyid
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class Certificate:
 
 
 def certificates(words: Iterable[str | Path], key: Ed25519PublicKey | None = None) -> list[Certificate]:
-    """Every certificate that is named: a file, or a folder with all ``*.json`` below it; each file once, in the order
-    of their names. With a key, those that it did not sign are wrong.
+    """Every certificate that is named: a file, or a folder with all ``*.json`` and archives below it; each file once,
+    in the order of their names. With a key, those that it did not sign are wrong.
 
     Raises ArgumentError for a path that is neither, for a folder that cannot be read, and where there is none at all.
     """
@@ -53,7 +53,9 @@ def _files(path: Path) -> list[Path]:
         raise ArgumentError(f"{error.filename}: {error.strerror} (accepted: a folder that can be read)") from error
 
     try:
-        if path.is_file():
+        if path.name == archive.ARCHIVE:
+            return archive.members(path.parent)
+        if path.is_file() or archive.holds(path):
             return [path]
         if not path.is_dir():
             what = "no file or folder" if path.exists() else "no such file"
@@ -62,17 +64,21 @@ def _files(path: Path) -> list[Path]:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError(f"{path}: {error} (accepted: certificates, and folders of certificates)") from error
-    below = (Path(folder) / name for folder, _, names in os.walk(path, onerror=refuse) for name in names)
-    return [file for file in below if file.suffix == SUFFIX and not file.is_dir()]
+    found = []
+    for folder, _, names in os.walk(path, onerror=refuse):
+        files = (Path(folder) / name for name in names)
+        found += [file for file in files if file.suffix == SUFFIX and not file.is_dir()]
+        found += archive.members(folder)
+    return found
 
 
 def read(path: Path, key: Ed25519PublicKey | None = None) -> Certificate:
     """The certificate in this file, a statement or an envelope round one. With a key, one that is not signed by it is
     wrong. Never raises for what a file may hold."""
     try:
-        if not path.is_file():  # a pipe would wait for a writer
+        if not path.is_file() and not archive.holds(path):  # a pipe would wait for a writer
             raise ValueError("no regular file")
-        found = check.read(path)
+        found = archive.read(path)
         statement = check.parse(found.payload)
         wrong = check.problems(statement)
         right = not wrong or check.well_formed(statement)

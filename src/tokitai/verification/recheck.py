@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import UsageError
-from ..evidence.check import Certificate, parse, printable, problems, read
+from ..evidence.archive import read
+from ..evidence.check import Certificate, parse, printable, problems
 from ..evidence.sign import is_signed_by, keyid
 from ..lang import Operator
 from ..ops import registry
