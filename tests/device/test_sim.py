@@ -100,6 +100,12 @@ KERNEL(outside, 256, 1) {
   for (int i = 0; i < 8; ++i) kept[i] = call.x[i];
   call.y[thread_index()] = kept[call.n + thread_index() / 128];
 }
+KERNEL(copied, 256, 1) {
+  Chunk<float> first[2], then[2];
+  for (int i = 0; i < 2; ++i) load_chunk<8, FULL>(first[i], call.x, 8);
+  for (int i = 0; i < call.n; ++i) then[i] = first[i];
+  call.y[thread_index()] = element(then[1], 7);
+}
 KERNEL(halved, 256, 1) { call.y[thread_index()] = mul(call.x[thread_index()], 0.5f); }
 """
 
@@ -257,6 +263,10 @@ def test_an_index_outside_an_array_is_told(kernels: LoadedSim) -> None:
         )
         with pytest.raises(KernelFaultError, match=wrong):
             launch(kernels, "outside", x, n=n)
+    start = -x.ctypes.data % 16 // 4
+    assert launch(kernels, "copied", x[start:], n=2)[5] == x[start + 7]
+    with pytest.raises(KernelFaultError, match=r"^sim_test.cpp:\d+, block 0: .*thread 0 .*outside an"):
+        launch(kernels, "copied", x[start:], n=3)
     with pytest.raises(KernelFaultError, match="thread 6 accesses 8 bytes"):
         launch(kernels, "stores", x, n=4)
     assert launch(kernels, "halved", np.arange(256, dtype=np.float32))[9] == 4.5, "the next launch works"

@@ -27,7 +27,7 @@ from ..cpu.device import aligned_empty
 SIM = -1  # the simulated device's number, where cards count from 0
 POISON = 0xFF  # every byte of new memory: NaN in every format
 
-# What the compiler calls for an index outside an array whose size it knows: registers on a card, memory of other
+# What the compiler calls for an access outside an array whose size it knows: registers on a card, memory of other
 # variables here. The thread stops, and with it its block. It stands behind a kernel's text, which it does not change.
 OUTSIDE = r"""
 namespace tokitai {
@@ -35,20 +35,25 @@ namespace sim {
 struct Outside {  // as the compilers lay it out
   const char* file;
   uint32_t line, column;
-  const char* array;  // two numbers of 16 bits, then the name of the type
+  const char* type;  // two numbers of 16 bits, then its name
 };
 static char outside[256];
+static void stop(void* where, const char* what) {
+  const Outside& at = *static_cast<const Outside*>(where);
+  if (!outside[0]) {  // the first thread is told
+    const int n = snprintf(outside, 128, "%s:%u, block %lld: ", at.file, at.line, static_cast<long long>(block_number));
+    snprintf(outside + (n < 128 ? n : 127), 128, what, current, at.type + 4);
+  }
+  for (;;) leave(WAITING);
+}
 }  // namespace sim
 }  // namespace tokitai
 
 extern "C" __attribute__((used, visibility("hidden"))) void __ubsan_handle_out_of_bounds(void* where, void*) {
-  namespace sim = tokitai::sim;
-  const sim::Outside& at = *static_cast<const sim::Outside*>(where);
-  if (!sim::outside[0])  // the first thread is told
-    snprintf(sim::outside, sizeof sim::outside, "%s:%u, block %lld: the index of thread %d lies outside an array of "
-             "type %s",
-             at.file, at.line, static_cast<long long>(sim::block_number), sim::current, at.array + 4);
-  for (;;) sim::leave(sim::WAITING);
+  tokitai::sim::stop(where, "the index of thread %d lies outside an array of type %s");
+}
+extern "C" __attribute__((used, visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(void* where, void*) {
+  tokitai::sim::stop(where, "thread %d reaches outside an object, for %s");
 }
 extern "C" __attribute__((visibility("default"))) char* tokitai_outside() { return tokitai::sim::outside; }
 """
