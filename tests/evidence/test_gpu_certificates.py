@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tokitai.errors import ArgumentError, UnknownNameError
 from tokitai.evidence import archive
 from tokitai.lang import Operator
 from tokitai.ops import get, registry
@@ -20,6 +21,7 @@ from tokitai.verification import verify
 from tokitai.verification.again import recomputed, sampled
 from tokitai.verification.recheck import recheck
 from tokitai.verification.verdict import variants
+from tools.gpu_verify import jobs_of
 
 FOLDER = Path(__file__).parents[2] / "evidence" / "cuda"
 WANTED = [(o, f) for o in registry().values() for f in o.contract.formats]
@@ -63,6 +65,20 @@ IN_STEPS = [(o, f) for o in TAKE_STEPS for f in ("f16", "bf16")]
 
 def test_there_is_a_certificate_of_steps_for_every_product() -> None:
     assert {p.name for p in archive.members(STEPS)} == {f"{o.name}.{fmt}.cuda.json" for o, fmt in IN_STEPS}
+
+
+def test_one_command_renews_the_certificates_of_a_folder() -> None:
+    for folder, option in ((FOLDER, None), (STEPS, "accumulator=fused16")):
+        made = jobs_of([], "folder", option)
+        names = [f"{name}.{dtype}.cuda.json" for name, dtype, _, where in made if where is not None]
+        assert sorted(names) == sorted(p.name for p in archive.members(folder))
+    assert {number for *_, number, _ in jobs_of(["grouped_linear"], "folder", "accumulator=fused16")} == {2}
+    assert [job[-1] for job in jobs_of(["grouped_linear"], "folder")] == ["folder"] * 3 + [None] * 2
+    for wrong in ("accumulator=fused", "accumulator", ""):
+        with pytest.raises(ArgumentError, match="accepted: NAME=VALUE"):
+            jobs_of([], "folder", wrong)
+    with pytest.raises(UnknownNameError):
+        jobs_of(["no_such_operator"], "folder")
 
 
 @pytest.mark.slow
