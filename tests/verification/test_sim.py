@@ -172,6 +172,9 @@ WRONG: dict[str, tuple[Operator, Edit]] = {
     ),
     "a sum where a maximum is": (ranged, Edit(r"along_row<Most,", "along_row<Add,")),
     "a chunk further": (ranged, Edit(r"\+ v \* STEP", "+ v * CHUNK")),
+    "all products of a batch stored as the first, where chains are shared out": (
+        get("matmul"), Edit(r"all_out_y \+ item \*", "all_out_y + 0 *"),
+    ),
     "the same row as next": (get("softmax"), Edit(r"least\(r \+ grid_size\(\) \* ROWS, rows - 1\)", "r")),
     "an element behind the registers": (
         get("softmax"), Edit(r"e < CHUNK; (\+\+e\) \{\s*const int c = c0 \+ e;)", r"e <= CHUNK; \1"),

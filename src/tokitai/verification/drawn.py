@@ -40,8 +40,11 @@ def long_shapes(operator: Operator, plan: Plan, device: str) -> list[tuple[int, 
 
 
 def in_turn(operator: Operator, plan: Plan, device: str) -> list[tuple[int, int]]:
-    """Shapes of which blocks of the simulated device, of which there are two where they take rows in turn, take several
-    rows each: of one thread, of part of a warp, of whole warps."""
+    """Shapes at which the units of work meet that blocks take in turn. Of products: several, whose chains along the
+    inner side are shared out. On the simulated device, which has two blocks where they take rows in turn: several rows
+    to each, of one thread, of part of a warp, of whole warps."""
+    if isinstance(plan, ProductPlan):
+        return [Sizes(3, 2, 4097, 2)] if operator.contract.batched and not isinstance(plan, GroupedPlan) else []
     if device != "sim" or not isinstance(plan, RowPlan):
         return []
     shapes = ((400, 8), (150, 17), (21, 200), (7, 257), (7, 1025))

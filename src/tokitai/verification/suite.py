@@ -10,7 +10,9 @@ from ..runtime.shapes import allowed
 from . import cases, drawn
 from .cases import Case
 
-VERSION = 2  # of what is run: certificates that do not name it are of the first, whose cases go on being what they were
+# Of what is run. Certificates that do not name it are of the first, and the cases of each go on being what they were:
+# the second draws from its seed, the third has shapes at which blocks take several units in turn.
+VERSION = 3
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
 
 # Odd sizes, tails of vectors of 4, 8 and 16 lanes, blocks of eight vectors and more than one of them.
@@ -125,8 +127,9 @@ def structure_ids(
     shapes = structure_shapes(operator, plan, lanes, device)
     shapes += [shape] if shape is not None else list(default_shapes(operator, plan, device, version))
     if version > 1:
-        shapes += [*drawn.long_shapes(operator, plan, device), *drawn.in_turn(operator, plan, device)]
-        shapes += drawn.shapes(operator, plan, device, seed)
+        shapes += [*drawn.long_shapes(operator, plan, device), *drawn.shapes(operator, plan, device, seed)]
+    if version > 2:
+        shapes += drawn.in_turn(operator, plan, device)
     return [
         s for s in dict.fromkeys(shapes) if allowed(operator, s) and cases.work_of(s) <= STRUCTURE_LIMIT
     ]  # fmt: skip
