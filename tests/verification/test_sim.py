@@ -180,7 +180,7 @@ WRONG: dict[str, tuple[Operator, Edit]] = {
         get("softmax"), Edit(r"e < CHUNK; (\+\+e\) \{\s*const int c = c0 \+ e;)", r"e <= CHUNK; \1"),
     ),
 }  # fmt: skip
-LINE = re.compile(r"tokitai verify \w+ --device sim --dtype f16 --case '(structure/[^']*)': (.*)")
+LINE = re.compile(r"tokitai verify \w+ --device sim --dtype f16(?: --without \w+)? --case '(structure/[^']*)': (.*)")
 
 
 def examine(edit: Edit, op: Operator, case: str | None = None, dtype: str = "f16") -> Verdict:
