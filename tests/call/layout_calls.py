@@ -94,7 +94,7 @@ class Drawn:
 
     def _written(self, values: Array) -> Placed:
         """Where results go: of most layouts a call refuses to write them there, those of lists must be contiguous."""
-        odds = (0.85, 0.1, 0.05) if self.v.operator.contract.max_rows == 1 else (0.4, 0.45, 0.15)
+        odds = (0.85, 0.1, 0.05) if self.v.operator.contract.lists else (0.4, 0.45, 0.15)
         return place(self.rng, values, self._library(), 0.02, odds)
 
     def _library(self) -> str:
@@ -116,7 +116,7 @@ class Drawn:
         if not is_written and self.copy:
             return False
         repeats = any(s == 0 and n > 1 for s, n in zip(p.view.strides, p.view.shape, strict=True))
-        in_list = self.v.operator.contract.max_rows == 1
+        in_list = self.v.operator.contract.lists
         rows = space in MATRICES and not in_list
         return not (p.kind == "dense" or (p.kind == "rows" and rows and not (is_written and repeats)))
 

@@ -63,7 +63,7 @@ def flat_family(w: Writer) -> None:
             w.add_input(name, "Matrix", w.one([*FLOATS, "storage"]), "rc", bool(w.inputs) and w.often(0.2))
     w.params()
     if w.often(0.3):
-        w.contract["max_rows"] = ["1"]
+        w.contract["lists"] = ["True"]
     w.steps(w.rng.randint(2, 10), [
         (w.arithmetic, 8), (w.unary, 4), (w.named_function, 1), (w.condition, 2), (w.logic, 1), (w.choose, 3),
         (w.integers, 3), (w.random_bits, 2), (w.across, 4), (w.option, 1),
@@ -247,6 +247,6 @@ def shapes(rng: random.Random, source: str) -> tuple[tuple[int, int], ...]:
             found.append(Sizes(rows, cols, inner, batch, ragged))
         return tuple(found)
     cols = rng.choice(COLS)
-    most, least = (1 if "max_rows=1" in source else 100), (1 if "min_cols=1" in source else 0)
+    most, least = (1 if "lists=True" in source else 100), (1 if "min_cols=1" in source else 0)
     sizes = [(rng.choice(ROWS), rng.choice(COLS)), (rng.choice(ROWS), cols), (rng.choice(ROWS), cols)]
     return tuple((min(r, most), max(c, least)) for r, c in sizes)

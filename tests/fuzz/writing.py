@@ -331,7 +331,7 @@ class Writer:
     def shown_contract(self) -> list[tuple[str, str]]:
         """The contract's arguments."""
         return [
-            (name, terms[0] if name in ("max_rows", "min_cols", "batched") else f"{{{', '.join(terms)}}}")
+            (name, terms[0] if name in ("lists", "min_cols", "batched") else f"{{{', '.join(terms)}}}")
             for name, terms in self.contract.items()
         ]
 

@@ -99,7 +99,7 @@ def test_rows_that_know_of_others_are_not_repeated_by_the_oracle(op: Operator) -
 
 
 # ------------------------------------------------------------------ rows and columns of lists
-@operator(contract=Contract(max_rows=1, max_cols=2**40))
+@operator(contract=Contract(lists=True, max_cols=2**40))
 def mean_of_all(x: Matrix[storage]) -> Outputs:
     return outputs(mean=total_sum(x) / columns(x))
 
@@ -221,7 +221,7 @@ def test_a_function_takes_values_of_several_spaces(device: str) -> None:
     assert fault(bent, device, (3, 130), (2, 5)) is None
 
 
-@operator(contract=Contract(max_rows=1))
+@operator(contract=Contract(lists=True))
 def scattered(a: Matrix[f32]) -> Outputs:
     """A scalar that differs from tensor to tensor, made of a total."""
     total = total_sum(a)
@@ -244,8 +244,23 @@ def test_a_scalar_result_without_a_total_is_written(device: str) -> None:
     assert fault(constant_beside, device, (3, 17), (0, 4), (2, 0)) is None
 
 
-def test_a_scalar_result_of_an_operator_that_takes_one_row() -> None:
-    @operator(contract=Contract(max_rows=1))
+@operator(contract=Contract(max_rows=1))
+def of_one_row(a: Matrix[f32]) -> Outputs:
+    """At most one row, and no lists: what it takes is a matrix."""
+    return outputs(y=a - total_sum(a))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_at_most_one_row_is_not_a_list(device: str) -> None:
+    assert fault(of_one_row, device, (1, 37), (0, 4), (1, 0)) is None
+    row = np.arange(5, dtype=np.float32)[None]
+    assert np.array_equal(of_one_row(row), row - 10)
+    with pytest.raises(ArgumentError, match="rows=2, cols=5; accepted: at most 1 rows"):
+        of_one_row(np.ones((2, 5), np.float32))
+
+
+def test_a_scalar_result_of_an_operator_on_lists() -> None:
+    @operator(contract=Contract(lists=True))
     def own(a: Matrix[f32], *, p: float) -> Outputs:
         return outputs(y=a * 2, scale=convert(p, f32) * 3)
 

@@ -160,6 +160,7 @@ CONTRACTS: list[tuple[dict[str, Any], str]] = [
     (dict(no_nan=("u",)), "the contract's no_nan names u; accepted: tensors of rows x cols"),
     (dict(draw={"x": "posative"}), "the contract's draw of x as 'posative'; accepted: positive, unit"),
     (dict(draw={"x": "saved"}), "the contract's draw of x as 'saved'; accepted: 'saved' where backward_of"),
+    (dict(lists=True), "an operator on lists with the input u; accepted: inputs of Matrix[...] alone"),
 ]
 
 

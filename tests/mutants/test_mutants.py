@@ -57,7 +57,7 @@ def text_mutants(operator: Operator, graph: Graph) -> list[tuple[str, Kernel]]:
                 made.append((f"{what} ({isa})", kernel))
         return made
     for what, (pattern, replacement) in {**KERNEL, **HEADER}.items():
-        one_row = operator.contract.max_rows == 1 and "rows" in what
+        one_row = operator.contract.lists and "rows" in what
         no_sum = "row_sums" not in text.text and ("tree" in what or "padded" in what)
         if one_row or no_sum:
             continue

@@ -54,7 +54,7 @@ class Workload:
 
 def takes_lists(operator: Operator) -> bool:
     """Whether an operator is one of whole lists of tensors, such as an optimizer's step."""
-    return operator.contract.max_rows == 1
+    return operator.contract.lists
 
 
 def shapes_of(operator: Operator, asked: Sequence[tuple[int, int]] | None) -> list[tuple[tuple[int, int], ...]]:

@@ -48,7 +48,7 @@ def edges(operator: Operator, plan: Plan) -> list[tuple[int, int]]:
         return [*ATTENTION, *([Sizes(3, 5, 7, 2), Sizes(18, 17, 5, 3)] if operator.contract.batched else [])]
     if isinstance(plan, ProductPlan):
         return [*PRODUCTS, *([Sizes(3, 5, 7, 2), Sizes(7, 17, 33, 3)] if operator.contract.batched else [])]
-    if operator.contract.max_rows == 1:
+    if operator.contract.lists:
         return [*((1, c) for c in (*COLUMNS, *FLAT_OF_USE)), (0, 5)]
     return [*((3, c) for c in COLUMNS), *((r, 17) for r in (1, 2, 31, 33, 65)), *OF_USE, *EMPTY]
 
@@ -75,7 +75,7 @@ def drawn(operator: Operator, plan: Plan, rng: np.random.Generator) -> Iterator[
         yield Sizes(size(65, 130), size(65, 130), size(4097, 6000))
         yield Sizes(size(2, 20), size(300, 3000), size(20, 300))
         yield Sizes(size(300, 3000), size(2, 20), size(20, 300))
-    elif operator.contract.max_rows == 1:
+    elif operator.contract.lists:
         for low, high in ((2, 100), (100, 5000), (5000, 60000), (100000, 400000)):
             yield 1, size(low, high)
     else:
@@ -94,14 +94,14 @@ def probed(operator: Operator, plan: Plan, rng: np.random.Generator) -> list[tup
         return [Sizes(33, 300, 40)]
     if isinstance(plan, ProductPlan):
         return [Sizes(140, 150, 1100), Sizes(20, 20, int(rng.integers(4097, 9000)))]
-    if operator.contract.max_rows == 1:
+    if operator.contract.lists:
         return [(1, 1000), (1, int(rng.integers(40_000, 70_000)))]
     return [(40, 1100), (2, int(rng.integers(33_000, 60_000))), (int(rng.integers(2000, 4000)), 5)]
 
 
 def blocked(operator: Operator, plan: Plan, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Sizes at which each row has its own block of columns."""
-    if isinstance(plan, (ProductPlan, AttentionPlan)) or operator.contract.max_rows == 1:
+    if isinstance(plan, (ProductPlan, AttentionPlan)) or operator.contract.lists:
         return []
     return [(12, 300), (16, int(rng.integers(33_000, 45_000)))]
 

@@ -35,7 +35,8 @@ class Contract:
     """What an operator accepts. ``domain`` says in words for which values the accuracy statements hold."""
 
     formats: tuple[str, ...] = tuple(f.name for f in STORAGE)
-    max_rows: int = 2**31
+    lists: bool = False  # made for lists of tensors, such as all parameters of a model: each is taken as one row
+    max_rows: int = 2**31  # 1 for `lists`
     max_cols: int = 2**20
     min_cols: int = 0
     domain: str = "all values"
@@ -51,6 +52,10 @@ class Contract:
     forward: tuple[Operator, Mapping[str, str]] | None = None
     options_alone: bool = False  # options are verified without the optional tensors as well
     batched: bool = False  # leading dimensions of a product's operands are a batch; else they flatten into one side
+
+    def __post_init__(self) -> None:
+        if self.lists:
+            object.__setattr__(self, "max_rows", 1)
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,9 @@ def faults(
     """What a contract says that does not fit the definition, and what is accepted. It may name arguments that there
     are not, as several operators share one."""
     scalars, choices = [p.name for p in params], [o.name for o in options]
+    if contract.lists and any(t.space != "rc" for t in tensors):
+        other = next(t for t in tensors if t.space != "rc")
+        yield f"an operator on lists with the input {other.name}", "inputs of Matrix[...] alone"
     if not any(not t.optional for t in tensors):
         yield "a definition that can be called without a tensor", "a tensor that is always given"
     if any(t.slots for t in tensors) and not any(

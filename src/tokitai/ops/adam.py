@@ -41,7 +41,7 @@ from .dropouts import philox, philox_reference
 BELOW_ONE = math.nextafter(1, 0)
 CONTRACT = Contract(
     domain="finite weights and moments; second moments of at least 0",
-    max_rows=1,
+    lists=True,
     max_cols=2**40,
     defaults={"step": 3, "lr": 1e-3, "weight_decay": 0.1, "loss_scale": 8.0, "seed": 7},
     draw={"exp_avg_sq": "positive"},

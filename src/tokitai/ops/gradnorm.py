@@ -16,7 +16,7 @@ from ..lang import Contract, HardInput, Matrix, Outputs, minimum, operator, outp
 
 CONTRACT = Contract(
     domain="gradients whose squares add up without overflow in f32",
-    max_rows=1,
+    lists=True,
     max_cols=2**40,
     defaults={"max_norm": 1.5},
     ranges={"max_norm": (2.0**-126, math.inf)},  # at 0, gradients that are all zero would be scaled by 0/0

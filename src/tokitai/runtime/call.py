@@ -94,7 +94,7 @@ def call_with(
     check_params(operator, params)
     check_flag(operator, "copy", copy)
     threads = cpu.check_threads(threads)
-    if operator.contract.max_rows == 1 and not isinstance(next(iter(given.values())), (list, tuple)):
+    if operator.contract.lists and not isinstance(next(iter(given.values())), (list, tuple)):
         if out is not None:
             raise ArgumentError(f"{operator.name}: out; accepted: results in place or new ones")
         single_lists = {n: [x] for n, x in given.items()}

@@ -83,7 +83,7 @@ def _checked(
     check_flag(operator, "check", check)
     first = next(iter(given.values()))
     lists = isinstance(first, (list, tuple))
-    if operator.contract.max_rows == 1 or lists:
+    if operator.contract.lists or lists:
         from .gpu_lists import prepare_on_gpu
 
         if out is not None:

@@ -44,7 +44,7 @@ def seen_as(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     """None where there is anything else, and where only the full checks can judge: of lists, of results whose size is a
     scalar, of what must hold no NaN."""
     limits = operator.contract
-    if limits.max_rows == 1 or limits.no_nan or limits.places:
+    if limits.lists or limits.no_nan or limits.places:
         return None
     form, results = form_of(operator, args, kwargs, out)
     if not form.fits or form.sized:

@@ -135,7 +135,7 @@ def counted(operator: Operator, graph: Graph, shapes: Sequence[tuple[int, ...]])
     asked = [k for k, op in enumerate(("rows", "columns")) if any(n.op == op for n in graph.nodes)]
     if not asked:
         return 1, 1
-    flat = operator.contract.max_rows == 1
+    flat = operator.contract.lists
     sizes = [(1, math.prod(s)) if flat else (math.prod(s[:-1]), s[-1] if s else 1) for s in shapes]
     for size in sizes:
         if any(size[k] != sizes[0][k] for k in asked):

@@ -95,12 +95,12 @@ def structure_shapes(operator: Operator, plan: Plan, lanes: int, device: str) ->
     rows = (33, 70, 1100) if simulated else (1, 2, 31, 32, 33, 64, 97, 1000)
     some = [r for r in (rows if plan.block > 1 else (1, 2, 7)) if r <= most]
     shapes += [(r, c) for r in some for c in ((17,) if simulated else (9, 300))]
-    return [*dict.fromkeys(shapes), *EMPTY]
+    return [*(s for s in dict.fromkeys(shapes) if s[0] <= most), *EMPTY]
 
 
 def expanded_shapes(operator: Operator, plan: Plan) -> list[tuple[int, int]]:
     """Shapes of structure runs whose inputs have one row in memory that stands for all: with a row stride of 0."""
-    if operator.contract.max_rows == 1 or isinstance(plan, (AttentionPlan, GroupedPlan)):
+    if operator.contract.lists or isinstance(plan, (AttentionPlan, GroupedPlan)):
         return []
     return [Sizes(7, 17, 33)] if isinstance(plan, ProductPlan) else [(35, max(21, operator.contract.min_cols))]
 
@@ -189,7 +189,7 @@ def default_shapes(
         return PRODUCTS_OF_USE
     if device == "sim":
         return []
-    if operator.contract.max_rows == 1:
+    if operator.contract.lists:
         return [(1, 98304), (1, 69632)]
     return [(96, 1024)] if version > 1 and drawn.long_shapes(operator, plan, device) else [(96, 1024), (17, 4096)]
 
