@@ -37,8 +37,8 @@ from tokitai.meaning.interpret import full_size
 from tokitai.meaning.product import operands
 from tokitai.runtime.attention_call import heads_of
 from tokitai.runtime.binding import bind
-from tokitai.runtime.call import common_shape
 from tokitai.runtime.kernel import is_product
+from tokitai.runtime.problem import common_shape
 from tokitai.runtime.product_call import sizes_of
 
 from . import encoder, gradient

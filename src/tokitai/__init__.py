@@ -12,10 +12,12 @@ and the *evidence* that a kernel computes the definition.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors, formats, lang, ops
 from .lang import Operator
+from .lang.operator import set_runner
 from .numerics import VERSION
 
 if TYPE_CHECKING:
@@ -32,20 +34,18 @@ _LAZY = {
 }  # fmt: skip
 
 
-def _run(operator: Operator, *args: Any, **kwargs: Any) -> Any:
-    from .runtime.call import call
-
-    Operator.runner = staticmethod(call)  # from now on, without the import
+def _load_and_run(operator: Operator, *args: Any, **kwargs: Any) -> Any:
+    """Run the first call of a process, which loads the runtime: later calls go there directly."""
+    call = importlib.import_module(f"{__name__}.runtime.call").call
+    set_runner(call)
     return call(operator, *args, **kwargs)
 
 
-Operator.runner = staticmethod(_run)
+set_runner(_load_and_run)
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        import importlib
-
         value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
         globals()[name] = value
         return value

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokitai.runtime import gpu_call, gpu_card, gpu_lists
-from tokitai.runtime import gpu_launch_cache as gpu_recipe
+from tokitai.runtime import gpu_call, gpu_device, gpu_launch_cache, gpu_lists
 from tokitai.runtime.gpu_targets import SimTarget
 
 STREAM = 77  # the current one, whatever is asked
@@ -78,10 +77,10 @@ class SimCard:
 def installed(monkeypatch: pytest.MonkeyPatch) -> SimCard:
     """The fake card in place of every card, with no call known yet."""
     made = SimCard()
-    for module in (gpu_card, gpu_call, gpu_lists):
-        monkeypatch.setattr(module, "card", lambda index: made)
+    for module in (gpu_device, gpu_call, gpu_lists):
+        monkeypatch.setattr(module, "gpu_device", lambda index: made)
         monkeypatch.setattr(module, "stream_of", lambda x: STREAM)
-    monkeypatch.setattr(gpu_recipe, "torch_streams", lambda: lambda index: STREAM)
-    monkeypatch.setattr(gpu_call, "_recipes", gpu_recipe.Recipes())
+    monkeypatch.setattr(gpu_launch_cache, "torch_streams", lambda: lambda index: STREAM)
+    monkeypatch.setattr(gpu_call, "_launches", gpu_launch_cache.LaunchCache())
     monkeypatch.setattr(gpu_lists, "_layouts", {})
     return made

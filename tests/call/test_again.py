@@ -14,7 +14,7 @@ from tokitai.backends.cpu import device as cpu
 from tokitai.errors import ArgumentError
 from tokitai.lang import Operator
 from tokitai.runtime import call as calls
-from tokitai.runtime import launch_cache as call_again
+from tokitai.runtime import launch_cache
 
 X = np.random.default_rng(7).standard_normal((6, 40)).astype(np.float16)
 ONES = np.ones(40, np.float16)
@@ -23,7 +23,7 @@ ONES = np.ones(40, np.float16)
 @pytest.fixture(autouse=True)
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of operators whose calls were checked in full."""
-    call_again.forget()
+    launch_cache.forget()
     names: list[str] = []
     real = calls.call_with
 

@@ -13,8 +13,7 @@ from fake_gpu import STREAM, OnAnother, OnGpu, SimCard, installed, on_gpu
 from tokitai import ops
 from tokitai.errors import ArgumentError
 from tokitai.lang import Operator
-from tokitai.runtime import gpu_call, gpu_card
-from tokitai.runtime import gpu_launch_cache as gpu_recipe
+from tokitai.runtime import gpu_call, gpu_device, gpu_launch_cache
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
@@ -324,10 +323,10 @@ def test_handles_of_streams() -> None:
     class CuPy:
         ptr = 7
 
-    assert [gpu_card.handle_of(s) for s in (0, 4, Core(), Torch(), CuPy())] == [0, 4, 5, 6, 7]
+    assert [gpu_device.handle_of(s) for s in (0, 4, Core(), Torch(), CuPy())] == [0, 4, 5, 6, 7]
     for wrong in (True, -1, 1.5, None, "x"):
         with pytest.raises(ArgumentError, match="cuda_stream="):
-            gpu_card.handle_of(wrong)
+            gpu_device.handle_of(wrong)
 
 
 def test_kernels_are_launched_into_the_stream(monkeypatch: pytest.MonkeyPatch, fake: SimCard) -> None:
@@ -358,12 +357,12 @@ def test_a_tensor_that_lost_its_memory_is_refused_warm_as_cold() -> None:
 def test_a_parameter_is_kept_for_each_set_of_scalars_and_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that runs while another of its kind does has a parameter of its own."""
     made = []
-    real = gpu_recipe.Frame
-    monkeypatch.setattr(gpu_recipe, "Frame", lambda *rest: (made.append(1), real(*rest))[1])
+    real = gpu_launch_cache.Frame
+    monkeypatch.setattr(gpu_launch_cache, "Frame", lambda *rest: (made.append(1), real(*rest))[1])
     for eps in (1e-5, 1e-3, 1e-5, 1e-3):
         ops.rms_norm(on_gpu(X), on_gpu(X[0]), eps=eps)
     assert len(made) == 2
-    (recipe,) = gpu_call._recipes._known.values()
-    taken = [free.pop() for free in recipe.frames.values()]
+    (replay,) = gpu_call._launches._known.values()
+    taken = [free.pop() for free in replay.frames.values()]
     assert equal(ops.rms_norm(on_gpu(X), on_gpu(X[0]), eps=1e-3), ops.rms_norm(X, X[0], eps=1e-3))
     assert len(made) == 3 and len(taken) == 2

@@ -14,7 +14,7 @@ from tests.call.tables import CASES, DTYPES, Given, drawn, numbers
 from tokitai import ops
 from tokitai.errors import ArgumentError
 from tokitai.routing import Permutation, permutation
-from tokitai.runtime import gpu_call, gpu_card
+from tokitai.runtime import gpu_call, gpu_device
 
 
 @pytest.fixture(autouse=True)
@@ -193,7 +193,7 @@ def test_what_waits_is_refused_during_a_capture(fake: SimCard) -> None:
 
 
 def test_columns_need_a_library_that_turns_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_card, "library_of", lambda x: "mine")
+    monkeypatch.setattr(gpu_device, "library_of", lambda x: "mine")
     with pytest.raises(
         ArgumentError, match=r"^top_k on OnGpu of a GPU: gives columns, .*; accepted: arrays of torch, CuPy"
     ):

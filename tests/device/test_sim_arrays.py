@@ -16,7 +16,7 @@ from tokitai.backends.sim import device as sim
 from tokitai.backends.sim.device import POISON, SIM, open_sim
 from tokitai.errors import ArgumentError, UnknownNameError
 from tokitai.formats import FORMATS, format_of
-from tokitai.runtime.gpu_card import copied
+from tokitai.runtime.gpu_device import copied
 
 VALUES = np.random.default_rng(5).standard_normal((3, 4, 6, 8)).astype(np.float32)
 DEVICES = ["sim", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ArgumentError
 from ..families import Plan, make_plan
 from ..lang import GROUPS, TOTALS, Graph, Operator, Sizes, shape_text
-from ..runtime.checks import check_slots
+from ..runtime.checks import check_chosen, check_no_nan
 from ..runtime.shapes import in_groups
 from ..verification import cases
 from ..verification.cases import Case, rng_for, work_of
@@ -106,7 +106,8 @@ def _may_call(operator: Operator, graph: Graph, case: Case) -> bool:
     if case.shape[1] == 0:
         return False
     try:
-        check_slots(operator, graph, case.tensors, case.shape)
+        check_chosen(operator, graph, case.shape)
+        check_no_nan(operator, case.tensors, case.shape)
     except ArgumentError:
         return False
     return True

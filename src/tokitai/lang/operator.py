@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NoReturn, Union, overload
+from typing import Any, Literal, NoReturn, Protocol, Union, overload
 
 import numpy as np
 
@@ -66,10 +66,25 @@ def stored(value: Value, to: Any) -> tuple[Value, str]:
     return value, format_name(to)
 
 
+class Runner(Protocol):
+    """What runs an operator on arrays."""
+
+    def __call__(self, operator: Operator, /, *args: Any, **kwargs: Any) -> Any:
+        """Run `operator` with the arguments of its call."""
+
+
+_runner: Runner | None = None
+
+
+def set_runner(runner: Runner) -> None:
+    """Let `runner` run every operator that is called. The language knows no device: the package sets what does, once
+    when it is imported (a runner that loads the runtime) and once when that is loaded (the runtime's own `call`)."""
+    global _runner
+    _runner = runner
+
+
 class Operator:
     """A definition with its contract, textbook reference and hard inputs. Call it with arrays to run it."""
-
-    runner: ClassVar[Callable[..., Any] | None] = None  # set by the package: runs an operator on arrays
 
     def __init__(
         self,
@@ -287,9 +302,9 @@ class Operator:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator on arrays; see ``tokitai.runtime.call`` for what is accepted."""
-        if Operator.runner is None:
+        if _runner is None:
             refuse(f"{self.name}(...) on arrays", "import tokitai first, which brings the devices")
-        return Operator.runner(self, *args, **kwargs)
+        return _runner(self, *args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"

@@ -1,4 +1,4 @@
-"""Run attention on the caller's own arrays: heads, groups of heads that share keys, what queries see, results."""
+"""Attention on the caller's own arrays: heads, groups of heads that share keys, what queries see, results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ import numpy as np
 from ..errors import ArgumentError
 from ..lang import Graph, Operator, Sizes, TensorSpec, extent
 from ..lang.graph import Space
-from .call import launch
-from .checks import check_indices
-from .kernel import Kernel
 from .layout import copied_once, view_as
 
 Array = np.ndarray[Any, Any]
@@ -71,20 +68,6 @@ def check_limit(name: str, shape: tuple[int, ...], lead: tuple[int, ...]) -> Non
         )
 
 
-def call_attention(
-    operator: Operator, kernel: Kernel, given: Mapping[str, Any], arrays: Mapping[str, Array],
-    params: Mapping[str, float], out: Any, threads: int | None, copy: bool,
-) -> Any:  # fmt: skip
-    """Check the arrays, run, and return the results as `tokitai.runtime.call` does. Raises ArgumentError."""
-    graph = kernel.graph
-    found = heads_of(operator, graph, arrays)
-    sizes = found.sizes
-    check_indices(operator, arrays, params, sizes)
-    tensors = {t.name: as_read(operator, t, arrays[t.name], found, copy, _spread) for t in graph.inputs}
-    full = {o.name: found.shapes[o.space] for o in graph.outputs}
-    return launch(kernel, given, arrays, tensors, sizes, 0, full, params, out, threads)[0]
-
-
 def as_read(
     operator: Operator, t: TensorSpec, array: Array, found: Heads, copy: bool,
     spread: Callable[[Array, tuple[int, ...]], Array],
@@ -98,7 +81,3 @@ def as_read(
         return view
     copy = copy or t.name in operator.contract.indices
     return copied_once(t, array, copy, lambda a: spread(a, full)).reshape(want)
-
-
-def _spread(array: Array, shape: tuple[int, ...]) -> Array:
-    return np.ascontiguousarray(np.broadcast_to(array, shape))

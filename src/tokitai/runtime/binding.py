@@ -1,7 +1,7 @@
 """Sort the arguments of a call, and check those that are no tensors.
 
-Calls that look like one that was checked need not be sorted again: a `Form` is how a call is written. Recipes, which
-`call_again` and `gpu_recipe` keep, are found by a form and what its tensors look like.
+A `Form` is how a call is written. The launch cache finds a call by its form and the layout of its tensors, and need not
+sort its arguments again.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def check_entry(called: str, name: str, value: float, entries: int) -> None:
 
 
 # ------------------------------------------------------------------ calls that are repeated
-MOST_RECIPES = 4096
-MOST_SCALARS = 256  # sets of host scalars that a recipe keeps
+MOST_CALLS = 4096
+MOST_SCALARS = 256  # sets of host scalars that a replay keeps
 
 
 class Form:

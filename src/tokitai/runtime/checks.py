@@ -13,11 +13,9 @@ from ..lang import Graph, Operator
 Array = np.ndarray[Any, Any]
 
 
-def check_slots(
-    operator: Operator, graph: Graph, arrays: Mapping[str, Array], shape: tuple[int, int]
-) -> None:  # fmt: skip
-    """No more is chosen of a row than it has, and nothing is chosen by a NaN. Raises ArgumentError."""
-    check_chosen(operator, graph, shape)
+def check_no_nan(operator: Operator, arrays: Mapping[str, Array], shape: tuple[int, int]) -> None:
+    """No NaN lies where the operator takes none, arrays of ``shape`` but for leading dimensions. Raises ArgumentError
+    that names the first bad row."""
     for name in (n for n in operator.contract.no_nan if n in arrays):
         nan: Array = np.isnan(arrays[name].reshape(shape).astype(np.float32))
         check_nan_rows(name, np.asarray(nan.any(axis=1)))

@@ -1,9 +1,9 @@
 """Run an operator on arrays of a GPU, where they lie: tensors of torch and CuPy, arrays of JAX, whatever speaks DLPack
 or ``__cuda_array_interface__``.
 
-The first call of its kind is checked in full, by the checks of `call`. For torch its *recipe* is kept: kernels, sizes,
-and what new results look like; a later call with tensors of the same formats, sizes, strides and alignment only puts
-addresses and scalars together (`gpu_recipe`).
+The first call of its kind is checked in full, as by `call`. For torch its *replay* is cached: kernels, sizes,
+and the layout of new results. A later call with tensors of the same formats, sizes, strides and alignment only puts
+addresses and scalars together (`gpu_launch_cache`).
 """
 
 from __future__ import annotations
@@ -17,34 +17,31 @@ import numpy as np
 from ..arrays.device_array import as_device, empty_like, handed_out, name_of
 from ..arrays.libraries import library_of, written
 from ..errors import ArgumentError
-from ..families import AttentionPlan, ProductPlan
 from ..formats import FORMATS
-from ..lang import Operator, Output, Sizes, TensorSpec
-from .attention_call import as_read, heads_of
+from ..lang import Operator, Output, TensorSpec
 from .binding import bind, check_flag, check_params
-from .call import common_shape, full_shape, is_other_whole, storage_format
-from .checks import check_chosen, table_entries
-from .gpu_card import (
-    Card,
+from .gpu_checks import Checks, refuse_capture
+from .gpu_device import (
+    GpuDevice,
     as_columns,
     as_whole,
-    card,
     check_columns,
     copied,
+    gpu_device,
     handle_of,
     kernel_on,
     phantom,
     stream_of,
     within,
 )
-from .gpu_checks import Checks, refuse_capture
-from .gpu_kernel import GpuKernel, Ready
-from .gpu_launch_cache import Look, Recipes, look_at, recipe_of
+from .gpu_kernel import Ready
+from .gpu_launch_cache import CallSignature, LaunchCache, replay_of, signature_of
+from .gpu_lists import prepare_on_gpu
 from .kernel import Array, Scalars
-from .layout import flatten, place_results, readable
-from .product_call import flat, sizes_of
+from .layout import place_results, readable
+from .problem import is_other_whole, problem_of, storage_format
 
-_recipes = Recipes()
+_launches = LaunchCache()
 _NO_SCALARS = Scalars(np.empty(0, np.float32))
 
 
@@ -60,22 +57,22 @@ def call_gpu(
     is out of range makes the kernel access memory that it may not, and what is chosen of a row with NaN is undefined.
     Raises ArgumentError for what cannot be, and DeviceError where the device fails.
     """
-    look = look_at(operator, args, kwargs, out) if stream is None else None
-    if look is not None:
+    signature = signature_of(operator, args, kwargs, out) if stream is None else None
+    if signature is not None:
         try:
-            recipe = _recipes.find(look)
+            replay = _launches.find(signature)
         except TypeError:  # an option that cannot be hashed, and so is none
-            recipe = look = None
-        if recipe is not None and look is not None:
-            if check and recipe.checks:
-                recipe.check(look, args, kwargs)
-            return recipe.run(look, args, kwargs)
-    return _checked(operator, args, kwargs, out, copy, stream, check, look)
+            replay = signature = None
+        if replay is not None and signature is not None:
+            if check and replay.checks:
+                replay.check(signature, args, kwargs)
+            return replay.run(signature, args, kwargs)
+    return _checked(operator, args, kwargs, out, copy, stream, check, signature)
 
 
 def _checked(
     operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, copy: bool, stream: Any,
-    check: bool, look: Look | None,
+    check: bool, signature: CallSignature | None,
 ) -> Any:  # fmt: skip
     given, params, options = bind(operator, args, kwargs)
     check_params(operator, params)
@@ -84,8 +81,6 @@ def _checked(
     first = next(iter(given.values()))
     lists = isinstance(first, (list, tuple))
     if operator.contract.lists or lists:
-        from .gpu_lists import prepare_on_gpu
-
         if out is not None:
             said = "out beside lists" if lists else "out"
             raise ArgumentError(f"{operator.name}: {said}; accepted: results in place or new ones")
@@ -101,7 +96,7 @@ def _checked(
     chosen = now if stream is None else handle_of(stream)
     beside = next(iter(given))
     index = as_device(beside, example, chosen).device
-    where, views = card(index), []
+    where, views = gpu_device(index), []
 
     def located(name: str, x: Any) -> Array:
         views.append(as_device(name, x, chosen))
@@ -121,36 +116,19 @@ def _checked(
                 arrays[t.name] = located(t.name, alive[-1])
     dtype = storage_format(operator, arrays)
     kernel = kernel_on(where, operator, dtype, frozenset(arrays), tuple(sorted(options.items())))
-    heads = heads_of(operator, kernel.graph, arrays) if isinstance(kernel.plan, AttentionPlan) else None
-    lead: tuple[int, ...] = ()
-    shape: tuple[int, int]
-    if heads is not None:
-        shape = heads.sizes
-    elif isinstance(kernel.plan, ProductPlan):
-        lead, shape = _sizes(operator, kernel, arrays)
-    else:
-        lead, shape = common_shape(operator, arrays, kernel.graph.options)
-    check_chosen(operator, kernel.graph, shape)
-    entries = table_entries(operator, arrays, params)
-    if heads is not None:
-        full = {o.name: heads.shapes[o.space] for o in kernel.graph.outputs}
-    else:
-        full = {o.name: full_shape(o, lead, shape, entries) for o in kernel.graph.outputs}
+    problem = problem_of(kernel, arrays, params, readable=False)
+    shape, entries, full = problem.sizes, problem.entries, problem.results
     refuse_capture(where, operator, chosen)
     _wait_for_others(where, given, example, chosen)
     with within(example, chosen, now, index):
         tensors = {}
         for t in kernel.graph.inputs:
 
-            def again(_: Array, wanted: tuple[int, ...] | None = None, name: str = t.name) -> Array:
+            def copied_again(_: Array, wanted: tuple[int, ...] | None = None, name: str = t.name) -> Array:
                 alive.append(copied(name, given[name], wanted))
                 return phantom(as_device(name, alive[-1], chosen))
 
-            if heads is not None:
-                tensors[t.name] = as_read(operator, t, arrays[t.name], heads, copy, again)
-                continue
-            flattened = flat if isinstance(shape, Sizes) else flatten
-            tensors[t.name] = flattened(t, arrays[t.name], shape, copy, again)  # type: ignore[arg-type]
+            tensors[t.name] = problem.as_read(t, arrays[t.name], copy, copied_again)
 
         def entry(t: TensorSpec, size: tuple[int, int]) -> Array:
             alive.append(empty_like(example, size, FORMATS[str(t.format) if t.format != "storage" else dtype], chosen))
@@ -176,10 +154,10 @@ def _checked(
             scalars = kernel.scalar_table(*shape, params)
             where_they_lie = struct.pack(f"<{len(addresses)}q", *addresses)
             call = ready.head + where_they_lie + ready.middle + kernel.scalar_bytes(scalars)
-            with_workspace(where, example, ready, call, chosen)
-            if look is not None and not alive:
-                about = kernel, shape, full, ready, index, look, theirs, example, checks, scalars
-                _recipes.keep(look, recipe_of(*about))
+            _with_workspace(where, example, ready, call, chosen)
+            if signature is not None and not alive:
+                about = kernel, shape, full, ready, index, signature, theirs, example, checks, scalars
+                _launches.keep(signature, replay_of(*about))
         returned = []
         for o in kernel.graph.outputs:
             caller = given[o.name] if o.inplace else theirs.get(o.name)
@@ -191,13 +169,7 @@ def _checked(
     return returned[0] if len(returned) == 1 else tuple(returned)
 
 
-def _sizes(operator: Operator, kernel: GpuKernel, arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], Sizes]:
-    """What is ahead of a product's columns, and its sizes."""
-    found = sizes_of(operator, kernel.graph, arrays, read=False)
-    return found.result[:-1], found.sizes
-
-
-def with_workspace(where: Card, example: Any, ready: Ready, call: bytes, stream: int) -> None:
+def _with_workspace(where: GpuDevice, example: Any, ready: Ready, call: bytes, stream: int) -> None:
     """Launch all kernels of a call. Its workspace is its own: of torch's or CuPy's pool, else of the driver's."""
     if not ready.workspace:
         _launch_all(ready, call, 0, stream)
@@ -214,7 +186,7 @@ def _launch_all(ready: Ready, call: bytes, workspace: int, stream: int) -> None:
         ready.program.launch(step, call + struct.pack("<q", workspace), 0, stream)
 
 
-def _wait_for_others(where: Card, given: Mapping[str, Any], example: Any, stream: int) -> None:
+def _wait_for_others(where: GpuDevice, given: Mapping[str, Any], example: Any, stream: int) -> None:
     """Arrays of a second library may still be written by work in its own current stream."""
     for x in given.values():
         if library_of(x) != library_of(example) and library_of(x) in ("torch", "cupy") and stream_of(x) != stream:

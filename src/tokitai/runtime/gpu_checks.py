@@ -18,7 +18,7 @@ from ..families.grouped.arguments import check_offsets, shared_by
 from ..formats import format_of
 from ..lang import GROUPS, Contract, Matrix, Operator, Outputs, Sizes, operator, outputs, row_max, storage
 from .checks import check_indices, check_nan_rows
-from .gpu_card import Card, kernel_on
+from .gpu_device import GpuDevice, kernel_on
 from .kernel import Array
 
 
@@ -32,7 +32,7 @@ class Checks:
     """What is looked at in the tensors of a call, as kernels take them, before it runs."""
 
     def __init__(
-        self, where: Card, operator: Operator, tensors: Mapping[str, Array], shape: tuple[int, int], entries: int
+        self, where: GpuDevice, operator: Operator, tensors: Mapping[str, Array], shape: tuple[int, int], entries: int
     ) -> None:
         self.where, self.operator, self.shape, self.entries = where, operator, shape, entries
         seen = {n: a for n, a in tensors.items() if a.size}
@@ -78,7 +78,7 @@ class Checks:
         return values
 
 
-def refuse_capture(where: Card, operator: Operator, stream: int) -> None:
+def refuse_capture(where: GpuDevice, operator: Operator, stream: int) -> None:
     """Nothing that waits, allocates from the driver or builds a kernel can be recorded. Raises ArgumentError."""
     if where.capturing(stream):
         raise ArgumentError(

@@ -1,8 +1,8 @@
-"""Calls on tensors of torch that are repeated: all but addresses and host scalars is settled by the first of its kind.
+"""The launch cache for tensors of torch on a GPU: the first call of a kind settles all but addresses and host scalars.
 
-A `Look` is what decides whether a call is of a kind: formats, shapes, strides, devices, alignment, options, and how the
-call is written. What could differ between calls that look alike is judged each time: whether tensors have memory, need
-a gradient or are negated, whether what is written lies apart, and the scalars.
+A `CallSignature` decides whether calls are of one kind: formats, shapes, strides, devices, alignment, options, and how
+the call is written. What may differ between calls of one signature is checked each time: whether tensors have memory,
+need a gradient or are negated, whether what is written is disjoint from all else, and the scalars.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 from ..arrays.libraries import library_of, written
 from ..formats import FORMATS
 from ..lang import Operator
-from .binding import MOST_RECIPES, MOST_SCALARS, Form, bind, check_params, form_of
-from .gpu_card import Launcher, as_columns, launchers, torch_streams
+from .binding import MOST_CALLS, MOST_SCALARS, Form, bind, check_params, form_of
 from .gpu_checks import Checks
+from .gpu_device import Launcher, as_columns, launchers, torch_streams
 from .gpu_kernel import GpuKernel, Ready
 from .kernel import Scalars
 
 
 # ------------------------------------------------------------------ what a call looks like
-class Look(NamedTuple):
+class CallSignature(NamedTuple):
     """A call with tensors of torch alone."""
 
     form: Form
@@ -36,11 +36,13 @@ class Look(NamedTuple):
     addresses: list[int]
 
 
-_look = functools.partial(tuple.__new__, Look)  # a third of the time of its own constructor
+_signature = functools.partial(tuple.__new__, CallSignature)  # a third of the time of its own constructor
 _of_torch: set[type] = set()
 
 
-def look_at(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Look | None:
+def signature_of(
+    operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+) -> CallSignature | None:
     """None where a call has other arrays than torch's, or what only the full checks can judge."""
     form, results = form_of(operator, args, kwargs, out)
     if not form.fits:
@@ -74,7 +76,7 @@ def look_at(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             key += type(kwargs[n]), kwargs[n]
     except (RuntimeError, TypeError, ValueError):  # a tensor without strides, or a scalar that is none
         return None
-    return _look((form, tuple(key), scalars, tensors, addresses))
+    return _signature((form, tuple(key), scalars, tensors, addresses))
 
 
 def _is_of_torch(kind: type, x: Any) -> bool:
@@ -105,7 +107,7 @@ class Frame:
 
 
 @dataclass(slots=True)
-class Recipe:
+class Replay:
     """A call of one kind, all but addresses and host scalars."""
 
     kernel: GpuKernel
@@ -133,9 +135,9 @@ class Recipe:
                 return False
         return True
 
-    def run(self, look: Look, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Put one call into the current stream."""
-        _, _, scalars, tensors, addresses = look
+        _, _, scalars, tensors, addresses = signature
         free = self.frames.get(scalars)
         if free is None:
             if len(self.frames) >= MOST_SCALARS:
@@ -171,10 +173,10 @@ class Recipe:
             made = [x if turn is None else turn(x, tensors) for x, turn in zip(made, self.turned, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
 
-    def check(self, look: Look, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Look at what a call's indices and numbers are now, which waits for the stream. Raises ArgumentError."""
+    def check(self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Check the values of a call's indices and numbers, which waits for the stream. Raises ArgumentError."""
         params = self._params(args, kwargs)
-        addresses = {t.name: look.addresses[i] for t, i in zip(self.kernel.graph.inputs, self.inputs, strict=True)}
+        addresses = {t.name: signature.addresses[i] for t, i in zip(self.kernel.graph.inputs, self.inputs, strict=True)}
         self.checks(addresses, params, self.stream(self.device))
 
     def _params(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, float]:
@@ -191,14 +193,14 @@ class Recipe:
 _word = struct.Struct("<q")
 
 
-def recipe_of(
+def replay_of(
     kernel: GpuKernel, shape: tuple[int, int], full: Mapping[str, tuple[int, ...]], ready: Ready, device: int,
-    look: Look, theirs: Mapping[str, Any], example: Any, checks: Checks, scalars: Scalars,
-) -> Recipe:  # fmt: skip
-    """The recipe of a call that was checked and needs no copies. ``full`` are the results' shapes, ``theirs``
+    signature: CallSignature, theirs: Mapping[str, Any], example: Any, checks: Checks, scalars: Scalars,
+) -> Replay:  # fmt: skip
+    """The replay of a call that was checked and needs no copies. ``full`` are the results' shapes, ``theirs``
     those that the caller gave."""
     torch = sys.modules["torch"]
-    graph, at = kernel.graph, {name: i for i, name in enumerate(look.form.named)}
+    graph, at = kernel.graph, {name: i for i, name in enumerate(signature.form.named)}
     fresh = [o.name for o in graph.outputs if not o.inplace]
     results: list[tuple[int, Any]] = []
     turned, places = [], []
@@ -211,7 +213,7 @@ def recipe_of(
         stored_as = getattr(torch, FORMATS[o.format].dtype.name)
         pattern = _pattern(example, full[o.name], stored_as) if new else None
         results.append((place, pattern))
-    bytes_of = [0 if x is None else _extent(x) for x in look.tensors]
+    bytes_of = [0 if x is None else _extent(x) for x in signature.tensors]
     meetings = [
         (w, bytes_of[w], i, bytes_of[i]) for w in places for i in range(len(bytes_of))
         if bytes_of[i] and i != w and not (i in places and i < w)
@@ -221,7 +223,7 @@ def recipe_of(
     words = struct.Struct(f"<{len(inputs) + len(results)}q")
     first = len(ready.head)
     last = first + words.size + len(ready.middle) + len(kernel.scalar_bytes(scalars))
-    return Recipe(
+    return Replay(
         kernel, shape, ready, device, checks, inputs, tuple(results), tuple(turned) if any(turned) else (),
         tuple(meetings), tuple(places), room, words, first, last, torch.empty_like, torch_streams(),
     )  # fmt: skip
@@ -249,23 +251,23 @@ def torch_room(example: Any, nbytes: int) -> Callable[[], Any]:
     return functools.partial(torch.empty_like, _pattern(example, (nbytes,), torch.uint8))
 
 
-class Recipes:
-    """The recipes that are known."""
+class LaunchCache:
+    """The replays that are known."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Recipe] = {}
+        self._known: dict[tuple[object, ...], Replay] = {}
 
-    def find(self, look: Look) -> Recipe | None:
-        """The recipe of a call, if it was seen and what it writes lies apart. Raises TypeError for an option that
+    def find(self, signature: CallSignature) -> Replay | None:
+        """The replay of a call, if it was seen and what it writes lies apart. Raises TypeError for an option that
         cannot be hashed."""
-        found = self._known.get(look[1])
-        return found if found is None or not found.meetings or found.apart(look[4]) else None
+        found = self._known.get(signature[1])
+        return found if found is None or not found.meetings or found.apart(signature[4]) else None
 
-    def keep(self, look: Look, recipe: Recipe) -> None:
+    def keep(self, signature: CallSignature, replay: Replay) -> None:
         """For later calls."""
-        if len(self._known) >= MOST_RECIPES:
+        if len(self._known) >= MOST_CALLS:
             self._known.clear()
-        self._known[look.key] = recipe
+        self._known[signature.key] = replay
 
 
-__all__ = ["Look", "Recipe", "Recipes", "look_at", "recipe_of"]
+__all__ = ["CallSignature", "LaunchCache", "Replay", "replay_of", "signature_of"]

@@ -17,12 +17,12 @@ from ..arrays.device_array import as_device, empty_like, handed_out, name_of
 from ..arrays.libraries import library_of, written
 from ..errors import ArgumentError
 from ..lang import Operator, Output
-from .call import storage_format
-from .gpu_card import Card, card, copied, handle_of, kernel_on, phantom, stream_of, within
+from .gpu_device import GpuDevice, copied, gpu_device, handle_of, kernel_on, phantom, stream_of, within
 from .gpu_kernel import GpuKernel, Ready, Table
 from .gpu_launch_cache import Frame, torch_room
 from .kernel import KernelBase
 from .lists import Array, Prepared, prepare
+from .problem import storage_format
 
 MOST_LISTS = 16  # that are kept
 _recorded: list[Table] = []  # tables that a captured graph reads whenever it is replayed: they stay
@@ -44,7 +44,7 @@ class PreparedOnGpu(Prepared):
     """Lists of tensors of one GPU that have been checked. Called with scalars alone it looks at no tensor again: they
     must lie where they lay, and must not be freed meanwhile."""
 
-    where: Card
+    where: GpuDevice
     kernel: GpuKernel
 
     def __init__(
@@ -52,11 +52,11 @@ class PreparedOnGpu(Prepared):
     ) -> None:
         self.example = next(iter(lists.values()))[0]
         view = as_device(next(iter(lists)), self.example)
-        self.device, self.where = view.device, card(view.device)
+        self.device, self.where = view.device, gpu_device(view.device)
         self.made: dict[str, list[Any]] = {}
         self.copies: list[Any] = []
         self.placed: _Placed | None = None
-        self.layout: _Layout | None = None
+        self.layout: _CheckedLists | None = None
         super().__init__(operator, kernel, lists, copy)
         self.lying = np.array(self.addresses, np.int64)
         outputs = self.kernel.graph.outputs
@@ -190,10 +190,10 @@ def prepare_on_gpu(
     Lists of torch's tensors in whose place results are written are not checked in full again where lists of the same
     formats, shapes and strides were before: their addresses are.
     """
-    look = _Look.of(operator, given, options)
-    found = None if look is None else _layouts.get(look.key)
-    if look is not None and found is not None and look.apart(found.items, found.counts):
-        return found.again(given, look)
+    signature = _ListSignature.of(operator, given, options)
+    found = None if signature is None else _layouts.get(signature.key)
+    if signature is not None and found is not None and signature.apart(found.items, found.counts):
+        return found.with_tensors(given, signature)
     name, example = next((n, v[0]) for n, v in given.items() if isinstance(v, (list, tuple)) and v)
     index = as_device(name, example).device
 
@@ -202,14 +202,14 @@ def prepare_on_gpu(
 
     def build(firsts: Mapping[str, Array]) -> GpuKernel:
         dtype = storage_format(operator, firsts)
-        return kernel_on(card(index), operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
+        return kernel_on(gpu_device(index), operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
 
     made = prepare(operator, given, build, copy, seen, PreparedOnGpu)
     assert isinstance(made, PreparedOnGpu)
-    if look is not None and not made.copies and not made.made:
+    if signature is not None and not made.copies and not made.made:
         if len(_layouts) >= MOST_LISTS:
             _layouts.clear()
-        _layouts[look.key] = _Layout(made, given)
+        _layouts[signature.key] = _CheckedLists(made, given)
     return made
 
 
@@ -217,16 +217,16 @@ def _libraries(values: Sequence[Any]) -> set[str]:
     return {library_of(x) for x in {type(x): x for x in values}.values()}
 
 
-class _Look:
-    """What lists of torch's tensors look like, apart from where they lie; and where."""
+class _ListSignature:
+    """The layout of lists of torch tensors, and their addresses."""
 
     def __init__(self, key: object, addresses: Array) -> None:
         self.key, self.addresses = key, addresses
 
     @classmethod
-    def of(cls, operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]) -> _Look | None:
+    def of(cls, operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]) -> _ListSignature | None:
         """None where it has other arrays than torch's."""
-        looks: list[object] = [operator, *sorted(options.items())]
+        key: list[object] = [operator, *sorted(options.items())]
         addresses, shapes = [], None
         for name, values in given.items():
             if not isinstance(values, (list, tuple)) or any(library != "torch" for library in _libraries(values)):
@@ -247,8 +247,8 @@ class _Look:
                 return None
             shapes = these
             addresses.append(where)
-            looks += name, formats[0], devices[0]
-        return cls((*looks, shapes), np.array(addresses, np.int64))
+            key += name, formats[0], devices[0]
+        return cls((*key, shapes), np.array(addresses, np.int64))
 
     def apart(self, items: Array, counts: Array) -> bool:
         """Whether no two tensors of the lists share memory, as far as a quick look tells, and all are aligned."""
@@ -260,7 +260,7 @@ class _Look:
         return not shared and not (self.addresses % items).any()
 
 
-class _Layout:
+class _CheckedLists:
     """Lists that were checked, without the tensors."""
 
     def __init__(self, made: PreparedOnGpu, given: Mapping[str, Sequence[Any]]) -> None:
@@ -271,11 +271,11 @@ class _Layout:
         self.order = [at[name] for name in made.names]
         made.layout = self
 
-    def again(self, given: Mapping[str, Sequence[Any]], look: _Look) -> PreparedOnGpu:
+    def with_tensors(self, given: Mapping[str, Sequence[Any]], signature: _ListSignature) -> PreparedOnGpu:
         """The same for other tensors."""
-        made = self.bare.turned_to(given, look.addresses[self.order].T.ravel(), next(iter(given.values()))[0])
+        made = self.bare.turned_to(given, signature.addresses[self.order].T.ravel(), next(iter(given.values()))[0])
         made.layout = self
         return made
 
 
-_layouts: dict[object, _Layout] = {}
+_layouts: dict[object, _CheckedLists] = {}

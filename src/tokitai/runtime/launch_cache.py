@@ -1,6 +1,6 @@
-"""A call on arrays of NumPy, or tensors of torch in host memory, of a kind that was seen before.
+"""A call on arrays of NumPy, or tensors of torch in host memory, whose signature is cached.
 
-The first call of a kind is checked in full by `call`, and what it found is kept as a *recipe*: the kernel, the sizes,
+The first call of a kind is checked in full by `call`, and what it found is cached as a *replay*: the kernel, the sizes,
 and what new results look like. A later call with arrays of the same formats, sizes, strides and flags only puts
 addresses and scalars together. What may differ between such calls is looked at each time: where arrays lie, and the
 integers in them that choose a column or an entry.
@@ -23,14 +23,15 @@ from ..arrays.results import New, maker
 from ..backends.cpu import device as cpu
 from ..formats import FORMATS
 from ..lang import Operator
-from .binding import MOST_RECIPES, MOST_SCALARS, Form, bind, check_params, form_of
+from .binding import MOST_CALLS, MOST_SCALARS, Form, bind, check_params, form_of
 from .kernel import Array, Kernel, Scalars
+from .problem import Problem
 
 KEPT_ROOM = 1 << 20  # bytes of workspace that a thread keeps from call to call
 ALONE = 1 << 16  # bytes that one thread works through before another has woken up
 
 
-class Seen(NamedTuple):
+class CallSignature(NamedTuple):
     """A call whose arrays are all NumPy's or torch's. Optional tensors that are None count as arrays at address 0."""
 
     form: Form
@@ -40,7 +41,9 @@ class Seen(NamedTuple):
     addresses: list[int]
 
 
-def seen_as(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Seen | None:
+def signature_of(
+    operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+) -> CallSignature | None:
     """None where there is anything else, and where only the full checks can judge: of lists, of results whose size is a
     scalar, of what must hold no NaN."""
     limits = operator.contract
@@ -81,7 +84,7 @@ def seen_as(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         scalars = form.told(kwargs)
         if form.by_scalars:
             key.append(scalars)
-        made = Seen(form, tuple(key), scalars, tensors, addresses)
+        made = CallSignature(form, tuple(key), scalars, tensors, addresses)
         hash(made.key)
     except (TypeError, ValueError):  # an option or a scalar that cannot be hashed or is an array, and so is none
         return None
@@ -99,7 +102,7 @@ def _is_of_torch(x: Any) -> bool:
 
 
 @dataclass(slots=True)
-class Known:
+class LaunchScalars:
     """Sizes and scalars as the kernel takes them, and scalars by name."""
 
     sizes: Any  # an array of ctypes
@@ -109,7 +112,7 @@ class Known:
 
 
 @dataclass(slots=True)
-class Recipe:
+class Replay:
     """A call of one kind, all but addresses and scalars."""
 
     kernel: Kernel
@@ -123,7 +126,7 @@ class Recipe:
     tensors: Any  # the ctypes array of their addresses
     strides: tuple[int, ...]  # the sizes of a launch, but for whole scalars
     alone: bool  # so small that more threads would only make it slower
-    scalars: dict[object, Known] = field(default_factory=dict)
+    scalars: dict[object, LaunchScalars] = field(default_factory=dict)
 
     def apart(self, addresses: list[int]) -> bool:
         """Whether what is written lies apart from all else, as ranges of addresses; if not, the full checks decide."""
@@ -135,36 +138,36 @@ class Recipe:
                         return False
         return True
 
-    def prepared(self, seen: Seen, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Known:
+    def scalars_of(self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LaunchScalars:
         """The scalars of a call. Raises ArgumentError for one that cannot be."""
-        found = self.scalars.get(seen.scalars)
+        found = self.scalars.get(signature.scalars)
         if found is None:
             operator = self.kernel.operator
             _, params, _ = bind(operator, args, kwargs)
             check_params(operator, params)
             made = self.kernel.scalar_table(*self.shape, params)
             sizes = (*self.strides, *made.whole)
-            found = Known((ctypes.c_int64 * len(sizes))(*sizes), made.table, made.table.ctypes.data, params)
+            found = LaunchScalars((ctypes.c_int64 * len(sizes))(*sizes), made.table, made.table.ctypes.data, params)
             if len(self.scalars) >= MOST_SCALARS:
                 self.scalars.clear()
-            self.scalars[seen.scalars] = found
+            self.scalars[signature.scalars] = found
         return found
 
-    def run(self, seen: Seen, known: Known, wanted: int | None) -> Any:
+    def run(self, signature: CallSignature, scalars: LaunchScalars, wanted: int | None) -> Any:
         """Run it, in the ``wanted`` number of threads."""
         threads = wanted or (1 if self.alone else cpu.default_threads())
-        addresses = seen.addresses
+        addresses = signature.addresses
         ordered, made = [addresses[i] for i in self.inputs], []
         for new, place in zip(self.new, self.written, strict=True):
             if new is None:
-                made.append(seen.tensors[place])
+                made.append(signature.tensors[place])
                 ordered.append(addresses[place])
             else:
                 array, address = new()
                 made.append(array)
                 ordered.append(address)
         room = _room(self.kernel.workspace_bytes([self.shape], threads, 0))
-        self.kernel.launch_prepared(self.tensors(*ordered), known.sizes, known.address, room[1], threads)
+        self.kernel.launch_prepared(self.tensors(*ordered), scalars.sizes, scalars.address, room[1], threads)
         if self.tells:
             written(made[i] for i in self.tells)
         return made[0] if len(made) == 1 else tuple(made)
@@ -189,50 +192,51 @@ def _room(size: int) -> tuple[Array, int]:
     return room
 
 
-_recipes: dict[tuple[object, ...], Recipe] = {}
+_replays: dict[tuple[object, ...], Replay] = {}
 
 
-def recipe_for(seen: Seen) -> Recipe | None:
+def find(signature: CallSignature) -> Replay | None:
     """What is known of such a call; None where it has to be checked in full."""
-    found = _recipes.get(seen.key)
-    return found if found is not None and found.apart(seen.addresses) else None
+    found = _replays.get(signature.key)
+    return found if found is not None and found.apart(signature.addresses) else None
 
 
 def forget() -> None:
     """Let every call be checked in full again."""
-    _recipes.clear()
+    _replays.clear()
 
 
-def remember(
-    seen: Seen, kernel: Kernel, shape: tuple[int, int], entries: int, flat: Mapping[str, Array],
-    results: Mapping[str, Array], full: Mapping[str, tuple[int, ...]], supplied: Mapping[str, Any],
+def record(
+    signature: CallSignature, kernel: Kernel, problem: Problem, flat: Mapping[str, Array],
+    results: Mapping[str, Array], supplied: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Keep what a call that was checked has found, unless it copied anything or had nothing to do. ``flat`` and
-    ``results`` are the arrays as the kernel has them, ``full`` the shapes of results as the caller sees them."""
-    at = {name: i for i, name in enumerate(seen.form.named)}
+    ``results`` are the arrays as the kernel has them."""
+    shape, entries, full = problem.sizes, problem.entries, problem.results
+    at = {name: i for i, name in enumerate(signature.form.named)}
     fresh = [o.name for o in kernel.graph.outputs if not o.inplace]
     place = {n: at[n] for n in flat} | {n: at[fresh.index(n)] for n in supplied if n in fresh}
     where = {**flat, **{n: results[n] for n in supplied if n in fresh}}
-    copied = any(cpu.address_of(array) != seen.addresses[place[n]] for n, array in where.items())
-    views = [None if x is None else as_numpy("", x) for x in seen.tensors]
+    copied = any(cpu.address_of(array) != signature.addresses[place[n]] for n, array in where.items())
+    views = [None if x is None else as_numpy("", x) for x in signature.tensors]
     odd = any(x is not None and (not x.flags.aligned or min(x.strides, default=0) < 0) for x in views)
     if copied or odd or all(r.size == 0 for r in results.values()):
         return
     sizes = kernel.sizes_of([flat], [results], [shape], Scalars(np.empty(0, np.float32)))
     inputs = tuple(at[t.name] for t in kernel.graph.inputs)
-    example = seen.tensors[inputs[0]]
+    example = signature.tensors[inputs[0]]
     places = tuple(place.get(o.name, -1) for o in kernel.graph.outputs)
     new = tuple(
         maker(example, full[o.name], FORMATS[o.format].dtype) if w < 0 else None
         for o, w in zip(kernel.graph.outputs, places, strict=True)
     )
-    tells = tuple(i for i, w in enumerate(places) if w >= 0 and type(seen.tensors[w]) is not np.ndarray)
+    tells = tuple(i for i, w in enumerate(places) if w >= 0 and type(signature.tensors[w]) is not np.ndarray)
     extents = tuple(0 if x is None else _extent(x) for x in views)
-    if len(_recipes) >= MOST_RECIPES:
-        _recipes.clear()
+    if len(_replays) >= MOST_CALLS:
+        _replays.clear()
     array = ctypes.c_void_p * (len(inputs) + len(places))
     alone = sum(x.nbytes for x in (*flat.values(), *results.values())) <= ALONE
-    _recipes[seen.key] = Recipe(
+    _replays[signature.key] = Replay(
         kernel, shape, entries, inputs, new, places, tells, extents, array, tuple(sizes), alone
     )  # fmt: skip
 

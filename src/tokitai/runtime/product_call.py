@@ -1,4 +1,4 @@
-"""Run a matrix product on the caller's own arrays: which side of each is which, batches, results."""
+"""A matrix product on the caller's own arrays: which side of each is which, batches, results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import numpy as np
 from ..errors import ArgumentError
 from ..families.grouped.arguments import check_offsets, groups_of, shared_by
 from ..lang import MATRICES, Graph, Operator, Sizes, TensorSpec, extent
-from .call import launch
-from .kernel import Kernel
 from .layout import copied_once, view_as
 
 Array = np.ndarray[Any, Any]
@@ -81,19 +79,6 @@ def sizes_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array], *, r
 
 def _words(t: TensorSpec, side: str) -> str:
     return f"along {SIDES[side]}"
-
-
-def call_product(
-    operator: Operator, kernel: Kernel, given: Mapping[str, Any], arrays: Mapping[str, Array],
-    params: Mapping[str, float], out: Any, threads: int | None, copy: bool,
-) -> Any:  # fmt: skip
-    """Check the arrays, run, and return the results as `tokitai.runtime.call` does. Raises ArgumentError."""
-    graph = kernel.graph
-    found = sizes_of(operator, graph, arrays)
-    sizes = found.sizes
-    tensors = {t.name: flat(t, arrays[t.name], sizes, copy) for t in graph.inputs}
-    full = {o.name: found.result for o in graph.outputs}
-    return launch(kernel, given, arrays, tensors, sizes, 0, full, params, out, threads)[0]
 
 
 def flat(

@@ -1,4 +1,4 @@
-"""What a call on arrays of a GPU needs besides kernels: the card, its streams, and arrays seen as NumPy would see them.
+"""What a call on arrays of a GPU needs besides kernels: the device, its streams, and arrays as NumPy would see them.
 
 Shapes, formats, strides and overlaps of device memory are judged by the same code as those of host memory: a *phantom*
 is a NumPy array over an address that is never read.
@@ -28,7 +28,7 @@ from .kernel import Array
 Launcher = Callable[[int], None]  # puts a kernel into a stream
 
 
-class Card(Protocol):
+class GpuDevice(Protocol):
     """One device on which calls run."""
 
     @property
@@ -53,8 +53,8 @@ class Card(Protocol):
         """Memory for the work that is put into a stream meanwhile."""
 
 
-class CudaCard:
-    """An NVIDIA card. Raises DeviceMissingError where there is none."""
+class CudaGpu:
+    """An NVIDIA GPU. Raises DeviceMissingError where there is none."""
 
     def __init__(self, index: int) -> None:
         self.target = CudaTarget(index)
@@ -70,7 +70,7 @@ class CudaCard:
             call("cuStreamSynchronize", stream, about=f"stream {stream:#x}")
 
     def read(self, address: int, values: Array, stream: int) -> None:
-        """Waits for the stream alone, not for the card."""
+        """Waits for the stream alone, not for the device."""
         self.wait(stream)
         with self.device.entered():
             call("cuMemcpyDtoH", values.ctypes.data, address, values.nbytes, about=f"{values.nbytes} bytes")
@@ -93,7 +93,7 @@ class CudaCard:
                 call("cuMemFreeAsync", address, stream, about="workspace")
 
 
-class SimCard:
+class SimGpu:
     """The simulated device. Its memory is this process's, and what is put into a stream has run by then."""
 
     def __init__(self) -> None:
@@ -121,16 +121,16 @@ class SimCard:
 
 
 @functools.cache
-def card(index: int) -> Card:
-    """The card of this index, or the simulated device, for as long as the process lives."""
-    return SimCard() if index == SIM else CudaCard(index)
+def gpu_device(index: int) -> GpuDevice:
+    """The device of this index, or the simulated device, for as long as the process lives."""
+    return SimGpu() if index == SIM else CudaGpu(index)
 
 
 @functools.cache
 def kernel_on(
-    where: Card, operator: Operator, dtype: str, present: frozenset[str], options: tuple[tuple[str, object], ...]
+    where: GpuDevice, operator: Operator, dtype: str, present: frozenset[str], options: tuple[tuple[str, object], ...]
 ) -> GpuKernel:
-    """The kernels of an operator on a card; texts are compiled when a shape first needs them."""
+    """The kernels of an operator on a device; texts are compiled when a shape first needs them."""
     graph = operator.trace(dtype, present, dict(options))
     return GpuKernel(operator, graph, gpu_plan(graph, "cuda"), False, where.target)
 
