@@ -7,7 +7,9 @@
 #                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA card
 #   make test               everything that must hold before a change is merged: lint, types, all tests
 #   make check              the quick tests, for the loop while editing
-#   make lint               style and types only
+#   make lint               style, types, imports
+#   make coverage           the quick tests, or those named: which lines of the package they reach: [TESTS=tests/lang]
+#   make wheel              build the wheel and the source archive into dist/, check them, install and import the wheel
 #   make mutants            wrong programs of every operator, on the CPU and the simulated device: how many are refuted
 #                           (long, over a day on two cores; it goes on where it stopped); or [SAMPLE=16] of each
 #   make bench              time the operators on this machine, in turns with PyTorch's
@@ -17,12 +19,20 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := verify
-.PHONY: similarity train verify test check lint mutants bench prove-elementary clean
+.PHONY: similarity train verify test check lint coverage wheel mutants bench prove-elementary clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest --timeout 1800
 STAMPS := .venv/stamp-verify $(if $(filter cuda%,$(DEVICE)),.venv/stamp-cuda)
+
+define LINT
+$(BIN)/ruff check
+$(BIN)/ruff format --check
+$(BIN)/mypy
+$(BIN)/lint-imports --no-cache --no-logo
+endef
 
 verify: $(STAMPS)
 	$(BIN)/python -m examples.real_input --device "$${DEVICE-cpu}"
@@ -37,16 +47,28 @@ train: .venv/stamp-dev
 
 test: .venv/stamp-dev .venv/stamp-verify
 	bash scripts/system-packages.sh
-	$(BIN)/ruff check
-	$(BIN)/mypy
-	OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --durations 15
+	$(LINT)
+	$(PYTEST) -n 2 --durations 15
 
 check: .venv/stamp-dev
-	OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -m "not slow" -n 2
+	$(PYTEST) -m "not slow" -n 2
 
 lint: .venv/stamp-dev
-	$(BIN)/ruff check
-	$(BIN)/mypy
+	$(LINT)
+
+coverage: .venv/stamp-dev
+	mkdir -p build && $(BIN)/coverage erase
+	OPENBLAS_NUM_THREADS=1 $(BIN)/coverage run -m pytest -m "not slow" -n 2 $${TESTS-tests}
+	$(BIN)/coverage combine --quiet && $(BIN)/coverage report
+
+wheel: .venv/stamp-dev
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip --disable-pip-version-check --quiet install dist/*.whl
+	cd build && wheel/bin/python -c 'import tokitai; print(tokitai.__file__, tokitai.__version__)'
+	cd build && wheel/bin/tokitai --version
 
 mutants: .venv/stamp-dev
 	$(BIN)/python -m tests.mutants.score --settle $${SAMPLE:+--sample "$$SAMPLE"}

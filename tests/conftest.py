@@ -9,6 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests import module_skips
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have modules that are skipped as a whole named at the end."""
+    module_skips.pytest_configure(config)
+
 
 def reason_without_gpu() -> str | None:
     """Why tests marked `gpu` cannot run here, or None where they can."""

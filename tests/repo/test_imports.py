@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,30 +14,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "tokitai"
 
-# Each row may import itself and the rows above it.
-ORDER = (
-    {"errors", "numerics"},
-    {"formats"},
-    {"evidence"},
-    {"report"},
-    {"lang"},
-    {"elementary"},
-    {"ops"},
-    {"meaning"},
-    {"lower", "emit", "families"},
-    {"toolchain"},
-    {"backends"},
-    {"arrays"},
-    {"runtime"},
-    {"routing", "experts"},
-    {"worker", "wire"},
-    {"verification"},
-    {"judging"},
-    {"torch"},
-    {"bench"},
-    {"cli"},
-    {"__init__", "__main__"},
-)
+# The layers stand in pyproject.toml, where import-linter reads them too. Here they are held against every import in a
+# file, wherever it stands. Each row may import itself and the rows above it.
+CONTRACTS = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+(LAYERS,) = (contract["layers"] for contract in CONTRACTS if contract["type"] == "layers")
+ORDER = (*({name.strip() for name in row.split(":")} for row in reversed(LAYERS)), {"__init__", "__main__"})
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # What checks a certificate takes the standard library, and beside it the modules whose names begin so.
