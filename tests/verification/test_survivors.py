@@ -7,6 +7,7 @@ import pytest
 from mutants import Edit, centred, examine, scaled, smaller
 
 from tokitai.lang import Operator
+from tokitai.ops import dropout
 
 ENTRY = r"(int32_t threads\) \{)"
 NUMBERS = "#if !TOKITAI_STRUCTURE\n{}\n#endif\n"
@@ -87,6 +88,14 @@ def test_what_is_wrong_at_some_lengths_and_exponents_is_refuted(what: str) -> No
 def test_results_that_are_stored_past_the_caches_are_run_over_hashes_as_well() -> None:
     edit = Edit(r"streamed \? stream\(p, x\) : store\(p, x\)", "streamed ? void() : store(p, x)")
     assert "structure/" in shown(edit, scaled, "f16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["{} + 1u", "{} - 1u", "{} ^ 2u"])
+def test_the_last_bits_by_which_elements_are_dropped_are_seen(change: str) -> None:
+    """A sum or an exclusive or that is off by one in the last of ten rounds changes no other bits."""
+    edit = Edit(r"(int_xor\(v102, splat\()v104\)", rf"\1{change.format('v104')})")
+    assert "hard/element " in shown(edit, dropout, "f16")
 
 
 @pytest.mark.slow

@@ -115,6 +115,19 @@ def hard_inputs() -> Iterator[HardInput]:
     yield HardInput("p almost 1", dict(x=np.ones((3, 9))), dict(p=1 - 2.0**-20), in_domain=False)
     yield HardInput("largest seed and stream", dict(x=np.ones((3, 9))), dict(seed=2**32 - 1, stream=2**32 - 1))
     yield HardInput("NaN and infinity", dict(x=[[np.nan, np.inf, -np.inf, -0.0]] * 5), dict(p=0.5))
+    yield from _every_bit()
+
+
+def _every_bit() -> Iterator[HardInput]:
+    """Elements that are kept by the last of their bits, and dropped by it: other bits, however near, show. Where they
+    are below 2**24, p holds them all."""
+    place = np.arange(2048, dtype=np.uint64)
+    zero, seed, stream = np.uint64(0), 1234567, 3
+    word = philox_reference((place, zero, zero, zero), (seed, stream))[0]
+    for i in np.flatnonzero(word < 2**24)[:4]:
+        for what, least in (("kept", int(word[i])), ("dropped", int(word[i]) + 1)):
+            scalars = dict(p=least / 2**32, seed=seed, stream=stream)
+            yield HardInput(f"element {i} just {what}", dict(x=np.ones((1, len(place)))), scalars)
 
 
 @dropout_backward.set_hard_inputs
