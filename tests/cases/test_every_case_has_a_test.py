@@ -33,3 +33,8 @@ FOUND = {
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_case_has_a_test(group: str) -> None:
     assert [n for n in map(int, GROUPS[group].split()) if n not in FOUND] == []
+
+
+def test_every_case_is_described() -> None:
+    rows = re.findall(r"^\| C(\d+) \| \S", (Path(__file__).parent / "README.md").read_text(), re.MULTILINE)
+    assert sorted(map(int, rows)) == sorted(int(n) for numbers in GROUPS.values() for n in numbers.split())

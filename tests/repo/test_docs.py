@@ -1,4 +1,4 @@
-"""Every example in README.md and under docs/ does what it says. `documents.py` says how an example is run."""
+"""Every example in README.md, CONTRIBUTING.md and docs/ does what it says. `documents.py` says how it is run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `documents`, whatever pyte
 from documents import RUN, Block, DocumentError, Reader, blocks, make_targets, steps
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
+]
 TARGETS = make_targets((ROOT / "Makefile").read_text())
 
 
