@@ -42,12 +42,13 @@ def long_shapes(operator: Operator, plan: Plan, device: str) -> list[tuple[int, 
 def in_turn(operator: Operator, plan: Plan, device: str) -> list[tuple[int, int]]:
     """Shapes at which the units of work meet that blocks take in turn. Of products: several, whose chains along the
     inner side are shared out. On the simulated device, which has two blocks where they take rows in turn: several rows
-    to each, of one thread, of part of a warp, of whole warps; and whole blocks of rows."""
+    to each, of one thread, of part of a warp, of whole warps; whole blocks of rows; rows that give every lane a chunk.
+    """
     if isinstance(plan, ProductPlan):
         return [Sizes(3, 2, 4097, 2)] if operator.contract.batched and not isinstance(plan, GroupedPlan) else []
     if device != "sim" or not isinstance(plan, RowPlan):
         return []
-    shapes = ((416, 8), (160, 17), (21, 200), (7, 257), (7, 1025))
+    shapes = ((416, 8), (160, 17), (21, 200), (7, 257), (7, 1025), (5, 256), (3, 512))
     return [s for s in shapes if s[0] <= operator.contract.max_rows and s[1] >= operator.contract.min_cols]
 
 
