@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from tokitai.backends.cuda import nvrtc
-from tokitai.emit.gpu_text import emit_product
 from tokitai.errors import TokitaiError
-from tokitai.families import ProductPlan, make_plan
+from tokitai.families import make_plan
+from tokitai.families.matmul.gpu_kernels import emit_product
+from tokitai.families.matmul.plan import ProductPlan
 from tokitai.families.matmul.tiling import Tiling, tiling_of
 from tokitai.lang import Sizes
 from tokitai.meaning import bits
@@ -77,7 +78,7 @@ class Run:
         plan = make_plan(self.graph)
         made = GpuKernel(matmul, self.graph, plan, False, self.target)
         if tiling is not None:
-            made.tiling = lambda *_: tiling
+            made.schedule = lambda *_: tiling
         return made
 
     def ours(self, kernel: GpuKernel) -> Any:
@@ -125,7 +126,7 @@ class Run:
             "microseconds": {k: round(v * 1e6, 1) for k, v in times.items()},
             "tflops": {k: round(operations / v / 1e12, 1) for k, v in times.items()},
             "of_cublas": round(times["cublas"] / times["tokitai"], 3),
-            "tiling": ", ".join(map(str, kernel.settled_tilings.values())),
+            "tiling": ", ".join(map(str, kernel.settled.values())),
             "registers": {k: v.registers for r in resources for k, v in r.items()}, **about(self.target),
         }  # fmt: skip
 
@@ -151,7 +152,7 @@ def try_out(target: CudaTarget, dtype: str, accumulator: str, sides: tuple[int, 
         with suppress(TokitaiError):
             kernels = [r.kernel(t) for r in runs]
             times = [seconds([r.ours(k)], repeats) for r, k in zip(runs, kernels, strict=True)]
-            took = kernels[0].settled_tilings[t]
+            took = kernels[0].settled[t]
             program: Any = kernels[0].programs[took][0]
             registers = program.module.artifact.resources["work"].registers
             found.append(([p / v for p, v in zip(peers, times, strict=True)], registers, t == took, t))

@@ -14,10 +14,11 @@ from dataclasses import replace
 import torch
 
 from tokitai.backends.cuda import nvrtc
-from tokitai.emit.gpu_text import emit_rows
 from tokitai.errors import TokitaiError
+from tokitai.families.rowwise.gpu_kernels import emit_rows
 from tokitai.families.rowwise.plan import RowPlan
-from tokitai.lower.gpu import CHUNK, Schedule, blocked, schedule_rows, stage_bytes
+from tokitai.families.rowwise.schedule import Schedule, blocked, schedule_rows, stage_bytes
+from tokitai.lower.gpu import CHUNK
 from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import gpu_plan
 from tokitai.runtime.gpu_targets import CudaTarget, target_named

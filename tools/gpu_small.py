@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tokitai.families import ScatterPlan
+from tokitai.families.scatter.plan import ScatterPlan
 from tokitai.lang import Graph, Operator, Sizes
 from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan

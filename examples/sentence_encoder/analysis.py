@@ -30,16 +30,13 @@ from typing import Any
 
 import numpy as np
 
-from tokitai.families import is_attention
+from tokitai.families import family_of
 from tokitai.lang import MATRICES, Node, Operator, Sizes, TensorSpec, extent
 from tokitai.meaning import bits, bounds
 from tokitai.meaning.interpret import full_size
 from tokitai.meaning.product import operands
-from tokitai.runtime.attention_call import heads_of
 from tokitai.runtime.binding import bind
-from tokitai.runtime.kernel import is_product
 from tokitai.runtime.problem import common_shape
-from tokitai.runtime.product_call import sizes_of
 
 from . import encoder, gradient
 from .model import Array, Model
@@ -148,12 +145,11 @@ def step_of(call: Call, weights: Mapping[int, Array]) -> Step:
     stored = next(a.dtype for a in tensors.values() if a.dtype.kind not in "iu")
     graph = call.operator.trace(stored, tensors, options)
     shape: tuple[int, int]
-    if is_attention(graph):
-        found = heads_of(call.operator, graph, tensors)
+    found = family_of(graph).bind(call.operator, graph, tensors)
+    if found is not None:
         shape = found.sizes
-        tensors["limit"] = exact["limit"] = np.broadcast_to(tensors["limit"], found.shapes["r"])
-    elif is_product(call.operator):
-        shape = sizes_of(call.operator, graph, tensors).sizes
+        tensors |= {n: np.broadcast_to(tensors[n], r.whole) for n, r in found.inputs.items() if r.small}
+        exact |= {n: np.broadcast_to(exact[n], r.whole) for n, r in found.inputs.items() if r.small}
     else:
         shape = common_shape(call.operator, tensors, graph.options)[1]
     entries = {t.name: len(tensors[t.name]) if t.space == "t" else 0 for t in graph.inputs}

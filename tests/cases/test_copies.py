@@ -113,7 +113,7 @@ def test_a_kernel_runs_after_its_journey() -> None:
 def test_an_altered_source_stays_altered() -> None:
     kernel = compile_cpu(ops.scale)
     graph, plan = kernel.graph, kernel.plan
-    from tokitai.emit.cpp import emit_cpu
+    from tokitai.families import emit_cpu
 
     altered = build_text(ops.scale, graph, plan, f"{kernel.source}\n// altered\n", emit_cpu(plan).headers)
     again = pickle.loads(pickle.dumps(altered))

@@ -13,7 +13,7 @@ from command import Command
 
 from tokitai import __version__
 from tokitai.cli import machine
-from tokitai.emit.cpp import emit_cpu
+from tokitai.families import emit_cpu
 from tokitai.families.rowwise.plan import plan_rows
 from tokitai.numerics import NUMERICS_VERSION
 from tokitai.ops import get, registry

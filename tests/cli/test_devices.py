@@ -13,8 +13,9 @@ from command import KEYS, Command
 from tokitai.backends.cuda import device as cuda
 from tokitai.backends.hip import clang as hip
 from tokitai.evidence.check import check
+from tokitai.families.elementwise.schedule import TILE
 from tokitai.families.rowwise.plan import plan_rows
-from tokitai.lower.gpu import TILE, schedule_rows
+from tokitai.families.rowwise.schedule import schedule_rows
 from tokitai.ops import get, registry
 from tokitai.verification import Verdict, batch, verdict, verify
 
@@ -188,7 +189,7 @@ def test_doctor_tells_what_the_simulated_device_lacks(tokitai: Command, monkeypa
     from tokitai.cli import doctor
 
     monkeypatch.setattr(doctor, "all_compilers", lambda: [])
-    monkeypatch.setattr("tokitai.emit.gpu_text.headers", lambda: {})
+    monkeypatch.setattr("tokitai.families.rowwise.gpu_kernels.headers", lambda: {})
     report = tokitai("doctor", "--json").object
     assert not report["targets"]["sim"]["works"]
     assert any(text.startswith("sim: ") and "rows.h" in text for text in report["missing"])

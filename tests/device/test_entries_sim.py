@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.families import ScatterPlan, make_plan
+from tokitai.families import make_plan
 from tokitai.families.scatter import schedule as gpu_scatter
+from tokitai.families.scatter.plan import ScatterPlan
 from tokitai.families.scatter.schedule import scatter_steps, tiles_of, work_blocks, workspace_bytes
 from tokitai.meaning import bits
 from tokitai.runtime.gpu_kernel import Edit, GpuKernel

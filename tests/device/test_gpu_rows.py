@@ -11,7 +11,7 @@ import pytest
 from tokitai.backends.sim import device as sim
 from tokitai.emit.gpu_text import headers
 from tokitai.families.rowwise.plan import RowPlan
-from tokitai.lower.gpu import REGISTERS, held, schedule_rows, stage_bytes, widened_again
+from tokitai.families.rowwise.schedule import REGISTERS, held, schedule_rows, stage_bytes, widened_again
 from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import gpu_plan
 from tokitai.toolchain.build import Source

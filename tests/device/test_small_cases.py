@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokitai.families import ScatterPlan
+from tokitai.families.scatter.plan import ScatterPlan
 from tokitai.families.scatter.schedule import passes_of, scatter_steps
 from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import gpu_plan

@@ -14,9 +14,11 @@ from tokitai.backends.cuda import nvrtc
 from tokitai.backends.cuda.nvrtc import CudaArtifact
 from tokitai.backends.cuda.ptx import START, Finding, opcodes, scan
 from tokitai.emit.cpp import KernelText
-from tokitai.emit.gpu_text import emit_product
-from tokitai.families import AttentionPlan, ProductPlan, make_plan
+from tokitai.families import make_plan
+from tokitai.families.attention.plan import AttentionPlan
 from tokitai.families.matmul import tiling as gpu_product
+from tokitai.families.matmul.gpu_kernels import emit_product
+from tokitai.families.matmul.plan import ProductPlan
 from tokitai.lang import Graph, Node, Operator
 from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry

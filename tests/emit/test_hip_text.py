@@ -15,7 +15,9 @@ from tokitai.backends.hip import clang as hip
 from tokitai.backends.hip.assembly import read_ir
 from tokitai.emit.cpp import KernelText
 from tokitai.errors import CompileError, CompilerMissingError
-from tokitai.families import AttentionPlan, ProductPlan, make_plan
+from tokitai.families import make_plan
+from tokitai.families.attention.plan import AttentionPlan
+from tokitai.families.matmul.plan import ProductPlan
 from tokitai.lang import Operator
 from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry

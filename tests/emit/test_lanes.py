@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.emit.cpp import emit_cpu
+from tokitai.families import emit_cpu
 from tokitai.families.rowwise.plan import plan_rows
 from tokitai.lang import Matrix, Operator, Outputs, operator, outputs, row_max, storage
 from tokitai.runtime.kernel import Kernel, build_text, compile
 from tokitai.toolchain.build import Isa, isas_here
-from tokitai.verification import suite
 from tokitai.verification.cases import Case, defaults, seeded
 from tokitai.verification.run import run_numbers, run_structure
 
@@ -52,14 +51,14 @@ def text_kernel(op: Operator, dtype: str, isa: Isa, structure: bool, *edits: Edi
 def test_sixteen_lanes_evaluate_the_definition_on_any_processor(name: str) -> None:
     """A structure build for AVX-512 has no wide instruction in it."""
     kernel = compile(ops.get(name), "cpu", "f16", isa="avx512", structure=True)
-    for shape in (*suite.branch_shapes(kernel.plan, 16), *SHAPES):
+    for shape in (*kernel.plan.family.shapes.branches(kernel.plan, 16), *SHAPES):
         assert run_structure(kernel, shape, {}, defaults(kernel.operator), 0).failure is None
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_four_lanes_evaluate_the_definition(name: str) -> None:
     kernel = text_kernel(ops.get(name), "f16", "scalar", True, with_lanes(4))
-    for shape in (*suite.branch_shapes(kernel.plan, 4), *SHAPES):
+    for shape in (*kernel.plan.family.shapes.branches(kernel.plan, 4), *SHAPES):
         assert run_structure(kernel, shape, {}, defaults(kernel.operator), 0).failure is None
 
 

@@ -9,10 +9,18 @@ from tokitai.backends.sim.device import build_sim, load
 from tokitai.emit.gpu_text import headers
 from tokitai.errors import KernelFaultError
 from tokitai.families import make_plan
+from tokitai.families.elementwise import schedule as layout
 from tokitai.families.elementwise.gpu import GpuFlatEmitter
 from tokitai.families.elementwise.plan import FlatPlan
-from tokitai.lower import gpu as layout
-from tokitai.lower.gpu import MOST_RUN, TILE, flat_steps, flat_workspace_elements, run_of, schedule_flat, units_of
+from tokitai.families.elementwise.schedule import (
+    MOST_RUN,
+    TILE,
+    flat_steps,
+    flat_workspace_elements,
+    run_of,
+    schedule_flat,
+    units_of,
+)
 from tokitai.ops import get
 from tokitai.toolchain.build import Source
 from tokitai.toolchain.compilers import find_compiler

@@ -9,7 +9,7 @@ import sys
 PROGRAM = """
 import hashlib
 from tokitai import ops
-from tokitai.emit.cpp import emit_cpu
+from tokitai.families import emit_cpu
 from tokitai.families.rowwise.plan import plan_rows
 junk = [object() for _ in range({count})]  # other addresses for what comes later
 for name in ("layer_norm", "layer_norm_backward", "softmax", "gelu_erf_backward"):

@@ -19,9 +19,9 @@ import trying
 from drawn import FAMILIES, program
 from trying import Tried, counts, load, try_programs
 
-from tokitai.emit.cpp import KernelText, emit_cpu
+from tokitai.emit.cpp import KernelText
 from tokitai.errors import DefinitionError
-from tokitai.families import make_plan
+from tokitai.families import emit_cpu, make_plan
 from tokitai.lang import PRIMITIVES
 from tokitai.toolchain.build import isas_here
 

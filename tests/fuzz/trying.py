@@ -16,9 +16,8 @@ from batches import BatchedSim, Library, cpu_kernel
 from drawn import program
 from programs import Program
 
-from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import ArgumentError, DefinitionError, TargetMissingError
-from tokitai.families import Plan, make_plan
+from tokitai.families import Plan, emit_cpu, make_plan
 from tokitai.formats import format_of
 from tokitai.lang import Graph, Operator
 from tokitai.meaning import real, structure
@@ -29,7 +28,7 @@ from tokitai.toolchain.build import Isa
 from tokitai.verification import cases
 from tokitai.verification.accuracy import measure_error
 from tokitai.verification.compare import first_mismatch
-from tokitai.verification.run import PLAIN, CaseResult, Launch, Layout, _oracle, rows_are_apart
+from tokitai.verification.run import PLAIN, CaseResult, Launch, Layout, _oracle
 
 LAYOUTS = (
     PLAIN, Layout("gaps between rows", 2, offset=3, gap=5), Layout("drawn 1", 3, draws=("1",)),
@@ -224,7 +223,7 @@ class Batch:
         from tokitai.verification.run import _split
 
         kernel = t.kernels["cpuFalse"]
-        if not rows_are_apart(kernel.plan, case.shape):
+        if not kernel.plan.rows_are_apart(case.shape):
             return ""
         fault = _split(kernel, case, want, kernel.scalar_table(*case.shape, case.params), 2)
         return f"split {case.id}: {fault}" if fault is not None else ""

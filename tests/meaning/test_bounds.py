@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tokitai import ops, verify
 from tokitai.errors import TokitaiError
-from tokitai.families import is_attention
+from tokitai.families.attention.plan import is_attention
 from tokitai.formats import FORMATS
 from tokitai.lang import (
     Matrix,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokitai.emit.cpp import emit_cpu
-from tokitai.families import make_plan
+from tokitai.families import emit_cpu, make_plan
 from tokitai.lang import (
     PRIMITIVES,
     Graph,

@@ -28,9 +28,9 @@ from typing import Any
 from tests.mutants.equivalent import SAME_CODE, why_equivalent
 from tests.mutants.program import PRELUDE, Mutant, alone, schemata
 from tokitai import emit, ops
-from tokitai.emit.cpp import KernelText, emit_cpu
+from tokitai.emit.cpp import KernelText
 from tokitai.errors import TokitaiError
-from tokitai.families import make_plan
+from tokitai.families import emit_cpu, make_plan
 from tokitai.formats import format_of
 from tokitai.lang import Graph, Operator, shape_text
 from tokitai.meaning import structure

@@ -11,9 +11,10 @@ from tests.mutants import attention
 from tests.mutants.graphs import mutants
 from tests.mutants.products import shapes, slipped, slips
 from tokitai import ops
-from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import DefinitionError
-from tokitai.families import AttentionPlan, ProductPlan, make_plan
+from tokitai.families import emit_cpu, make_plan
+from tokitai.families.attention.plan import AttentionPlan
+from tokitai.families.matmul.plan import ProductPlan
 from tokitai.lang import Graph, Operator
 from tokitai.runtime.kernel import Kernel, build_text
 from tokitai.runtime.shapes import allowed

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from running import run
 
+from tokitai.families import family_of
 from tokitai.formats import format_of
 from tokitai.lang import MATRICES, Operator
 from tokitai.meaning import bounds
-from tokitai.runtime.kernel import is_product
-from tokitai.runtime.product_call import sizes_of
 
 Array = np.ndarray[Any, Any]
 
@@ -27,8 +26,9 @@ def limits(op: Operator, arguments: Mapping[str, Any]) -> dict[str, Array]:
     options |= {name: bool(scalars[of]) for name, of in op.contract.switches.items()}
     graph = op.trace(tensors[first.name].dtype, set(tensors) & optional, options)
     shape = (int(np.prod(tensors[first.name].shape[:-1])), tensors[first.name].shape[-1])
-    if is_product(op):
-        shape = sizes_of(op, graph, tensors).sizes
+    bound = family_of(graph).bind(op, graph, tensors)
+    if bound is not None:
+        shape = bound.sizes
     elif first.space == "t":  # its rows are its own: those of the call are those of what chooses among them
         shape = next(len(tensors[t.name]) for t in graph.inputs if t.space == "r"), shape[1]
     return {n: limit for n, (_, limit) in bounds.evaluate(graph, tensors, shape, scalars).items()}

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from running import BF16, F16, F32, array, same_bits
 
 from tokitai import ops
-from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import ArgumentError, CompileError, DefinitionError
-from tokitai.families import make_plan
+from tokitai.families import emit_cpu, make_plan
 from tokitai.lang import (
     Operand,
     Rows,

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from tokitai import ops
-from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import CompilerMissingError
-from tokitai.families import make_plan
+from tokitai.families import emit_cpu, make_plan
 from tokitai.lang import Operator
 from tokitai.meaning import bits
 from tokitai.runtime.kernel import Kernel, compile

@@ -94,6 +94,8 @@ def test_every_module_is_seen() -> None:
     ("file", "text", "wrong"),
     [
         ("lang/values.py", "from ..emit import cpp", "imports tokitai.emit.cpp"),
+        ("emit/text.py", "from ..families import make_plan", "which lies above emit"),
+        ("families/matmul/gpu.py", "from ...runtime import kernel", "which lies above families"),
         ("lang/values.py", "def f():\n    from tokitai.verification import suites", "lang.values:2"),
         ("lang/values.py", "import tokitai", "which lies above lang"),
         ("lang/values.py", "from .. import verification", "imports tokitai.verification"),

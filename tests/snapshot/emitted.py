@@ -32,9 +32,9 @@ from tests.snapshot.shapes import points
 from tokitai.backends.cuda import matrix_checks, nvrtc
 from tokitai.backends.cuda.tensor_map import Matrix
 from tokitai.backends.hip import clang
-from tokitai.emit.cpp import KernelText, emit_cpu
+from tokitai.emit.cpp import KernelText
 from tokitai.errors import TargetMissingError
-from tokitai.families import make_plan
+from tokitai.families import emit_cpu, make_plan
 from tokitai.formats import FORMATS
 from tokitai.lang import Graph, Operator, extent
 from tokitai.ops import registry

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from mutants import centred, smaller
 
+from tokitai.families.shapes import LARGE
 from tokitai.formats import FORMATS
 from tokitai.runtime.kernel import compile
 from tokitai.verification.buffers import GUARD, POISON, Buffer, GuardError, digest
 from tokitai.verification.cases import rng_for
-from tokitai.verification.drawn import LARGE, Place, place_of
+from tokitai.verification.drawn import Place, place_of
 from tokitai.verification.run import PLAIN, SMALL, Launch, Layout, layouts
 
 SHAPES: list[tuple[int, ...]] = [(3, 5), (1, 1), (7,), (4, 64), (2, 3, 4), (0, 5), (3, 0), (0,)]

@@ -82,7 +82,7 @@ def test_all_values_are_tried_where_that_is_possible() -> None:
 def test_shapes_take_every_branch(op: Operator, lanes: int) -> None:
     """Full vectors and tails of every length class, one block of vectors, several and a part; rows alike."""
     plan = plan_rows(op.trace("f16"))
-    shapes = suite.branch_shapes(plan, lanes)
+    shapes = plan.family.shapes.branches(plan, lanes)
     cols = {c for _, c in shapes}
     assert {1, 3, 17, 2**7 - 1, 2**7 + 1, lanes, lanes + 1, 8 * lanes - 1, 8 * lanes, 8 * lanes + 1} <= cols
     rows = {r for r, _ in shapes}

@@ -10,8 +10,9 @@ from mutants import Edit
 
 from tokitai import ops
 from tokitai.errors import TargetMissingError
-from tokitai.families import AttentionPlan, make_plan
+from tokitai.families import make_plan
 from tokitai.families.attention import tiling as gpu_attention
+from tokitai.families.attention.plan import AttentionPlan
 from tokitai.families.attention.tiling import attention_steps, fallbacks, handed_on, tiling_of, workspace_bytes
 from tokitai.formats import format_of
 from tokitai.lang import Operand, Outputs, Sizes, matmul, operator, outputs, storage, weighted_sum

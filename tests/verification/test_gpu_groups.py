@@ -11,8 +11,10 @@ import pytest
 from mutants import Edit
 
 from tokitai import ops
-from tokitai.families import GroupedPlan, ProductPlan, make_plan
+from tokitai.families import make_plan
+from tokitai.families.grouped.plan import GroupedPlan
 from tokitai.families.matmul import tiling as gpu_product
+from tokitai.families.matmul.plan import ProductPlan
 from tokitai.families.matmul.tiling import Tiling, fallbacks, offered, product_steps, tiles_of, tiling_of
 from tokitai.lang import Groups, Operand, Operator, Outputs, Sizes, grouped_matmul, i64, operator, outputs, storage
 from tokitai.runtime.gpu_hip import HipKernel, HipTarget
@@ -39,8 +41,7 @@ def kernels(
     """The kernel over numbers and the one over hashes."""
     graph = op.trace(dtype, options=dict(accumulator=accumulator) if op.options else {})
     numbers, hashed = (
-        GpuKernel(op, graph, make_plan(graph), s, SimTarget(matrix_units=matrix), edit, tiling=tiling)
-        for s in (False, True)
+        GpuKernel(op, graph, make_plan(graph), s, SimTarget(matrix_units=matrix), edit, tiling) for s in (False, True)
     )
     return numbers, hashed
 
@@ -138,11 +139,11 @@ def inner_sides_stored_in_rows(x: Operand[storage], y: Operand[storage], ends: G
 def test_groups_that_begin_anywhere_are_read_by_elements(op: Operator, side: str) -> None:
     for kernel in kernels(op):
         assert wrong(kernel, SMALL[side][0]) is None
-        assert {t.width for t in kernel.settled_tilings} == {1}
+        assert {t.width for t in kernel.settled} == {1}
     aligned, _ = kernels(ops.get(SIDES[side]))
     case = cases.seeded(aligned.operator, aligned.graph, "normal", Sizes(40, 16, 24, 3, side), 1)
     Launch(aligned, case.shape, case.tensors, PLAIN).run(aligned.scalar_table(*case.shape, {}))
-    assert {t.width for t in aligned.settled_tilings} == {8}
+    assert {t.width for t in aligned.settled} == {8}
 
 
 # ------------------------------------------------------------------ targets

@@ -14,8 +14,9 @@ from tokitai import ops
 from tokitai.backends.cuda.matrix_checks import source
 from tokitai.emit.cpp import KernelText
 from tokitai.errors import TargetMissingError
-from tokitai.families import ProductPlan, make_plan
+from tokitai.families import make_plan
 from tokitai.families.matmul import tiling as gpu_product
+from tokitai.families.matmul.plan import ProductPlan
 from tokitai.families.matmul.tiling import Tiling, offered, product_steps, tiling_of, together
 from tokitai.lang import Operand, Outputs, Sizes, matmul, operator, outputs, storage
 from tokitai.lower.gpu import Step
@@ -40,8 +41,7 @@ def kernels(
     op = ops.get(name)
     graph = op.trace(dtype, options=options)
     numbers, hashed = (
-        GpuKernel(op, graph, make_plan(graph), s, SimTarget(matrix_units=matrix), edit, tiling=tiling)
-        for s in (False, True)
+        GpuKernel(op, graph, make_plan(graph), s, SimTarget(matrix_units=matrix), edit, tiling) for s in (False, True)
     )
     return numbers, hashed
 
@@ -171,7 +171,7 @@ def test_registers_that_do_not_do_give_smaller_tiles() -> None:
     size = Sizes(650, 643, 3)
     assert wrong(kernel, size) is None
     assert {t.rows for t in kernel.programs} == {32}  # type: ignore[attr-defined]
-    assert 64 in {t.rows for t in kernel.settled_tilings}
+    assert 64 in {t.rows for t in kernel.settled}
 
 
 # ------------------------------------------------------------------ matrix units

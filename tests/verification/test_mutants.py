@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from mutants import ALIKE, ARITHMETIC, EXPRESSION, QUICK, Edit, centred, examine, scaled, smaller
 
-from tokitai.emit.cpp import emit_cpu
 from tokitai.errors import UsageError
-from tokitai.families import make_plan
+from tokitai.families import emit_cpu, make_plan
 from tokitai.formats import FORMATS
 from tokitai.runtime.kernel import Kernel, build_text
 from tokitai.verification import verify

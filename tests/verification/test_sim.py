@@ -14,8 +14,9 @@ from mutants import Edit
 
 from tokitai.families import make_plan
 from tokitai.families.rowwise.plan import RowPlan
+from tokitai.families.rowwise.schedule import SLICE, Schedule, schedule_rows, separable, sliced
 from tokitai.lang import Cols, Matrix, Operator, col_sum, columns, operator, outputs, row_max, row_sum, storage
-from tokitai.lower.gpu import CHUNK, SLICE, Schedule, schedule_rows, separable, sliced
+from tokitai.lower.gpu import CHUNK
 from tokitai.meaning import bits
 from tokitai.ops import get, registry
 from tokitai.runtime.gpu_kernel import GpuKernel

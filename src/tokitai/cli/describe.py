@@ -6,11 +6,8 @@ import inspect
 from typing import Any
 
 from ..backends.hip import clang as hip
-from ..emit.cpp import emit_cpu
 from ..errors import UnknownNameError
-from ..families import AttentionPlan, Plan, ProductPlan, make_plan
-from ..families.attention import tiling as gpu_attention
-from ..families.matmul import tiling as gpu_product
+from ..families import Plan, emit_cpu, make_plan
 from ..lang import MATRICES, Operator, Sizes, TensorSpec, shape_text
 from ..lang.graph import Space
 from ..runtime import gpu_hip
@@ -113,11 +110,11 @@ def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int, staged: 
     made = gpu_source(plan, in_groups(plan.graph, shape), warp, staged)
     if part == "source":
         return made.text.text.rstrip()
-    of_shape = {"rows x cols": f"{made.shape[0]} x {made.shape[1]}", "schedule": made.schedule}
-    described = {k: v for k, v in plan.describe().items() if k != "elements in a tile"}  # the CPU's tile
-    if isinstance(plan, ProductPlan | AttentionPlan):
-        of_shape = {"sizes": shape_text(Sizes.of(made.shape)), "schedule": made.schedule}
-        described = gpu_product.described(plan) if isinstance(plan, ProductPlan) else gpu_attention.described(plan)
+    rows, cols = made.shape
+    sides = {"sizes": shape_text(Sizes.of(made.shape))} if plan.has_inner else {"rows x cols": f"{rows} x {cols}"}
+    of_shape = {**sides, "schedule": made.schedule}
+    every = plan.family.gpu.describe(plan)
+    described = {k: v for k, v in every.items() if k != "elements in a tile"}  # the CPU's tile
     return _aligned({**described, **of_shape, "launches": "; ".join(made.launches) or "none"})
 
 

@@ -1,36 +1,50 @@
-"""From a graph to a plan: how the work is laid out. A plan decides speed, never a bit."""
+"""From a graph to a plan: how the work is laid out. A plan decides speed, never a bit.
+
+A folder is a family of kernels; `family` says what it has. A new one needs no other file to be touched.
+"""
 
 from __future__ import annotations
 
-from ..errors import DefinitionError
-from ..lang import TOTALS, Graph
-from .attention.plan import AttentionPlan, is_attention, plan_attention
-from .elementwise.plan import FlatPlan, is_flat, plan_flat
-from .grouped.plan import GroupedPlan, plan_grouped
-from .matmul.plan import ProductPlan, is_product, plan_product
-from .rowwise.plan import RowPlan, plan_rows
-from .scatter.plan import ScatterPlan, plan_scatter
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any
 
-Plan = RowPlan | FlatPlan | ScatterPlan | ProductPlan | AttentionPlan
+from ..emit.cpp import KernelText, own
+from ..errors import DefinitionError
+from ..formats import FORMATS
+from ..lang import Graph
+from .family import Family, Plan
+
+
+@cache
+def families() -> tuple[Family[Any], ...]:
+    """All families, in the order in which they are asked."""
+    folders = (m.name for m in pkgutil.iter_modules(__path__) if m.ispkg)
+    found = (importlib.import_module(f"{__name__}.{folder}").FAMILY for folder in folders)
+    return tuple(sorted(found, key=lambda f: f.priority))
 
 
 def make_plan(graph: Graph) -> Plan:
     """The plan for a graph. Raises DefinitionError for one that cannot be laid out."""
     _check_types(graph)
-    if is_attention(graph):
-        return plan_attention(graph)
-    if is_product(graph):
-        return plan_grouped(graph) if graph.ragged else plan_product(graph)
-    if any(n.op == "scatter_sum" for n in graph.nodes):
-        return plan_scatter(graph)
-    if is_flat(graph):
-        return plan_flat(graph)
-    for n in graph.nodes:
-        if n.op in TOTALS or n.op == "tensor_index":
-            raise DefinitionError(
-                f"{n.origin}: {n.op} beside sums or indices of rows; accepted: in element-wise definitions"
-            )
-    return plan_rows(graph)
+    plan: Plan = family_of(graph).plan(graph)
+    return plan
+
+
+def family_of(graph: Graph) -> Family[Any]:
+    """The family that takes a graph."""
+    return next(f for f in families() if f.takes(graph))
+
+
+def emit_cpu(plan: Plan) -> KernelText:
+    """The source of the CPU's kernel for this plan, with the headers that it includes."""
+    made, graph = plan.family.cpu_source(plan), plan.graph
+    stored = [(t.space, str(t.format)) for t in graph.inputs] + [(o.space, o.format) for o in graph.outputs]
+    if not any(space in ("rc", "c") and not FORMATS[fmt].is_float for space, fmt in stored):
+        return made
+    text = made.text.replace("#include", '#include "whole.h"\n#include', 1)
+    return KernelText(text, {**made.headers, **own("whole.h")})
 
 
 def _check_types(graph: Graph) -> None:
@@ -50,7 +64,4 @@ def _check_types(graph: Graph) -> None:
             raise DefinitionError(f"{o.node.origin}: the result {o.name} in f64; accepted: f16, bf16, f32 and integers")
 
 
-__all__ = [
-    "AttentionPlan", "FlatPlan", "GroupedPlan", "Plan", "ProductPlan", "RowPlan", "ScatterPlan", "is_attention",
-    "make_plan",
-]  # fmt: skip
+__all__ = ["Family", "Plan", "emit_cpu", "families", "family_of", "make_plan"]

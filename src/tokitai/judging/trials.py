@@ -11,10 +11,10 @@ from ..errors import ArgumentError
 from ..families import Plan, make_plan
 from ..lang import GROUPS, TOTALS, Graph, Operator, Sizes, shape_text
 from ..runtime.checks import check_chosen, check_no_nan
-from ..runtime.shapes import in_groups
+from ..runtime.shapes import allowed, in_groups
 from ..verification import cases
 from ..verification.cases import Case, rng_for, work_of
-from . import draws, sizes
+from . import draws
 from .lending import EXPANDED, LAYOUTS, REVERSED, Placement
 from .reference import REDUCED, Spread, spread_over
 from .sides import apart, axis_of, only
@@ -72,16 +72,17 @@ def _every(ask: Ask, only_one: str | None) -> Iterator[Trial]:
     every = cases.exhaustive(operator, fixed)
     if every is not None:
         yield Trial(replace(every, params=draws.scalars(operator, rng, every.shape)), fixed, _named(ask, fixed))
-    small = sizes.small(operator, plan)
+    of_plan = plan.family.shapes
+    small = of_plan.small(operator, plan)
     wanted = [(how, shape) for how in HOWS for shape in small]
-    wanted += [("normal", s) for s in (*sizes.edges(operator, plan), *sizes.drawn(operator, plan, rng))]
-    nothing = [s for s in sizes.edges(operator, plan) if isinstance(s, Sizes) and s.inner == 0]
-    wanted += [("equal", s) for s in (*nothing, *sizes.probed(operator, plan, rng))]
-    wanted += [(how, s) for s in sizes.probed(operator, plan, rng) for how in draws.probes(fixed)]
-    wanted += [(how, s) for s in sizes.blocked(operator, plan, rng) for how in draws.BLOCKS]
+    wanted += [("normal", s) for s in (*of_plan.edges(operator, plan), *of_plan.unforeseen(operator, plan, rng))]
+    nothing = [s for s in of_plan.edges(operator, plan) if isinstance(s, Sizes) and s.inner == 0]
+    wanted += [("equal", s) for s in (*nothing, *of_plan.probed(operator, plan, rng))]
+    wanted += [(how, s) for s in of_plan.probed(operator, plan, rng) for how in draws.probes(fixed)]
+    wanted += [(how, s) for s in of_plan.blocked(operator, plan, rng) for how in draws.BLOCKS]
     if ask.shape is not None:
         wanted += [(how, ask.shape) for how in ("normal", *draws.probes(fixed))]
-    ready = [(how, s) for how, s in dict.fromkeys(wanted) if sizes.allowed(operator, s) or s == ask.shape]
+    ready = [(how, s) for how, s in dict.fromkeys(wanted) if _allowed(operator, s) or s == ask.shape]
     layouts = _layouts(ask, plan)
     for number, (how, shape) in enumerate(sorted(ready, key=lambda w: work_of(w[1]))):
         if work_of(shape) > REDUCED:
@@ -164,12 +165,18 @@ def _repeated(operator: Operator, graph: Graph, case: Case, shape: tuple[int, in
     return cases.saved(operator, graph, made) if case.saved and spread.of_column is not None else made
 
 
+def _allowed(operator: Operator, shape: tuple[int, int]) -> bool:
+    """Whether a shape lies within the operator's contract, and rows have columns: what a mean over nothing is, is for
+    each kernel to say."""
+    return allowed(operator, shape) and shape[1] > 0
+
+
 # ------------------------------------------------------------------ layouts
 def _layouts(ask: Ask, plan: Plan) -> Iterator[Trial]:
     """Small trials whose tensors lie in every layout: each tensor alone, all together, some of each."""
     operator = ask.operator
     usable = [k for k in LAYOUTS if ask.device == "numpy" or k not in REVERSED]
-    shapes = sizes.small(operator, plan)[-2:]
+    shapes = plan.family.shapes.small(operator, plan)[-2:]
     for turn, shape in enumerate(shapes):
         base = _drawn(ask, "normal", shape, 10_000 + turn)
         if not _may_call(operator, base.graph, base.case):

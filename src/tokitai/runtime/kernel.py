@@ -11,12 +11,11 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 
 from ..backends.cpu import device as cpu
-from ..emit.cpp import emit_cpu
 from ..errors import TokitaiError, UnknownNameError
-from ..families import AttentionPlan, FlatPlan, Plan, ProductPlan, ScatterPlan, make_plan
+from ..families import Plan, emit_cpu, make_plan
 from ..families.attention.plan import is_attention as has_weighted_sums
 from ..formats import FORMATS
-from ..lang import GROUPS, MATRICES, OPERANDS, Graph, Node, Operator, Sizes
+from ..lang import GROUPS, MATRICES, OPERANDS, Graph, Node, Operator
 from ..lower.scalars import HostScalars, rounded_scalars, whole_scalars
 from ..toolchain.build import Artifact, Isa, Source, build, native_isa
 from ..toolchain.compilers import find_compiler
@@ -139,9 +138,10 @@ class KernelBase:
 
     def entries_in(self, sizes: Sequence[int]) -> int:
         """The entries of a table that is summed into, among the sizes of a launch; 0 where there is none."""
-        if not isinstance(self.plan, ScatterPlan):
+        counted = self.plan.entries
+        if counted is None:
             return 0
-        return sizes[len(sizes) - self.whole_count + whole_scalars(self.graph).index(self.plan.total.args[2])]
+        return sizes[len(sizes) - self.whole_count + whole_scalars(self.graph).index(counted)]
 
     def described(self) -> dict[str, object]:
         """The plan in words, for certificates."""
@@ -209,18 +209,10 @@ class KernelBase:
         self, tensors: Sequence[Mapping[str, Array]], results: Sequence[Mapping[str, Array]],
         shapes: Sequence[tuple[int, int]], scalars: Scalars,
     ) -> list[int]:  # fmt: skip
-        """The sizes of a launch as the kernel takes them: those of each tensor of a list with the row strides of its
-        matrices, then whole scalars. Of a product each row stride has the batch's beside it: 0 where all share one."""
-        product = isinstance(self.plan, (ProductPlan, AttentionPlan))
-        made = [len(shapes)] if self.plan.flat else []
-        for some, results_here, shape in zip(tensors, results, shapes, strict=True):
-            sizes = Sizes.of(shape)
-            made += [*sizes, sizes.inner, sizes.batch] if product else shape
-            for (space, _), a in zip(self.tensor_sizes, self._in_order([some], [results_here]), strict=True):
-                if space in MATRICES:
-                    strides = [step // a.itemsize for step in a.strides]
-                    made += [strides[-2], strides[0] if a.ndim == 3 else 0] if product else strides[:1]
-        return [*made, *scalars.whole]
+        """The sizes of a launch as the kernel takes them: those of its family, then whole scalars."""
+        spaces = [space for space, _ in self.tensor_sizes]
+        arrays = [self._in_order([some], [made]) for some, made in zip(tensors, results, strict=True)]
+        return [*self.plan.family.launch_sizes(spaces, arrays, shapes), *scalars.whole]
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,12 +244,7 @@ class Kernel(KernelBase):
 
     def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
         """How much workspace a launch needs; ``entries`` of a table that is summed into."""
-        element = 8 if self.structure else 4
-        if isinstance(self.plan, ScatterPlan):
-            return self.plan.workspace_bytes(shapes, element, entries)
-        if isinstance(self.plan, FlatPlan):
-            return self.plan.workspace_bytes(shapes, element)
-        return self.plan.workspace_bytes(shapes, element, threads)
+        return self.plan.workspace_bytes(shapes, 8 if self.structure else 4, threads, entries)
 
     def launch_raw(
         self,

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from ..families import AttentionPlan, ProductPlan
+from ..families.arguments import Reading
 from ..formats import FORMATS, format_of
-from ..lang import Operator, Output, Sizes, TensorSpec
-from .attention_call import Heads, as_read, heads_of
+from ..lang import Operator, Output, TensorSpec
 from .checks import check_chosen, check_whole, table_entries
 from .kernel import KernelBase
-from .layout import flatten
-from .product_call import flat, sizes_of
+from .layout import copied_once, flatten, view_as
 
 Array = np.ndarray[Any, Any]
 Copier = Callable[..., Array]
@@ -32,7 +30,7 @@ class Problem:
     sizes: tuple[int, int]
     entries: int  # of tables; 0 where there are none
     results: Mapping[str, tuple[int, ...]]
-    heads: Heads | None = None
+    inputs: Mapping[str, Reading] | None = None  # as the family has bound them; None where leading dimensions are rows
 
     @property
     def rows(self) -> int:
@@ -46,11 +44,14 @@ class Problem:
 
     def as_read(self, tensor: TensorSpec, array: Array, copy: bool, copied: Copier) -> Array:
         """The array as kernels read it, copied only if need be. Raises ArgumentError where a copy is not wanted."""
-        if self.heads is not None:
-            return as_read(self.operator, tensor, array, self.heads, copy, copied)
-        if isinstance(self.sizes, Sizes):
-            return flat(tensor, array, self.sizes, copy, copied)
-        return flatten(tensor, array, self.sizes, copy, copied)
+        if self.inputs is None:
+            return flatten(tensor, array, self.sizes, copy, copied)
+        reading = self.inputs[tensor.name]
+        view = view_as(array, reading.shape, tensor.space) if array.shape == reading.whole else None
+        if view is not None:
+            return view
+        made = copied_once(tensor, array, copy or reading.small, lambda a: copied(a, reading.whole))
+        return made.reshape(reading.shape)
 
 
 def problem_of(
@@ -59,21 +60,14 @@ def problem_of(
     """The problem of a call on these arrays, whose elements are in host memory where they are ``readable``. Raises
     ArgumentError where shapes do not agree, and where groups that can be read do not partition their side."""
     operator, graph = kernel.operator, kernel.graph
-    entries = 0
-    heads: Heads | None = None
-    sizes: tuple[int, int]
-    if isinstance(kernel.plan, AttentionPlan):
-        heads = heads_of(operator, graph, arrays)
-        sizes, results = heads.sizes, {o.name: heads.shapes[o.space] for o in graph.outputs}
-    elif isinstance(kernel.plan, ProductPlan):
-        found = sizes_of(operator, graph, arrays, read=readable)
-        sizes, results = found.sizes, {o.name: found.result for o in graph.outputs}
-    else:
-        lead, sizes = common_shape(operator, arrays, graph.options)
-        check_chosen(operator, graph, sizes)
-        entries = table_entries(operator, arrays, params)
-        results = {o.name: full_shape(o, lead, sizes, entries) for o in graph.outputs}
-    return Problem(operator, sizes, entries, results, heads)
+    bound = kernel.plan.family.bind(operator, graph, arrays, read=readable)
+    if bound is not None:
+        return Problem(operator, bound.sizes, 0, bound.results, bound.inputs)
+    lead, sizes = common_shape(operator, arrays, graph.options)
+    check_chosen(operator, graph, sizes)
+    entries = table_entries(operator, arrays, params)
+    results = {o.name: full_shape(o, lead, sizes, entries) for o in graph.outputs}
+    return Problem(operator, sizes, entries, results)
 
 
 def as_declared(operator: Operator, arrays: Mapping[str, Array], copy: bool) -> dict[str, Array]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..runtime.attention_call import check_limit
+from ..families.attention.arguments import check_limit
 from .transforms import refuse_vmap
 
 

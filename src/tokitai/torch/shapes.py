@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, DefinitionError
+from ..families.attention.arguments import check_limit
 from ..lang import Graph, Operator
-from ..runtime.attention_call import check_limit
 from ..runtime.kernel import is_attention, is_product
 
 FORMATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -108,7 +108,7 @@ def _check_limits(operator: Operator, lead: Shape, cols: Any) -> None:
 
 
 def _attention(operator: Operator, graph: Graph, given: Mapping[str, Tensor]) -> dict[str, Shape]:
-    """As `tokitai.runtime.attention_call.heads_of`."""
+    """As `tokitai.families.attention.arguments.bind_attention`."""
     queries, keys = (next(t.name for t in graph.inputs if t.space == space) for space in ("rk", "ck"))
     q, k = tuple(given[queries].shape), tuple(given[keys].shape)
     for name, shape in ((queries, q), (keys, k)):
@@ -131,7 +131,7 @@ def _attention(operator: Operator, graph: Graph, given: Mapping[str, Tensor]) ->
 
 
 def _product(operator: Operator, graph: Graph, given: Mapping[str, Tensor]) -> dict[str, Shape]:
-    """As `tokitai.runtime.product_call.sizes_of`, of products that are not in groups."""
+    """As `tokitai.families.matmul.arguments.bind_product`, of products that are not in groups."""
     batched = operator.contract.batched
     sides: dict[str, tuple[Any, str]] = {}
     leads: dict[str, Shape] = {}

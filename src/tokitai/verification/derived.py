@@ -15,7 +15,7 @@ from typing import Any
 from ..backends.cuda import nvrtc
 from ..backends.hip import clang as hip
 from ..errors import TokitaiError
-from ..families import AttentionPlan, Plan, ProductPlan, make_plan
+from ..families import Plan, make_plan
 from ..formats import format_of
 from ..lang import NARROW_ACCUMULATORS, Graph, Operator, Sizes, shape_text
 from ..meaning.derivative import check_backward
@@ -23,7 +23,6 @@ from ..runtime.gpu_kernel import gpu_plan
 from ..runtime.shapes import in_groups
 from ..toolchain import build
 from . import cases, sentences, suite
-from .drawn import rows_are_apart
 from .lists import lists_of
 from .run import FIRST_LAYOUTS, SMALL
 
@@ -58,7 +57,7 @@ def departures(predicate: Predicate, operator: Operator) -> Iterator[str]:
         yield "its definition is not that of the first variant that was run"
     yield from _build(predicate)
     plans = [_plan(graph, predicate["target"]) for graph in graphs]
-    of_gpu = predicate["target"] != "cpu" and isinstance(plans[0], (ProductPlan, AttentionPlan))
+    of_gpu = predicate["target"] != "cpu" and plans[0].has_inner
     planned, plan = dict(plans[0].describe()), dict(predicate["plan"])
     if of_gpu:  # which tiles were used only the device knows
         planned, plan = ({k: v for k, v in p.items() if k not in _TILES} for p in (planned, plan))
@@ -216,7 +215,7 @@ def _facts(predicate: Predicate, operator: Operator, graphs: Sequence[Graph], pl
         shape = shape_of(c, ragged)
         whole = c["kind"] not in ("structure", "list", "derivative")
         apart = whole and c["equal"] and any(
-            rows_are_apart(p, shape) for p in plans if c["input_digests"].keys() == {t.name for t in p.graph.inputs}
+            p.rows_are_apart(shape) for p in plans if c["input_digests"].keys() == {t.name for t in p.graph.inputs}
         )  # fmt: skip
         ran.append(sentences.Ran(c["kind"], shape, c["compared"], c["equal"], _layouts(c, stated, shape), apart))
     derivative: list[tuple[str, float, float]] = []

@@ -14,11 +14,9 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import ArgumentError, InputFileError, UnknownNameError
-from ..families import is_attention
+from ..families import family_of
 from ..formats import FORMATS, Format, boolean, format_of
-from ..lang import OPERANDS, Graph, Operator
-from ..runtime.attention_call import heads_of
-from ..runtime.product_call import sizes_of
+from ..lang import Graph, Operator
 from .cases import Case, defaults, size_of, to_format
 
 Array = np.ndarray[Any, Any]
@@ -69,13 +67,12 @@ def _safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
 
 def _shape(operator: Operator, graph: Graph, path: Path, tensors: Mapping[str, Array]) -> tuple[tuple[int, int], str]:
     """The sizes of a case, and the tensor that tells them."""
-    if any(t.space in OPERANDS for t in graph.inputs):
-        try:
-            if is_attention(graph):
-                return heads_of(operator, graph, tensors).sizes, "the operands"
-            return sizes_of(operator, graph, tensors).sizes, "the operands"
-        except ArgumentError as error:
-            raise InputFileError(f"{path}: {error}") from error
+    try:
+        bound = family_of(graph).bind(operator, graph, tensors)
+    except ArgumentError as error:
+        raise InputFileError(f"{path}: {error}") from error
+    if bound is not None:
+        return bound.sizes, "the operands"
     first = next((t for t in graph.inputs if t.space == "rc"), None) or next(t for t in graph.inputs if t.space == "t")
     if tensors[first.name].ndim < 1:
         raise InputFileError(f"{path}: {first.name} is a scalar; accepted: rows x cols")

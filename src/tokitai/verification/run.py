@@ -17,6 +17,7 @@ import numpy as np
 
 from ..backends.cpu import device as cpu
 from ..errors import KernelFaultError, WorkerFaultError
+from ..families.shapes import LARGE, of_rows
 from ..formats import FORMATS
 from ..lang import MATRICES, TOTALS, Graph, Sizes, shape_text
 from ..lang.graph import Space
@@ -25,7 +26,7 @@ from ..runtime.kernel import KernelBase, Scalars
 from .buffers import Buffer, GuardError, digest
 from .cases import TILE, Case, rng_for, size_of, work_of
 from .compare import Mismatch, first_mismatch
-from .drawn import LARGE, Place, of_rows, place_of, rows_are_apart, threads_of
+from .drawn import Place, place_of, threads_of
 
 Array = np.ndarray[Any, Any]
 
@@ -218,7 +219,7 @@ def run_numbers(kernel: KernelBase, case: Case, measure: Measure | None, threads
         if got is None:
             return result
         result.outputs = {n: digest(a) for n, a in got.items()}
-    result.split = rows_are_apart(kernel.plan, case.shape)
+    result.split = kernel.plan.rows_are_apart(case.shape)
     fault = _split(kernel, case, want, scalars, threads) if result.split else None
     if fault is not None:
         result.failure = f"rows computed in two batches: {fault}"

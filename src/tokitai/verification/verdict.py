@@ -235,8 +235,7 @@ def _kernels(
 def _kernels_here(
     operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None
 ) -> list[KernelBase]:
-    from ..emit.cpp import emit_cpu
-    from ..families import make_plan
+    from ..families import emit_cpu, make_plan
 
     if device != "cpu":
         from ..runtime.gpu_kernel import gpu_plan

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...errors import DefinitionError
 from ...lang import MATMUL_BLOCK, OPERANDS, Graph, Node, Sizes, topological
+from ..family import Plan
 from ..matmul.plan import PANEL_COLS, PANEL_ROWS
 
 PANEL = 32  # queries of a panel at most, whatever the instruction set
@@ -35,13 +37,14 @@ class KeyPass:
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class AttentionPlan(Plan):
     """Products of queries with keys, passes over the keys, weighted sums over keys and over queries.
 
     ``limit`` is the input that says how many keys each query sees, ``hidden`` what each maximum or sum takes in the
     place of the others. ``slot`` says in which panel a product or a kept value lies.
     """
 
+    has_inner: ClassVar[bool] = True
     graph: Graph
     products: tuple[Node, ...]
     uniform: tuple[Node, ...]  # scalars of the whole call
@@ -68,7 +71,9 @@ class AttentionPlan:
             _once(n.args[1] for n in self.over_keys), _once(n.args[1] for n in self.over_queries),
         )  # fmt: skip
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], element: int, threads: int) -> int:
+    def workspace_bytes(
+        self, shapes: Sequence[tuple[int, int]], element: int, threads: int = 1, entries: int = 0
+    ) -> int:
         """The memory of all threads: at least what the text of the kernel takes, piece by piece."""
         sizes = Sizes.of(shapes[0])
         rows, cols, inner = sizes[0], sizes[1] + PANEL_ROWS, sizes.inner

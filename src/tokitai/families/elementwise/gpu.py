@@ -18,8 +18,8 @@ from ...emit.gpu_printer import QuotientPrinter
 from ...emit.text import POINTER, SCALAR
 from ...formats import FORMATS
 from ...lang import Node
-from ...lower.gpu import MOST_RUN, TILE, FlatSchedule
 from .plan import FlatPlan
+from .schedule import MOST_RUN, TILE, FlatSchedule
 
 ENTRY = 5  # words before the strides
 AT_ONCE = range(3, 6)  # matrices whose strides and addresses are read at once: of more they take too many registers

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from ...errors import DefinitionError
 from ...lang import ROW_REDUCTIONS, TOTALS, Graph, Node, topological
+from ..family import Plan
 
 TILE = 16384  # a power of two, so that a tile's sum is a node of the balanced tree along the tensor
 
 
 @dataclass(frozen=True)
-class FlatPlan:
+class FlatPlan(Plan):
     """What is computed before the elements, for each total, and for the elements."""
 
     graph: Graph
@@ -39,7 +40,9 @@ class FlatPlan:
         """What a total needs for each element, operands first."""
         return elements([total.args[0]])
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], element: int) -> int:
+    def workspace_bytes(
+        self, shapes: Sequence[tuple[int, int]], element: int, threads: int = 1, entries: int = 0
+    ) -> int:
         """Where tensors' tiles begin, which tensors are not empty, and one value a tile for each total."""
         tiles = sum(rows * -(-cols // self.tile) for rows, cols in shapes)
         return 8 * (2 * len(shapes) + 1) + element * tiles * len(self.totals)

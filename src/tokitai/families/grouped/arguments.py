@@ -1,4 +1,4 @@
-"""Groups of a product, as a call gives them: how many there are, and where each begins."""
+"""The arguments of a product in groups: how many groups there are, where each begins, and the sides of one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError
-from ...lang import GROUPS, MATRICES, Graph, Sizes
+from ...lang import GROUPS, MATRICES, Graph, Operator, Sizes
+from ..arguments import Bound
+from ..matmul.arguments import bound, sides_of
 
 Array = np.ndarray[Any, Any]
 
 
 def groups_of(graph: Graph, arrays: Mapping[str, Array]) -> tuple[int, dict[str, tuple[int, ...]]]:
-    """How many groups there are, and the shapes of the tensors of one; where there are none, 1 and all shapes.
+    """How many groups there are, and the shapes of the tensors of one.
 
     Raises ArgumentError where a matrix of each group is not one of so many.
     """
     shapes = {t.name: arrays[t.name].shape for t in graph.inputs if t.space not in GROUPS}
-    if graph.offsets is None:
-        return 1, shapes
+    assert graph.offsets is not None, "of products in groups alone"
     offsets = arrays[graph.offsets.name]
     if offsets.ndim != 1 or offsets.size < 2:
         accepted = "(groups + 1,), of at least one group"
@@ -34,6 +35,19 @@ def groups_of(graph: Graph, arrays: Mapping[str, Array]) -> tuple[int, dict[str,
                 raise ArgumentError(f"{t.name}: shape {shape}; {accepted}")
             shapes[t.name] = shape[1:]
     return groups, shapes
+
+
+def bind_grouped(operator: Operator, graph: Graph, arrays: Mapping[str, Array], *, read: bool) -> Bound:
+    """The sizes that the arrays have in common. Matrices without the side that groups share out have one dimension
+    ahead, that of groups. Raises ArgumentError where they do not agree, and where groups do not share out their side;
+    with ``read=False``, for arrays that lie elsewhere, groups are for others to look at."""
+    groups, shapes = groups_of(graph, arrays)
+    found = sides_of(operator, graph, arrays, shapes)
+    sizes = Sizes(found.rows, found.cols, found.inner, groups, graph.ragged)
+    if read and graph.offsets is not None:
+        check_offsets(graph.offsets.name, arrays[graph.offsets.name], shared_by(sizes))
+    result = (*found.ahead, found.cols)
+    return bound(graph, arrays, sizes, result if graph.ragged == "r" else (groups, *result))
 
 
 def shared_by(sizes: Sizes) -> int:
@@ -54,4 +68,4 @@ def check_offsets(name: str, offsets: Array, size: int) -> None:
         raise ArgumentError(f"{name}[{at}]={offsets[at]}; accepted: {accepted}, {why}")
 
 
-__all__ = ["check_offsets", "groups_of", "shared_by"]
+__all__ = ["bind_grouped", "check_offsets", "groups_of", "shared_by"]

@@ -26,7 +26,9 @@ class GroupedPlan(ProductPlan):
         """The side that is shared out: r or k."""
         return self.graph.ragged
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], element: int, threads: int) -> int:
+    def workspace_bytes(
+        self, shapes: Sequence[tuple[int, int]], element: int, threads: int = 1, entries: int = 0
+    ) -> int:
         """For each thread what ``Room`` in products.h has for a task."""
         sizes = Sizes.of(shapes[0])
         height, width = min(sizes[0], TALL) + PANEL_ROWS, min(sizes[1], WIDE) + PANEL_COLS

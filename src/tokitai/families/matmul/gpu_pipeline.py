@@ -1,15 +1,13 @@
-"""CUDA C++ of a matrix product by Hopper's warpgroups, alone or in groups, from plan and tiling. The header is
-`emit/gpu/pipeline.h`.
+"""CUDA C++ of a matrix product by Hopper's warpgroups, from plan and tiling. The header is `emit/gpu/pipeline.h`.
 
-The kernels and their ``Call`` are those of `matmul.gpu` and `grouped.gpu`, with tensor maps of the operands
-in front: that of the left one, then those of the right ones. They are aligned to 64 bytes, so what is between them and
-the rest fills the parameter up to a multiple of 64 bytes.
+The kernels and their ``Call`` are those of `matmul.gpu`, with tensor maps of the operands in front: that of the left
+one, then those of the right ones. They are aligned to 64 bytes, so what is between them and the rest fills the
+parameter up to a multiple of 64 bytes.
 """
 
 from __future__ import annotations
 
 from ...lang import Node
-from ..grouped.gpu import GpuGroupedEmitter
 from .gpu import GpuProductEmitter
 from .plan import ProductPlan
 from .tiling import Tiling
@@ -21,7 +19,7 @@ def padding(tensors: int, sizes: int, scalars: int) -> int:
     return -rest % 8
 
 
-class _Pipeline(GpuProductEmitter):
+class GpuPipelineEmitter(GpuProductEmitter):
     """The kernel that one warp feeds."""
 
     includes: tuple[str, ...] = ("pipeline.h",)
@@ -121,38 +119,3 @@ class _Pipeline(GpuProductEmitter):
     def read(self, n: Node) -> str:
         """An input's element of this column, which a warpgroup reads with its neighbours."""
         return f"in_{n.data[0]}_eight[i]" if self.by_eights else super().read(n)
-
-
-class GpuPipelineEmitter(_Pipeline):
-    """Prints the kernels of one operator for one tiling."""
-
-
-class GpuGroupedPipelineEmitter(_Pipeline, GpuGroupedEmitter):
-    """The same of a product in groups."""
-
-    includes = ("groups.h", "pipeline.h")
-
-    def __init__(self, plan: ProductPlan, tiling: Tiling) -> None:
-        super().__init__(plan, tiling)
-        along_k = ("#define PLAN_GROUPS_ALONG_K 1",) if self.share == "k" else ()
-        self.defines = (*self.defines, *along_k)
-
-    def each_unit(self) -> None:
-        if self.share == "r":
-            self.open("for (int64_t at = block_index();; at += grid_size())")
-            self.line("Group group;")
-            self.line(f"if (!group.find({self.offsets}, batch, work.across * work.parts, at)) break;")
-            self.line("const Work mine(group.count, cols, inner, 1, call.together);")
-            self.line("Unit unit = placed(mine, group.unit);")
-            return
-        self.open("for (int64_t at = block_index(); at < work.units; at += grid_size())")
-        self.line("const Unit unit = placed(work, at);")
-        self.line("Group group;")
-        self.line(f"group.take({self.offsets}, unit.item);")
-        self.line("const Work mine(rows, cols, group.count, 1, call.together);")
-        self.line("if (unit.part >= mine.parts) continue;")
-
-    def origin(self, operand: str, left: bool) -> str:
-        if self.share == "k":
-            return "Origin{0, group.begin, 0}"
-        return "Origin{group.begin, 0, 0}" if left else "Origin{0, 0, group.index}"

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...errors import DefinitionError
 from ...lang import MATMUL_BLOCK, OPERANDS, Graph, Node, Sizes
+from ..family import Plan
 
 TALL, WIDE, DEPTH, BLOCK_ROWS = 2016, 1024, 256, 144
 PANEL_ROWS, PANEL_COLS = 16, 64  # of the micro-kernel at most, whatever the instruction set
@@ -20,9 +22,10 @@ _REFUSED = frozenset({"row_sum", "row_max", "col_sum", "total_sum", "total_max",
 
 
 @dataclass(frozen=True)
-class ProductPlan:
+class ProductPlan(Plan):
     """One product, or several of one left operand, and what is made of them element by element."""
 
+    has_inner: ClassVar[bool] = True
     graph: Graph
     products: tuple[Node, ...]
     uniform: tuple[Node, ...]  # scalars of the whole call
@@ -40,7 +43,9 @@ class ProductPlan:
         """The operand on the left, of all products."""
         return self.products[0].args[0]
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], element: int, threads: int) -> int:
+    def workspace_bytes(
+        self, shapes: Sequence[tuple[int, int]], element: int, threads: int = 1, entries: int = 0
+    ) -> int:
         """Tiles of accumulators and of sums of whole blocks, packed operands: as ``room`` in products.h has them."""
         sizes = Sizes.of(shapes[0])
         height = min(sizes[0], TALL) + PANEL_ROWS

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from ...emit.text import POINTER, SCALAR
 from ...lang import Node, TensorSpec
-from ...lower.gpu import COLUMN_THREADS, MOST_THREADS, finishes, widened_again
+from ...lower.gpu import MOST_THREADS
 from .gpu_columns import again
 from .gpu_select import OneColumn, inputs_at, one_column
 from .gpu_staged import GpuStagedEmitter
 from .plan import Pass
+from .schedule import COLUMN_THREADS, finishes, widened_again
 
 
 class GpuRowEmitter(GpuStagedEmitter):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from ...emit.gpu_printer import GpuPrinter
 from ...emit.text import POINTER
 from ...lang import Node, TensorSpec
-from ...lower.gpu import Schedule, blocked, column_results, held, under_sums
 from .plan import NARROW, RowPlan
+from .schedule import Schedule, blocked, column_results, held, under_sums
 
 
 def again(t: TensorSpec) -> str:

@@ -6,8 +6,8 @@ Every thread copies what it will read itself, so no barrier is needed.
 from __future__ import annotations
 
 from ...emit.text import POINTER
-from ...lower.gpu import stages
 from .gpu_columns import GpuColumnEmitter
+from .schedule import stages
 
 
 class GpuStagedEmitter(GpuColumnEmitter):

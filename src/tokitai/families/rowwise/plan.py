@@ -16,6 +16,7 @@ from typing import Literal
 
 from ...errors import DefinitionError
 from ...lang import COL_SUM_BLOCK, ROW_REDUCTIONS, TOTALS, Graph, Node, Output, topological
+from ..family import Plan
 
 # Rough cost of an operation in vector instructions; only the comparisons with KEEP_ABOVE and CHEAP matter.
 _COST = {"div": 8, "sqrt": 10, "maximum": 4, "minimum": 4, "where": 1, "input": 2, "const": 0, "round": 0}
@@ -43,7 +44,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class RowPlan:
+class RowPlan(Plan):
     """How the rows of a matrix are worked through.
 
     ``block`` rows are one unit of parallel work: 32 where a column sum runs down them as a chain, else 1. Column sums
@@ -88,13 +89,20 @@ class RowPlan:
         """How many scratch rows each thread has."""
         return self.kept_rows + len(self.widened)
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], element: int, threads: int) -> int:
+    def workspace_bytes(
+        self, shapes: Sequence[tuple[int, int]], element: int, threads: int = 1, entries: int = 0
+    ) -> int:
         """Sums of blocks of rows and, for each thread, scratch rows and the sums of a row's blocks."""
         ((rows, cols),) = shapes
         blocks = -(-rows // self.block)
         shared = sum(blocks * (cols if n.space == "c" else 1) for n in self.col_sums)
         partial = self.most_sums * (cols // 4 + 512)  # partial_room(cols) in rows.h
         return element * (shared + threads * (self.scratch_rows * cols + partial))
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether there are early sums."""
+        return bool(self.early)
 
     @cached_property
     def has_firsts(self) -> bool:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from ...errors import DefinitionError
 from ...lang import COL_SUM_BLOCK, ROW_REDUCTIONS, TOTALS, Graph, Node, topological
+from ..family import Plan
 
 _REFUSED = {*ROW_REDUCTIONS, *TOTALS, "col_sum", "take_column", "tensor_index", "element_word"}
 
 
 @dataclass(frozen=True)
-class ScatterPlan:
+class ScatterPlan(Plan):
     """What is computed once, of each row, of its elements, and of an entry's elements once its sum is complete."""
 
     graph: Graph
@@ -33,7 +34,14 @@ class ScatterPlan:
     block: int = COL_SUM_BLOCK
     flat: bool = False
 
-    def workspace_bytes(self, shapes: Sequence[tuple[int, int]], element: int, entries: int) -> int:
+    @property
+    def entries(self) -> Node:
+        """The scalar that says how many entries the table has."""
+        return self.total.args[2]
+
+    def workspace_bytes(
+        self, shapes: Sequence[tuple[int, int]], element: int, threads: int = 1, entries: int = 0
+    ) -> int:
         """Where segments begin, the order of the rows, and two sums for each window."""
         ((rows, cols),) = shapes
         return 8 * (entries + 2 + rows) + element * 2 * windows(rows) * cols

@@ -1,34 +1,21 @@
-"""Attention on the caller's own arrays: heads, groups of heads that share keys, what queries see, results."""
+"""The arguments of attention: heads, groups of heads that share keys, what queries see, results."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
-
-from ..errors import ArgumentError
-from ..lang import Graph, Operator, Sizes, TensorSpec, extent
-from ..lang.graph import Space
-from .layout import copied_once, view_as
-
-Array = np.ndarray[Any, Any]
+from ...errors import ArgumentError
+from ...lang import Graph, Operator, Sizes, extent
+from ...lang.graph import Space
+from ..arguments import Bound, Reading
+from ..family import Array
 
 
-@dataclass(frozen=True)
-class Heads:
-    """The sizes of a call. A batch is one head of keys and values with all queries that share it, head after head:
-    ``shapes`` gives those of tensors as the caller sees them."""
-
-    sizes: Sizes
-    shapes: Mapping[Space, tuple[int, ...]]
-
-
-def heads_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> Heads:
+def bind_attention(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> Bound:
     """The sizes that the arrays have in common: (..., heads, queries, dim) beside (..., heads of keys, keys, dim), or
-    (queries, dim) beside (keys, dim). Raises ArgumentError where they do not agree."""
+    (queries, dim) beside (keys, dim). A batch is one head of keys and values with all queries that share it, head
+    after head. Raises ArgumentError where they do not agree."""
     queries, keys = (next(t.name for t in graph.inputs if t.space == space) for space in ("rk", "ck"))
     q, k = arrays[queries].shape, arrays[keys].shape
     for name, shape in ((queries, q), (keys, k)):
@@ -55,7 +42,12 @@ def heads_of(operator: Operator, graph: Graph, arrays: Mapping[str, Array]) -> H
             f"{operator.name}: {rows} queries of a head of keys, {k[-2]} keys; accepted: at most {limits.max_rows} "
             f"queries, {limits.min_cols} to {limits.max_cols} keys"
         )
-    return Heads(Sizes(rows, k[-2], k[-1], math.prod(k[:-2])), found)
+    sizes = Sizes(rows, k[-2], k[-1], math.prod(k[:-2]))
+    inputs = {
+        t.name: Reading(extent(t.space, sizes), found[t.space], t.name in operator.contract.indices)
+        for t in graph.inputs
+    }
+    return Bound(sizes, inputs, {o.name: found[o.space] for o in graph.outputs})
 
 
 def check_limit(name: str, shape: tuple[int, ...], lead: tuple[int, ...]) -> None:
@@ -68,16 +60,4 @@ def check_limit(name: str, shape: tuple[int, ...], lead: tuple[int, ...]) -> Non
         )
 
 
-def as_read(
-    operator: Operator, t: TensorSpec, array: Array, found: Heads, copy: bool,
-    spread: Callable[[Array, tuple[int, ...]], Array],
-) -> Array:  # fmt: skip
-    """The array as the kernel reads it, copied only if need be; what broadcasts is small, and is always spread.
-    ``spread`` makes a copy that is contiguous, of a shape to which the array broadcasts. Raises ArgumentError."""
-    want = extent(t.space, found.sizes)
-    full = found.shapes[t.space]
-    view = view_as(array, want, t.space) if array.shape == full else None
-    if view is not None:
-        return view
-    copy = copy or t.name in operator.contract.indices
-    return copied_once(t, array, copy, lambda a: spread(a, full)).reshape(want)
+__all__ = ["bind_attention", "check_limit"]

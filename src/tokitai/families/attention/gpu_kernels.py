@@ -1,0 +1,85 @@
+"""Which kernels attention takes on a GPU, and what they are launched with."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from ...emit.cpp import KernelText
+from ...emit.gpu_text import gpu_own, headers
+from ...errors import TargetMissingError
+from ...lang import MATRICES, OPERANDS, Sizes, topological
+from ...lower.gpu import CHUNK, FEW_SPILLS
+from ..gpu_family import GpuFamily, GpuSource, KernelInMaking, Launches, usual_width
+from . import tiling as tilings
+from .gpu import GpuAttentionEmitter
+from .plan import AttentionPlan
+from .tiling import WalkTiling
+
+USUAL_DIM = 64  # of heads, where no size is asked for
+
+
+def emit_attention(plan: AttentionPlan, tiling: WalkTiling) -> KernelText:
+    """The source of attention's kernels for one tiling."""
+    return KernelText(
+        GpuAttentionEmitter(plan, tiling).text(), headers(of_products=True) | gpu_own("attention.h")
+    )  # fmt: skip
+
+
+class GpuAttention(GpuFamily[AttentionPlan]):
+    """Attention on a GPU."""
+
+    def plan(self, plan: AttentionPlan, target: str) -> AttentionPlan:
+        """The same. Raises TargetMissingError for a result of several weighted sums."""
+        for o in plan.graph.outputs:
+            found = [n for n in topological([o.node]) if n.op == "weighted_sum"]
+            if len(found) > 1:
+                raise TargetMissingError(
+                    f"{plan.graph.name}: {o.name} is made of {len(found)} weighted sums; accepted by {target}: one a "
+                    "result"
+                )
+        return plan
+
+    def describe(self, plan: AttentionPlan, used: Iterable[WalkTiling] = ()) -> dict[str, object]:
+        """The plan in words, with its tiles."""
+        return tilings.described(plan, used)
+
+    def source(self, plan: AttentionPlan, shape: tuple[int, int], warp: int = 32, staged: bool = True) -> GpuSource:
+        """The first choice for this shape."""
+        sizes = Sizes.of(shape) if isinstance(shape, Sizes) else Sizes(*shape, USUAL_DIM)
+        walk = tilings.tiling_of(plan, sizes, usual_width(sizes.inner))
+        return GpuSource(emit_attention(plan, walk), tilings.attention_steps(plan, walk, sizes), str(walk), sizes)
+
+    def launches(
+        self, kernel: KernelInMaking, plan: AttentionPlan, addresses: Sequence[int], sizes: Sequence[int],
+        shape: tuple[int, int], threads: int, entries: int,
+    ) -> Launches:  # fmt: skip
+        """The tiling follows from all sizes and the alignment of the operands."""
+        read, k = [], 4
+        for (space, size), address in zip(kernel.tensor_sizes[: len(kernel.graph.inputs)], addresses, strict=False):
+            if space in OPERANDS:
+                read += [(address, sizes[k], size), (address, sizes[k + 1], size)]
+            k += 2 * (space in MATRICES)
+        whole = Sizes(sizes[0], sizes[1], sizes[2], sizes[3])
+        width = kernel.width(*zip(*read, strict=True))
+        width = CHUNK if width == CHUNK else 1  # two sources do: dimensions of heads are whole chunks
+        wished = tilings.tiling_of(plan, whole, width)
+        if wished not in kernel.settled:
+            every, names = tilings.fallbacks(wished), tilings.kernels_of(plan)
+            kernel.settled[wished] = kernel.without_spills(every, partial(emit_attention, plan), FEW_SPILLS, names)
+        tiling: WalkTiling = kernel.settled[wished]
+        program = kernel.program(tiling, partial(emit_attention, plan, tiling))
+        steps = tuple(tilings.attention_steps(plan, tiling, whole))
+        need = self.workspace_bytes(kernel, plan, [whole], threads, entries)
+        return Launches(program, steps, struct.pack(f"<{len(sizes)}q", *sizes), need)
+
+    def workspace_bytes(
+        self, kernel: KernelInMaking, plan: AttentionPlan, shapes: Sequence[tuple[int, int]], threads: int, entries: int
+    ) -> int:
+        """Values of rows, and pending partials."""
+        sizes = Sizes.of(shapes[0])
+        return tilings.workspace_bytes(plan, tilings.tiling_of(plan, sizes, 1), sizes, kernel.structure)
+
+
+__all__ = ["GpuAttention", "emit_attention"]

@@ -1,0 +1,45 @@
+"""Matrix products with element-wise work on their result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...emit.cpp import KernelText, headers
+from ...lang import Graph, Operator
+from ..arguments import Bound
+from ..family import Array, Family
+from .arguments import bind_product, product_sizes
+from .cpu import ProductEmitter
+from .gpu_kernels import GpuProducts
+from .plan import ProductPlan, is_product, plan_product
+from .shapes import ProductShapes
+
+
+class Matmul(Family[ProductPlan]):
+    """Products."""
+
+    priority = 30
+    gpu = GpuProducts()
+    shapes = ProductShapes()
+
+    def takes(self, graph: Graph) -> bool:
+        """A graph with a product."""
+        return is_product(graph)
+
+    def plan(self, graph: Graph) -> ProductPlan:
+        """The plan for a graph. Raises DefinitionError for sums and results of other sizes beside a product."""
+        return plan_product(graph)
+
+    def cpu_source(self, plan: ProductPlan) -> KernelText:
+        """The source of the kernel for the CPU."""
+        return KernelText(ProductEmitter(plan).text(), headers(of_products=True))
+
+    def bind(self, operator: Operator, graph: Graph, arrays: Mapping[str, Array], *, read: bool = True) -> Bound:
+        """Which side of each matrix is which."""
+        return bind_product(operator, graph, arrays)
+
+    def launch_sizes(
+        self, spaces: Sequence[str], tensors: Sequence[Sequence[Array]], shapes: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """Rows, columns, the K dimension, the batch; then the row and batch strides of every matrix."""
+        return product_sizes(spaces, tensors, shapes)

@@ -1,0 +1,31 @@
+"""Sums of rows over the entries of a table that they choose."""
+
+from __future__ import annotations
+
+from ...emit.cpp import KernelText, headers, segments
+from ...lang import Graph
+from ..family import Family
+from .cpu import ScatterEmitter
+from .gpu_kernels import GpuScatter
+from .plan import ScatterPlan, plan_scatter
+from .shapes import ScatterShapes
+
+
+class Scatter(Family[ScatterPlan]):
+    """Sums over entries."""
+
+    priority = 40
+    gpu = GpuScatter()
+    shapes = ScatterShapes()
+
+    def takes(self, graph: Graph) -> bool:
+        """A graph with a sum over entries."""
+        return any(n.op == "scatter_sum" for n in graph.nodes)
+
+    def plan(self, graph: Graph) -> ScatterPlan:
+        """The plan for a graph. Raises DefinitionError for what it cannot hold beside the sum."""
+        return plan_scatter(graph)
+
+    def cpu_source(self, plan: ScatterPlan) -> KernelText:
+        """The source of the kernel for the CPU."""
+        return KernelText(ScatterEmitter(plan).text(), headers() | segments())
