@@ -7,7 +7,8 @@
 #                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA card
 #   make test               everything that must hold before a change is merged: lint, types, all tests
 #   make check              the quick tests, for the loop while editing
-#   make lint               style, types, imports
+#   make lint               style, types, imports, the documentation site
+#   make docs               the documentation site alone, into build/site
 #   make coverage           the quick tests, or those named: which lines of the package they reach: [TESTS=tests/lang]
 #   make wheel              build the wheel and the source archive into dist/, check them, install and import the wheel
 #   make mutants            wrong programs of every operator, on the CPU and the simulated device: how many are refuted
@@ -19,7 +20,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := verify
-.PHONY: similarity train verify test check lint coverage wheel mutants bench prove-elementary clean
+.PHONY: similarity train verify test check lint docs coverage wheel mutants bench prove-elementary clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -27,11 +28,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest --timeout 1800
 STAMPS := .venv/stamp-verify $(if $(filter cuda%,$(DEVICE)),.venv/stamp-cuda)
 
+DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 define LINT
 $(BIN)/ruff check
 $(BIN)/ruff format --check
 $(BIN)/mypy
 $(BIN)/lint-imports --no-cache --no-logo
+$(DOCS)
 endef
 
 verify: $(STAMPS)
@@ -55,6 +59,9 @@ check: .venv/stamp-dev
 
 lint: .venv/stamp-dev
 	$(LINT)
+
+docs: .venv/stamp-dev
+	$(DOCS)
 
 coverage: .venv/stamp-dev
 	mkdir -p build && $(BIN)/coverage erase
