@@ -15,7 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from tokitai.runtime import gpu_call, gpu_device, gpu_launch_cache, gpu_lists
+from tokitai.arrays import gpu as arrays
+from tokitai.arrays.dlpack import on_gpu as lies_on_gpu
+from tokitai.lang import Operator
+from tokitai.runtime import call as calls
+from tokitai.runtime import gpu_device, gpu_executor, gpu_lists, launch_cache
 from tokitai.runtime.gpu_targets import SimTarget
 
 STREAM = 77  # the current one, whatever is asked
@@ -77,10 +81,25 @@ class SimCard:
 def installed(monkeypatch: pytest.MonkeyPatch) -> SimCard:
     """The fake card in place of every card, with no call known yet."""
     made = SimCard()
-    for module in (gpu_device, gpu_call, gpu_lists):
+    for module in (gpu_device, gpu_executor, gpu_lists):
         monkeypatch.setattr(module, "gpu_device", lambda index: made)
+    for module in (arrays, gpu_lists):
         monkeypatch.setattr(module, "stream_of", lambda x: STREAM)
-    monkeypatch.setattr(gpu_launch_cache, "torch_streams", lambda: lambda index: STREAM)
-    monkeypatch.setattr(gpu_call, "_launches", gpu_launch_cache.LaunchCache())
+    monkeypatch.setattr(gpu_executor, "torch_streams", lambda: lambda index: STREAM)
+    launch_cache.LAUNCHES.clear()
     monkeypatch.setattr(gpu_lists, "_layouts", {})
     return made
+
+
+def checked_on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of operators whose calls on tensors of the fake card are checked in full from now on."""
+    names: list[str] = []
+    real = calls.call_checked
+
+    def counted(operator: Operator, args: tuple[Any, ...], kwargs: Any, *rest: Any) -> Any:
+        if any(lies_on_gpu(x) for x in (*args, *kwargs.values())):
+            names.append(operator.name)
+        return real(operator, args, kwargs, *rest)
+
+    monkeypatch.setattr(calls, "call_checked", counted)
+    return names

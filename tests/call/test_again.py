@@ -23,15 +23,15 @@ ONES = np.ones(40, np.float16)
 @pytest.fixture(autouse=True)
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of operators whose calls were checked in full."""
-    launch_cache.forget()
+    launch_cache.LAUNCHES.clear()
     names: list[str] = []
-    real = calls.call_with
+    real = calls.call_checked
 
-    def counted(kernel_for: Any, operator: Operator, *rest: Any) -> Any:
+    def counted(operator: Operator, *rest: Any) -> Any:
         names.append(operator.name)
-        return real(kernel_for, operator, *rest)
+        return real(operator, *rest)
 
-    monkeypatch.setattr(calls, "call_with", counted)
+    monkeypatch.setattr(calls, "call_checked", counted)
     return names
 
 
@@ -144,3 +144,31 @@ def test_addresses() -> None:
         assert cpu.address_of(array) == array.ctypes.data
     made, address = cpu.placed_empty((3, 5), np.dtype(np.float32))
     assert made.ctypes.data == address and address % 64 == 0 and made.flags.c_contiguous
+
+
+# ------------------------------------------------------------------ products
+PRODUCTS: dict[str, Callable[[Any], Any]] = {
+    "linear": lambda x: ops.linear(x, X[:5]),
+    "linear, rows with gaps": lambda x: ops.linear(np.repeat(x, 2, axis=0)[::2], X[:5]),
+    "matmul, a batch beside one": lambda x: ops.matmul(np.stack([x, -x]), X.T.copy()),
+    "attention": lambda x: ops.attention(x, X, X, scale=0.5),
+    "attention, causal limits": lambda x: ops.attention(x, X, X, np.arange(1, 7, dtype=np.int32), scale=0.5),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_replayed(checked: list[str], name: str) -> None:
+    call, other = PRODUCTS[name], X[::-1].copy()
+    first = [bits(call(x)) for x in (X, other)]
+    assert len(checked) == 1
+    launch_cache.LAUNCHES.clear()
+    assert [bits(call(x)) for x in (other, X)] == first[::-1], "what was replayed is what a full check gives"
+
+
+def test_offsets_of_groups_are_checked_each_time(checked: list[str]) -> None:
+    weight = np.stack([X[:, :40], -X[:, :40]])
+    for ends in ([0, 2, 6], [0, 6, 6]):
+        ops.grouped_linear(X, weight, np.array(ends, np.int64))
+    with pytest.raises(ArgumentError, match="offsets"):
+        ops.grouped_linear(X, weight, np.array([0, 2, 7], np.int64))
+    assert len(checked) == 3

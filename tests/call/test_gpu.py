@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import STREAM, OnAnother, OnGpu, SimCard, installed, on_gpu
+from fake_gpu import STREAM, OnAnother, OnGpu, SimCard, checked_on_gpu, installed, on_gpu
 
 from tokitai import ops
+from tokitai.arrays import gpu as arrays
 from tokitai.errors import ArgumentError
-from tokitai.lang import Operator
-from tokitai.runtime import gpu_call, gpu_device, gpu_launch_cache
+from tokitai.runtime import gpu_executor, gpu_launch, launch_cache
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
@@ -27,15 +27,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of operators whose calls were checked in full."""
-    seen: list[str] = []
-    real = gpu_call._checked
-
-    def count(operator: Operator, *rest: Any) -> Any:
-        seen.append(operator.name)
-        return real(operator, *rest)
-
-    monkeypatch.setattr(gpu_call, "_checked", count)
-    return seen
+    return checked_on_gpu(monkeypatch)
 
 
 def bits(x: Any) -> Any:
@@ -323,22 +315,22 @@ def test_handles_of_streams() -> None:
     class CuPy:
         ptr = 7
 
-    assert [gpu_device.handle_of(s) for s in (0, 4, Core(), Torch(), CuPy())] == [0, 4, 5, 6, 7]
+    assert [arrays.handle_of(s) for s in (0, 4, Core(), Torch(), CuPy())] == [0, 4, 5, 6, 7]
     for wrong in (True, -1, 1.5, None, "x"):
         with pytest.raises(ArgumentError, match="cuda_stream="):
-            gpu_device.handle_of(wrong)
+            arrays.handle_of(wrong)
 
 
 def test_kernels_are_launched_into_the_stream(monkeypatch: pytest.MonkeyPatch, fake: SimCard) -> None:
     used: list[int] = []
-    real = gpu_call._launch_all
+    real = gpu_executor.launch_all
 
     def launch(ready: Any, call: bytes, workspace: int, stream: int) -> None:
         used.append(stream)
         real(ready, call, workspace, stream)
 
-    monkeypatch.setattr(gpu_call, "_launch_all", launch)
-    monkeypatch.setattr(gpu_call, "within", lambda *_: nullcontext())
+    monkeypatch.setattr(gpu_executor, "launch_all", launch)
+    monkeypatch.setattr(arrays, "within", lambda *_: nullcontext())
     ops.softmax(on_gpu(X))
     ops.softmax(on_gpu(X), cuda_stream=9)
     assert used == [STREAM, 9]
@@ -357,12 +349,12 @@ def test_a_tensor_that_lost_its_memory_is_refused_warm_as_cold() -> None:
 def test_a_parameter_is_kept_for_each_set_of_scalars_and_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that runs while another of its kind does has a parameter of its own."""
     made = []
-    real = gpu_launch_cache.Frame
-    monkeypatch.setattr(gpu_launch_cache, "Frame", lambda *rest: (made.append(1), real(*rest))[1])
+    real = gpu_launch.Frame
+    monkeypatch.setattr(gpu_launch, "Frame", lambda *rest: (made.append(1), real(*rest))[1])
     for eps in (1e-5, 1e-3, 1e-5, 1e-3):
         ops.rms_norm(on_gpu(X), on_gpu(X[0]), eps=eps)
     assert len(made) == 2
-    (replay,) = gpu_call._launches._known.values()
-    taken = [free.pop() for free in replay.frames.values()]
+    (replay,) = (r for r in launch_cache.LAUNCHES._replays.values() if r.on_device)
+    taken = [scalars.free.pop() for scalars in replay.launch.scalars.values()]
     assert equal(ops.rms_norm(on_gpu(X), on_gpu(X[0]), eps=1e-3), ops.rms_norm(X, X[0], eps=1e-3))
     assert len(made) == 3 and len(taken) == 2

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import STREAM, OnGpu, SimCard, installed, on_gpu
+from fake_gpu import STREAM, OnGpu, SimCard, checked_on_gpu, installed, on_gpu
 
 from tokitai import ops
 from tokitai.errors import ArgumentError
 from tokitai.experts import Experts, expert_layer, expert_layer_backward
 from tokitai.routing import Permutation, permutation
-from tokitai.runtime import gpu_call
 
 OFFSETS = torch.tensor([0, 3, 3, 11, 16])
 
@@ -47,9 +46,7 @@ CALLS: dict[str, tuple[torch.Tensor, ...]] = {
 
 def test_the_bits_of_the_cpu_whatever_the_groups_are(fake: SimCard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other groups are no other kind of call, and without checks nothing is copied to the host or waited for."""
-    checked: list[str] = []
-    real = gpu_call._checked
-    monkeypatch.setattr(gpu_call, "_checked", lambda op, *rest: (checked.append(op.name), real(op, *rest))[1])
+    checked = checked_on_gpu(monkeypatch)
     for offsets in (OFFSETS, torch.tensor([0, 0, 16, 16, 16])):
         for name, tensors in CALLS.items():
             got = ops.get(name)(*map(on_gpu, tensors), on_gpu(offsets), check=False)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import OnGpu, SimCard, installed, on_gpu
+from fake_gpu import OnGpu, SimCard, checked_on_gpu, installed, on_gpu
 
 from tests.call.tables import CASES, DTYPES, Given, drawn, numbers
 from tokitai import ops
+from tokitai.arrays import gpu as arrays
 from tokitai.errors import ArgumentError
 from tokitai.routing import Permutation, permutation
-from tokitai.runtime import gpu_call, gpu_device
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +47,8 @@ def equal(got: Any, want: Any) -> bool:
 @pytest.mark.parametrize("case", CASES)
 def test_the_bits_of_the_cpu_cold_and_warm(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     name, make = CASES[case]
-    op, given, checked = ops.get(name), make(dtype), []
+    op, given, checked = ops.get(name), make(dtype), checked_on_gpu(monkeypatch)
     want = op(**here(given))
-    real = gpu_call._checked
-    monkeypatch.setattr(gpu_call, "_checked", lambda *rest: (checked.append(1), real(*rest))[1])
     for check in (True, True, False):
         assert equal(op(**there(given), check=check), want)
     assert len(checked) == 1
@@ -193,7 +191,7 @@ def test_what_waits_is_refused_during_a_capture(fake: SimCard) -> None:
 
 
 def test_columns_need_a_library_that_turns_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_device, "library_of", lambda x: "mine")
+    monkeypatch.setattr(arrays, "library_of", lambda x: "mine")
     with pytest.raises(
         ArgumentError, match=r"^top_k on OnGpu of a GPU: gives columns, .*; accepted: arrays of torch, CuPy"
     ):

@@ -12,7 +12,7 @@ import torch
 
 from tokitai import ops
 from tokitai.errors import ArgumentError
-from tokitai.runtime.call import prepare_lists
+from tokitai.runtime.host_executor import prepare_lists
 
 BF16 = ml_dtypes.bfloat16
 PARAMS = dict(step=3, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, loss_scale=1.0, seed=0)

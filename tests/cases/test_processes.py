@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tokitai.runtime.call
+import tokitai.runtime.host_executor
+import tokitai.runtime.launch_cache
 from tokitai import ops
 from tokitai.formats import FORMATS
 
@@ -57,19 +58,19 @@ def test_one_kernel_serves_every_shape_alignment_and_scalar(monkeypatch: pytest.
     """C122, C114: a warm-up with an aligned buffer does not cover a later view; values are baked into a binary. One
     compilation for each format, whatever comes first, and the same bits in either order."""
     made: list[str] = []
-    real = tokitai.runtime.call.compile
+    real = tokitai.runtime.host_executor.compile
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         made.append(args[2])
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(tokitai.runtime.call, "compile", counted)
+    monkeypatch.setattr(tokitai.runtime.host_executor, "compile", counted)
     flat = np.random.default_rng(122).standard_normal(70 * 1024 + 1).astype(np.float32)
     calls = [(flat[:-1], 32), (flat[1:], 32), (flat[:-1], 1024), (flat[1:], 1024), (flat[:1024], 1024), (flat[:35], 7)]
 
     def results(order: list[tuple[Any, int]]) -> dict[tuple[int, int, int, float], bytes]:
-        tokitai.runtime.call._kernel.cache_clear()
-        tokitai.runtime.launch_cache.forget()
+        tokitai.runtime.host_executor.kernel_here.cache_clear()
+        tokitai.runtime.launch_cache.LAUNCHES.clear()
         return {
             (x.ctypes.data, x.size, cols, eps): ops.rms_norm(x.reshape(-1, cols), eps=eps, copy=False)[0].tobytes()
             for x, cols in order

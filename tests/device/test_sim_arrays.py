@@ -12,11 +12,11 @@ import pytest
 from tokitai import ops
 from tokitai.arrays.device_array import DeviceArray, as_device, device_named, empty_like
 from tokitai.arrays.dlpack import on_gpu
+from tokitai.arrays.gpu import copied
 from tokitai.backends.sim import device as sim
 from tokitai.backends.sim.device import POISON, SIM, open_sim
 from tokitai.errors import ArgumentError, UnknownNameError
 from tokitai.formats import FORMATS, format_of
-from tokitai.runtime.gpu_device import copied
 
 VALUES = np.random.default_rng(5).standard_normal((3, 4, 6, 8)).astype(np.float32)
 DEVICES = ["sim", pytest.param("cuda", marks=pytest.mark.gpu)]

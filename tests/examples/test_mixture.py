@@ -21,7 +21,7 @@ from examples.mixture.training import BEFORE, DRAWN_BY, DTYPES, SMALL, Batches, 
 from tests.examples.plain_mixture import loss_of
 from tokitai.backends.cpu import device as cpu
 from tokitai.errors import ArgumentError, DeviceMissingError, UnknownNameError
-from tokitai.runtime import launch_cache
+from tokitai.runtime import host_executor, launch_cache
 
 TEXT = Path(command.TEXT).read_bytes()
 RECORDED = Path(command.TEXT).parent / "evidence" / "training" / "small.jsonl"  # by `--record`
@@ -76,8 +76,8 @@ def test_any_number_of_threads_trains_to_the_same_bits(dtype: str, monkeypatch: 
         return launch(self, tensors, sizes, scalars, workspace, threads)
 
     monkeypatch.setattr(cpu.LoadedKernel, "prepared", seen)
-    monkeypatch.setattr(launch_cache, "ALONE", -1)  # small calls too, which one thread works through else
-    monkeypatch.setattr(launch_cache, "_replays", {})
+    monkeypatch.setattr(host_executor, "ALONE", -1)  # small calls too, which one thread works through else
+    launch_cache.LAUNCHES.clear()
     for threads in (1, 2, 7):
         monkeypatch.setattr(cpu, "default_threads", lambda n=threads: n)
         torch.set_num_threads(threads)

@@ -16,7 +16,7 @@ from ..errors import ArgumentError, UnavailableError, UnknownNameError
 from ..formats import FORMATS
 from ..lang import OPERANDS, Operator, extent
 from ..runtime.binding import bind
-from ..runtime.call import prepare_lists
+from ..runtime.host_executor import prepare_lists
 from . import held
 from .count import bytes_of, operations_of
 from .timing import Copy, alternate

@@ -104,9 +104,8 @@ class Form:
         self.others = tuple(n for n in names if n not in declared and n not in scalars)
         self.named: list[object] = [*declared[:count], *self.tensors, *range(results)]  # or places in ``out``
         self.fits = count <= len(declared) and not set(declared[:count]) & set(names)
-        # Options, or the sizes of a launch, follow from the scalars.
-        self.sized = "entries" in scalars
-        self.by_scalars = bool(operator.contract.switches) or self.sized
+        self.cacheable = self.fits and not operator.contract.lists
+        self.by_scalars = bool(operator.contract.switches) or "entries" in scalars  # options or sizes follow from them
 
     def told(self, kwargs: Mapping[str, Any]) -> tuple[object, ...]:
         """The scalars that a call gives, so that equal ones are the same: True is not 1 and -0.0 is not 0.0, although

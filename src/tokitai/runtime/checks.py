@@ -35,17 +35,6 @@ def check_nan_rows(name: str, found: Array) -> None:
         raise ArgumentError(f"{name}[{row}] holds NaN ({int(found.sum())} such rows); accepted: rows without NaN")
 
 
-def check_whole(name: str, values: Array, wanted: np.dtype[Any]) -> None:
-    """Whole numbers fit in a format. Raises ArgumentError for the first that does not."""
-    limits = np.iinfo(wanted)
-    flat = values.reshape(-1)
-    bad = (flat < limits.min) | (flat > limits.max)
-    if bad.any():
-        at = int(bad.argmax())
-        found = f"{name}[{at}]={flat[at]} ({int(bad.sum())} such)"
-        raise ArgumentError(f"{found}; accepted: {limits.min} to {limits.max}")
-
-
 def table_entries(operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float]) -> int:
     """The number of entries of the call's tables; 0 where it has none. Raises ArgumentError where they differ."""
     found = {t.name: len(arrays[t.name]) for t in operator.tensors if t.space == "t" and t.name in arrays}

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from ..arrays.device_array import as_device, empty_like, handed_out, name_of
+from ..arrays.gpu import copied, handle_of, metadata_array, stream_of, within
 from ..arrays.libraries import library_of, written
 from ..errors import ArgumentError
 from ..lang import Operator, Output
-from .gpu_device import GpuDevice, copied, gpu_device, handle_of, kernel_on, phantom, stream_of, within
+from .gpu_device import GpuDevice, gpu_device, kernel_on
 from .gpu_kernel import GpuKernel, Ready, Table
-from .gpu_launch_cache import Frame, torch_room
+from .gpu_launch import Frame, torch_workspace
 from .kernel import KernelBase
 from .lists import Array, Prepared, prepare
 from .problem import storage_format
@@ -76,7 +77,7 @@ class PreparedOnGpu(Prepared):
         view = as_device(name, x, stream_of(self.example))
         if view.device != self.device:
             raise ArgumentError(f"{name}: lies on {name_of(view.device)}; accepted beside it: {name_of(self.device)}")
-        return phantom(view)
+        return metadata_array(view)
 
     def copied(self, name: str, array: Array, x: Any) -> Array:
         """In the caller's library."""
@@ -169,7 +170,7 @@ class PreparedOnGpu(Prepared):
             table = self.kernel.table(addresses.tolist(), self.sizes, self.shapes, place)
             need = self.kernel.workspace_bytes(table.shapes, 1)
             ready = Ready(self.kernel.program_for(table), table.steps, table.packed, b"", need)
-            room = torch_room(self.example, need) if self.of_torch and need else None
+            room = torch_workspace(self.example, need) if self.of_torch and need else None
             placed = self.placed = _Placed(stream, addresses, table, ready, room)
             if self.layout is not None:
                 self.layout.bare.placed = placed
@@ -198,7 +199,7 @@ def prepare_on_gpu(
     index = as_device(name, example).device
 
     def seen(name: str, x: Any) -> Array:
-        return phantom(as_device(name, x, stream_of(example)))
+        return metadata_array(as_device(name, x, stream_of(example)))
 
     def build(firsts: Mapping[str, Array]) -> GpuKernel:
         dtype = storage_format(operator, firsts)

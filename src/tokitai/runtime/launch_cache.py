@@ -1,36 +1,31 @@
-"""A call on arrays of NumPy, or tensors of torch in host memory, whose signature is cached.
+"""The launch cache: the first call of a kind settles all but addresses and host scalars, and later calls replay it.
 
-The first call of a kind is checked in full by `call`, and what it found is cached as a *replay*: the kernel, the sizes,
-and what new results look like. A later call with arrays of the same formats, sizes, strides and flags only puts
-addresses and scalars together. What may differ between such calls is looked at each time: where arrays lie, and the
-integers in them that choose a column or an entry.
+A `CallSignature` decides whether calls are of one kind: formats, shapes, strides, devices, alignment, options, and how
+the call is written. A `Replay` is what the first call, which is checked in full, has found: the kernel, its sizes, and
+the layout of new results. What may differ between calls of one signature is checked each time: whether tensors have
+memory, need a gradient or are negated, whether what is written is disjoint from all else, the scalars, and indices.
 """
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import sys
-import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..arrays.dlpack import as_numpy
 from ..arrays.libraries import holds_its_elements, written
-from ..arrays.results import New, maker
+from ..arrays.results import NewArray
 from ..backends.cpu import device as cpu
-from ..formats import FORMATS
-from ..lang import Operator
-from .binding import MOST_CALLS, MOST_SCALARS, Form, bind, check_params, form_of
-from .kernel import Array, Kernel, Scalars
-from .problem import Problem
+from ..lang import Graph, Operator
+from .binding import MOST_CALLS, Form, form_of
 
-KEPT_ROOM = 1 << 20  # bytes of workspace that a thread keeps from call to call
-ALONE = 1 << 16  # bytes that one thread works through before another has woken up
+ALIGNED = 15  # kernels choose their accesses by addresses' remainders by 16
 
 
+# ------------------------------------------------------------------ signatures
 class CallSignature(NamedTuple):
     """A call whose arrays are all NumPy's or torch's. Optional tensors that are None count as arrays at address 0."""
 
@@ -41,20 +36,21 @@ class CallSignature(NamedTuple):
     addresses: list[int]
 
 
+_signature = functools.partial(tuple.__new__, CallSignature)  # a third of the time of its own constructor
+_of_torch: set[type] = set()
+
+
 def signature_of(
     operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
 ) -> CallSignature | None:
-    """None where there is anything else, and where only the full checks can judge: of lists, of results whose size is a
-    scalar, of what must hold no NaN."""
-    limits = operator.contract
-    if limits.lists or limits.no_nan or limits.places:
-        return None
+    """None where a call has arrays of other libraries, lists, or what only the full checks can judge."""
     form, results = form_of(operator, args, kwargs, out)
-    if not form.fits or form.sized:
+    if not form.cacheable:
         return None
-    tensors = [*args, *(kwargs[n] for n in form.tensors), *results]
+    named = form.tensors
+    tensors = [*args, *[kwargs[n] for n in named], *results] if named else [*args, *results] if results else list(args)
     key: list[Any] = [form]
-    addresses = []
+    addresses: list[int] = []
     low = 0
     try:
         for x in tensors:
@@ -62,185 +58,170 @@ def signature_of(
             if kind is np.ndarray:
                 addresses.append(cpu.address_of(x))
                 key += x.dtype, x.shape, x.strides, x.flags.num
-            elif x is None:
-                addresses.append(0)
-                key.append(None)
-            elif kind in _of_torch or _is_of_torch(x):
+            elif kind in _of_torch or _is_of_torch(kind, x):
                 address = x.data_ptr()
-                if not address or not x.is_cpu or x.requires_grad or x.is_neg():
+                if not address or x.requires_grad or x.is_neg():
                     return None
                 addresses.append(address)
                 low |= address
-                key += kind, x.dtype, x.shape, x.is_contiguous() or x.stride()
+                key += kind, x.dtype, x.shape, x.is_contiguous() or x.stride(), x.get_device()
+            elif x is None:
+                addresses.append(0)
+                key.append(None)
             else:
                 return None
-    except RuntimeError:  # a tensor without memory or strides
-        return None
-    if low & 7:  # of elements that may not be aligned
-        key += [address & 7 for address in addresses]
-    for n in form.others:
-        key += type(kwargs[n]), kwargs[n]
-    try:
+        if low & ALIGNED:
+            key += [address & ALIGNED for address in addresses]
         scalars = form.told(kwargs)
         if form.by_scalars:
             key.append(scalars)
-        made = CallSignature(form, tuple(key), scalars, tensors, addresses)
-        hash(made.key)
-    except (TypeError, ValueError):  # an option or a scalar that cannot be hashed or is an array, and so is none
+        for n in form.others:
+            hash(kwargs[n])
+            key += type(kwargs[n]), kwargs[n]
+    except (RuntimeError, TypeError, ValueError):  # a tensor without memory or strides, or an option that is none
         return None
-    return made
+    return _signature((form, tuple(key), scalars, tensors, addresses))
 
 
-_of_torch: set[type] = set()
-
-
-def _is_of_torch(x: Any) -> bool:
+def _is_of_torch(kind: type, x: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor) and holds_its_elements(x):
-        _of_torch.add(type(x))
-    return type(x) in _of_torch
+        _of_torch.add(kind)
+    return kind in _of_torch
 
 
-@dataclass(slots=True)
-class LaunchScalars:
-    """Sizes and scalars as the kernel takes them, and scalars by name."""
+# ------------------------------------------------------------------ replays
+class Launch(Protocol):
+    """The kernels of a call, with all settled but addresses and host scalars."""
 
-    sizes: Any  # an array of ctypes
-    table: Array
-    address: int  # of the table
-    params: Mapping[str, float]
+    on_device: bool
+    checks: bool  # whether values have to be checked before each launch
+
+    def scalars_of(self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The host scalars of a call, as the launch takes them. Raises ArgumentError for one that is not accepted."""
+
+    def check(self, signature: CallSignature, inputs: tuple[int, ...], scalars: Any) -> None:
+        """Check the values of the arrays that choose elements. Raises ArgumentError."""
+
+    def __call__(self, scalars: Any, addresses: list[int], threads: int | None) -> None:
+        """Launch on tensors, inputs first, that lie at these addresses."""
 
 
 @dataclass(slots=True)
 class Replay:
-    """A call of one kind, all but addresses and scalars."""
+    """A call of one signature, all but addresses and host scalars."""
 
-    kernel: Kernel
-    shape: tuple[int, int]
-    entries: int
+    launch: Launch
     inputs: tuple[int, ...]  # for each tensor of the kernel, its place among the caller's
-    new: tuple[New | None, ...]  # for each result what makes it, or None for one of the caller's,
-    written: tuple[int, ...]  # and its place among these, or -1
-    tells: tuple[int, ...]  # results of the caller's that are tensors of torch
-    extents: tuple[int, ...]  # bytes from the first to behind the last element of each of the caller's arrays
-    tensors: Any  # the ctypes array of their addresses
-    strides: tuple[int, ...]  # the sizes of a launch, but for whole scalars
-    alone: bool  # so small that more threads would only make it slower
-    scalars: dict[object, LaunchScalars] = field(default_factory=dict)
+    results: tuple[tuple[int, Any, Callable[[], tuple[Any, int]] | None], ...]  # the same, or how a new one is made
+    columns: tuple[Callable[[Any, list[Any]], Any] | None, ...]  # what makes column indices of results; mostly none
+    disjoint: tuple[tuple[int, int, int, int], ...]  # two of the caller's tensors that may not overlap, and their bytes
+    versions: tuple[int, ...]  # places of torch tensors that are written
+    empty_like: Callable[[Any], Any] | None  # torch's, where a result is made by it
+    on_device: bool
 
-    def apart(self, addresses: list[int]) -> bool:
-        """Whether what is written lies apart from all else, as ranges of addresses; if not, the full checks decide."""
-        for w in self.written:
-            if w >= 0:
-                begin, end = addresses[w], addresses[w] + self.extents[w]
-                for i, address in enumerate(addresses):
-                    if i != w and begin < address + self.extents[i] and address < end:
-                        return False
+    def is_disjoint(self, addresses: list[int]) -> bool:
+        """Whether what is written is disjoint from all else, as ranges of addresses; if not, the full checks decide."""
+        for a, of_a, b, of_b in self.disjoint:
+            if addresses[a] < addresses[b] + of_b and addresses[b] < addresses[a] + of_a:
+                return False
         return True
 
-    def scalars_of(self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LaunchScalars:
-        """The scalars of a call. Raises ArgumentError for one that cannot be."""
-        found = self.scalars.get(signature.scalars)
-        if found is None:
-            operator = self.kernel.operator
-            _, params, _ = bind(operator, args, kwargs)
-            check_params(operator, params)
-            made = self.kernel.scalar_table(*self.shape, params)
-            sizes = (*self.strides, *made.whole)
-            found = LaunchScalars((ctypes.c_int64 * len(sizes))(*sizes), made.table, made.table.ctypes.data, params)
-            if len(self.scalars) >= MOST_SCALARS:
-                self.scalars.clear()
-            self.scalars[signature.scalars] = found
-        return found
-
-    def run(self, signature: CallSignature, scalars: LaunchScalars, wanted: int | None) -> Any:
-        """Run it, in the ``wanted`` number of threads."""
-        threads = wanted or (1 if self.alone else cpu.default_threads())
-        addresses = signature.addresses
-        ordered, made = [addresses[i] for i in self.inputs], []
-        for new, place in zip(self.new, self.written, strict=True):
-            if new is None:
-                made.append(signature.tensors[place])
-                ordered.append(addresses[place])
-            else:
-                array, address = new()
-                made.append(array)
+    def run(
+        self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any], threads: int | None,
+        check: bool,
+    ) -> Any:  # fmt: skip
+        """Run a call; on a device, put it into the current stream."""
+        launch = self.launch
+        scalars = launch.scalars_of(signature, args, kwargs)
+        if launch.checks and check:
+            launch.check(signature, self.inputs, scalars)
+        _, _, _, tensors, addresses = signature
+        ordered = [addresses[i] for i in self.inputs]
+        made: list[Any] = []
+        for place, pattern, new in self.results:
+            if pattern is not None:
+                x = self.empty_like(pattern)  # type: ignore[misc]
+                made.append(x)
+                ordered.append(x.data_ptr())
+            elif new is not None:
+                x, address = new()
+                made.append(x)
                 ordered.append(address)
-        room = _room(self.kernel.workspace_bytes([self.shape], threads, 0))
-        self.kernel.launch_prepared(self.tensors(*ordered), scalars.sizes, scalars.address, room[1], threads)
-        if self.tells:
-            written(made[i] for i in self.tells)
+            else:
+                made.append(tensors[place])
+                ordered.append(addresses[place])
+        launch(scalars, ordered, threads)
+        if self.versions:
+            written([tensors[i] for i in self.versions])
+        if self.columns:
+            made = [
+                x if convert is None else convert(x, tensors) for x, convert in zip(made, self.columns, strict=True)
+            ]
         return made[0] if len(made) == 1 else tuple(made)
 
 
-class _Rooms(threading.local):
-    """Workspace that a thread keeps from call to call: it runs one at a time."""
-
-    kept = cpu.placed_empty((0,), np.dtype(np.uint8))
-
-
-_rooms = _Rooms()
-
-
-def _room(size: int) -> tuple[Array, int]:
-    """Workspace of so many bytes at least, and where it begins."""
-    room = _rooms.kept
-    if room[0].size < size:
-        room = cpu.placed_empty((size,), np.dtype(np.uint8))
-        if size <= KEPT_ROOM:
-            _rooms.kept = room
-    return room
-
-
-_replays: dict[tuple[object, ...], Replay] = {}
-
-
-def find(signature: CallSignature) -> Replay | None:
-    """What is known of such a call; None where it has to be checked in full."""
-    found = _replays.get(signature.key)
-    return found if found is not None and found.apart(signature.addresses) else None
-
-
-def forget() -> None:
-    """Let every call be checked in full again."""
-    _replays.clear()
-
-
-def record(
-    signature: CallSignature, kernel: Kernel, problem: Problem, flat: Mapping[str, Array],
-    results: Mapping[str, Array], supplied: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """Keep what a call that was checked has found, unless it copied anything or had nothing to do. ``flat`` and
-    ``results`` are the arrays as the kernel has them."""
-    shape, entries, full = problem.sizes, problem.entries, problem.results
+def replay_of(
+    signature: CallSignature, graph: Graph, supplied: Mapping[str, Any], launch: Launch,
+    new: Mapping[str, NewArray], columns: Mapping[str, Callable[[int], Callable[[Any, list[Any]], Any]]],
+) -> Replay:  # fmt: skip
+    """The replay of a call that was checked and made no copies. ``supplied`` are the results that the caller gave,
+    ``new`` how each of the others is made, ``columns`` for results that are column indices what makes them, given the
+    place of the caller's own, or -1."""
     at = {name: i for i, name in enumerate(signature.form.named)}
-    fresh = [o.name for o in kernel.graph.outputs if not o.inplace]
-    place = {n: at[n] for n in flat} | {n: at[fresh.index(n)] for n in supplied if n in fresh}
-    where = {**flat, **{n: results[n] for n in supplied if n in fresh}}
-    copied = any(cpu.address_of(array) != signature.addresses[place[n]] for n, array in where.items())
-    views = [None if x is None else as_numpy("", x) for x in signature.tensors]
-    odd = any(x is not None and (not x.flags.aligned or min(x.strides, default=0) < 0) for x in views)
-    if copied or odd or all(r.size == 0 for r in results.values()):
-        return
-    sizes = kernel.sizes_of([flat], [results], [shape], Scalars(np.empty(0, np.float32)))
-    inputs = tuple(at[t.name] for t in kernel.graph.inputs)
-    example = signature.tensors[inputs[0]]
-    places = tuple(place.get(o.name, -1) for o in kernel.graph.outputs)
-    new = tuple(
-        maker(example, full[o.name], FORMATS[o.format].dtype) if w < 0 else None
-        for o, w in zip(kernel.graph.outputs, places, strict=True)
+    fresh = [o.name for o in graph.outputs if not o.inplace]
+    places = [at[o.name] if o.inplace else at[fresh.index(o.name)] if o.name in supplied else -1 for o in graph.outputs]
+    taken = [w for w in places if w >= 0]
+    bytes_of = [_bytes_spanned(x) for x in signature.tensors]
+    disjoint = [
+        (w, bytes_of[w], i, bytes_of[i]) for w in taken for i in range(len(bytes_of))
+        if bytes_of[i] and i != w and not (i in taken and i < w)
+    ]  # fmt: skip
+    results = []
+    for o, place in zip(graph.outputs, places, strict=True):
+        made = new[o.name] if place < 0 or o.name in columns else NewArray(None, None)
+        results.append((place, made.pattern, made.make))
+    convert = tuple(
+        columns[o.name](place) if o.name in columns else None for o, place in zip(graph.outputs, places, strict=True)
     )
-    tells = tuple(i for i, w in enumerate(places) if w >= 0 and type(signature.tensors[w]) is not np.ndarray)
-    extents = tuple(0 if x is None else _extent(x) for x in views)
-    if len(_replays) >= MOST_CALLS:
-        _replays.clear()
-    array = ctypes.c_void_p * (len(inputs) + len(places))
-    alone = sum(x.nbytes for x in (*flat.values(), *results.values())) <= ALONE
-    _replays[signature.key] = Replay(
-        kernel, shape, entries, inputs, new, places, tells, extents, array, tuple(sizes), alone
+    torch = sys.modules.get("torch")
+    return Replay(
+        launch, tuple(at[t.name] for t in graph.inputs), tuple(results), convert if any(convert) else (),
+        tuple(disjoint), tuple(w for w in taken if type(signature.tensors[w]) is not np.ndarray),
+        None if torch is None else torch.empty_like, launch.on_device,
     )  # fmt: skip
 
 
-def _extent(x: Array) -> int:
-    """Bytes from the first to behind the last element, of strides that are not negative."""
-    return x.itemsize + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) if x.size else 0
+def _bytes_spanned(x: Any) -> int:
+    """From the first to behind the last element, of strides that are not negative; 0 where there is none."""
+    if x is None:
+        return 0
+    numpys = type(x) is np.ndarray
+    item = x.itemsize if numpys else x.element_size()
+    strides = x.strides if numpys else [s * item for s in x.stride()]
+    return 0 if 0 in x.shape else int(item + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True)))
+
+
+class LaunchCache:
+    """The replays that are known, by the keys of signatures."""
+
+    def __init__(self) -> None:
+        self._replays: dict[tuple[object, ...], Replay] = {}
+
+    def find(self, signature: CallSignature) -> Replay | None:
+        """What is known of such a call; None where it has to be checked in full."""
+        found = self._replays.get(signature[1])
+        return found if found is None or not found.disjoint or found.is_disjoint(signature[4]) else None
+
+    def keep(self, signature: CallSignature, replay: Replay) -> None:
+        """For later calls."""
+        if len(self._replays) >= MOST_CALLS:
+            self._replays.clear()
+        self._replays[signature.key] = replay
+
+    def clear(self) -> None:
+        """Let every call be checked in full again."""
+        self._replays.clear()
+
+
+LAUNCHES = LaunchCache()

@@ -14,13 +14,13 @@ import numpy as np
 
 from ..arrays.dlpack import as_numpy, like
 from ..arrays.libraries import written
-from ..arrays.results import maker
+from ..arrays.results import new_array
 from ..backends.cpu import device as cpu
 from ..errors import ArgumentError
 from ..formats import FORMATS
 from ..lang import Graph, Operator, Output
 from .kernel import KernelBase
-from .layout import refuse_read_only
+from .results import refuse_read_only
 
 Array = np.ndarray[Any, Any]
 
@@ -120,10 +120,10 @@ class Prepared:
 
 def _copied_out(value: Array, example: Any) -> Any:
     """A value in memory of its own, in the library of `example`."""
-    new = maker(example, value.shape, value.dtype)
+    new = new_array(example, value.shape, value.dtype)
     if new is None:
         return like(value.copy(), example)
-    made, _ = new()
+    made = new()
     as_numpy("a result", made)[...] = value
     return made
 

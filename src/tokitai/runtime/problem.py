@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.adapter import Arrays
 from ..errors import ArgumentError
 from ..families.arguments import Reading
 from ..formats import FORMATS, format_of
 from ..lang import Operator, Output, TensorSpec
-from .checks import check_chosen, check_whole, table_entries
+from .checks import check_chosen, table_entries
 from .kernel import KernelBase
 from .layout import copied_once, flatten, view_as
 
 Array = np.ndarray[Any, Any]
 Copier = Callable[..., Array]
 """A contiguous copy of an array, of the shape to which it broadcasts where one is named."""
-WHOLE = {name: FORMATS[name].dtype for name in ("i32", "i64")}  # which a call takes for one another
+INTEGERS = {name: FORMATS[name].dtype for name in ("i32", "i64")}  # which a call takes for one another
 
 
 @dataclass(frozen=True)
@@ -70,21 +71,22 @@ def problem_of(
     return Problem(operator, sizes, entries, results)
 
 
-def as_declared(operator: Operator, arrays: Mapping[str, Array], copy: bool) -> dict[str, Array]:
-    """The arrays, with whole numbers of i32 and i64 in that of both which is declared: an exact copy. Raises
-    ArgumentError for a number that is out of its range."""
-    found = dict(arrays)
+def convert_integers(
+    operator: Operator, arrays: Arrays, given: Mapping[str, Any], views: Mapping[str, Array], copy: bool, check: bool
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The caller's arrays and their views, with integers of i32 and i64 in that of both which is declared: an exact
+    copy. Raises ArgumentError for a number that is out of its range."""
+    given, views = dict(given), dict(views)
     for t in operator.tensors:
-        if copy and t.name in arrays and is_other_whole(operator, t, arrays[t.name]):
+        if copy and t.name in views and is_other_integer(operator, t, views[t.name]):
             wanted = FORMATS[str(t.format)].dtype
-            check_whole(t.name, arrays[t.name], wanted)
-            found[t.name] = arrays[t.name].astype(wanted)
-    return found
+            given[t.name], views[t.name] = arrays.as_integers(t.name, given[t.name], views[t.name], wanted, check)
+    return given, views
 
 
-def is_other_whole(operator: Operator, t: TensorSpec, array: Array) -> bool:
+def is_other_integer(operator: Operator, t: TensorSpec, array: Array) -> bool:
     """Whether an array is of i32 where i64 is declared, or the other way round, and not also a result."""
-    if t.format not in WHOLE or array.dtype not in WHOLE.values() or array.dtype == WHOLE[str(t.format)]:
+    if t.format not in INTEGERS or array.dtype not in INTEGERS.values() or array.dtype == INTEGERS[str(t.format)]:
         return False
     return not any(o.inplace and o.name == t.name for o in operator.trace(operator.contract.formats[0]).outputs)
 

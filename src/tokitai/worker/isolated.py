@@ -15,8 +15,9 @@ from ..backends.cpu.device import check_runs_here
 from ..emit.cpp import KernelText
 from ..errors import ArgumentError, DeviceError, UnavailableError
 from ..lang import MATRICES, Graph, Operator, Sizes
-from ..runtime.call import _kernel, call_with
+from ..runtime.call import call_with
 from ..runtime.gpu_kernel import GpuKernel, Program, gpu_plan
+from ..runtime.host_executor import kernel_here
 from ..runtime.kernel import Array, Identity, Kernel, Placed, Scalars
 from .graphs import flattened
 from .pool import Pool
@@ -37,7 +38,7 @@ def call(
 
     def kernel_for(*key: Any) -> Kernel:
         if key not in pool.kernels:
-            pool.kernels[key] = isolate(_kernel(*key), pool)
+            pool.kernels[key] = isolate(kernel_here(*key), pool)
         return pool.kernels[key]  # type: ignore[no-any-return]
 
     return call_with(kernel_for, operator, args, kwargs, out, threads, copy)

@@ -1,0 +1,96 @@
+"""The kernel of a call in host memory, to be launched again with other addresses and host scalars."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..arrays.dlpack import as_numpy
+from ..backends.cpu import device as cpu
+from .binding import MOST_SCALARS, bind, check_params
+from .checks import check_indices
+from .kernel import Array, Kernel
+from .launch_cache import CallSignature
+from .problem import Problem
+
+KEPT_WORKSPACE = 1 << 20  # bytes that a thread keeps from call to call
+ALONE = 1 << 16  # bytes that one thread works through before another has woken up
+
+
+@dataclass(slots=True)
+class LaunchScalars:
+    """Sizes and host scalars as the kernel takes them, and scalars by name."""
+
+    sizes: Any  # an array of ctypes
+    table: Array
+    address: int  # of the table
+    params: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class HostLaunch:
+    """`Launch` of a kernel for the CPU."""
+
+    kernel: Kernel
+    problem: Problem
+    strides: tuple[int, ...]  # the sizes of a launch, but for whole scalars
+    tensors: Any  # the ctypes array of addresses
+    alone: bool  # so small that more threads would only make it slower
+    checks: bool
+    scalars: dict[object, LaunchScalars] = field(default_factory=dict)
+    on_device: bool = False
+
+    def scalars_of(self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LaunchScalars:
+        """Computed once for each set of scalars. Raises ArgumentError for one that is not accepted."""
+        found = self.scalars.get(signature[2])
+        if found is None:
+            operator, problem = self.kernel.operator, self.problem
+            _, params, _ = bind(operator, args, kwargs)
+            check_params(operator, params)
+            made = self.kernel.scalar_table(problem.rows, problem.cols, params)
+            sizes = (*self.strides, *made.whole)
+            found = LaunchScalars((ctypes.c_int64 * len(sizes))(*sizes), made.table, made.table.ctypes.data, params)
+            if len(self.scalars) >= MOST_SCALARS:
+                self.scalars.clear()
+            self.scalars[signature[2]] = found
+        return found
+
+    def check(self, signature: CallSignature, inputs: tuple[int, ...], scalars: LaunchScalars) -> None:
+        """Check indices. Raises ArgumentError."""
+        operator = self.kernel.operator
+        named = {
+            str(n): as_numpy(str(n), x)
+            for n, x in zip(signature.form.named, signature.tensors, strict=True)
+            if n in operator.contract.indices and x is not None
+        }
+        check_indices(operator, named, scalars.params, self.problem.sizes, self.problem.entries)
+
+    def __call__(self, scalars: LaunchScalars, addresses: list[int], threads: int | None) -> None:
+        """Run it, in so many threads, or by default in as many as pay."""
+        threads = threads or (1 if self.alone else cpu.default_threads())
+        workspace = _workspace(self.kernel.workspace_bytes([self.problem.sizes], threads, 0))
+        self.kernel.launch_prepared(self.tensors(*addresses), scalars.sizes, scalars.address, workspace[1], threads)
+
+
+class _Workspaces(threading.local):
+    """Workspace that a thread keeps from call to call: it runs one at a time."""
+
+    kept = cpu.placed_empty((0,), np.dtype(np.uint8))
+
+
+_workspaces = _Workspaces()
+
+
+def _workspace(size: int) -> tuple[Array, int]:
+    """Workspace of so many bytes at least, and where it begins."""
+    kept = _workspaces.kept
+    if kept[0].size < size:
+        kept = cpu.placed_empty((size,), np.dtype(np.uint8))
+        if size <= KEPT_WORKSPACE:
+            _workspaces.kept = kept
+    return kept
