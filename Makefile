@@ -78,7 +78,7 @@ wheel: .venv/stamp-dev
 	cd build && wheel/bin/tokitai --version
 
 mutants: .venv/stamp-dev
-	$(BIN)/python -m tests.mutants.score --settle $${SAMPLE:+--sample "$$SAMPLE"}
+	$(BIN)/python -m tests.mutants.score $${SAMPLE:+--sample "$$SAMPLE"}
 
 bench: .venv/stamp-dev
 	$(BIN)/python -m bench.run --against torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.mutants.program import Mutant
+from tokitai.lang import Graph, Node, Operator
 
 SAME_CODE = "the compiler makes the same machine code of it as of the right program"
 REASONS: dict[str, tuple[str, ...]] = {
@@ -45,12 +46,147 @@ REASONS: dict[str, tuple[str, ...]] = {
     "where it survives nothing is on its way: a row behind the last one of a block is not fetched": (
         r"left out: wait_for_copies<0>\(\);",
     ),
+    "it changes no value: the compiler is only to compute what was made of the row again": (
+        r"left out: make_again\(.*",
+    ),
     "what is read ahead behind the last row is not used": (
         r"(rows|r|row) [+-] 1: load_chunk<WIDTH, FIT>\((next|ahead)_\w+(\[d\])?\[v\], .*least\(.*, rows - 1\).*",
     ),
 }  # fmt: skip
 
 
-def why_equivalent(device: str, mutant: Mutant) -> str | None:
-    """The reason; None where the mutant is a wrong program."""
-    return next((why for why, some in REASONS.items() if any(re.fullmatch(p, str(mutant)) for p in some)), None)
+UNUSED = "the value is used nowhere"
+BEHIND = (
+    "it reads elements behind a row of an input, on which no result depends: what certificates say they do not look for"
+)
+NOT_LIVE = "a thread without a row reads the row behind the last one, and stores nothing"
+TWICE = "a thread without a row computes the last one again, to the same bits, and nothing that it reads is replaced"
+NO_COLUMNS = "it matters only to rows without columns, of which there is no result"
+OTHER_COLUMN = "it reads another element for rows whose result does not depend on what is read there"
+ONE_PRODUCT = "an operator takes one product: its number is 0, as is the distance to a next one"
+ONE_ROW = "an operator on lists takes each tensor as one row"
+SHOWN = "it matters only to rows without columns, which no input has an element of: their results are those of a case"
+LOAD = r"(?:load_chunk<WIDTH, \w+(?:, AGAIN)?>|stage_\w+\.template fetch<WIDTH, \w+>)\("
+
+
+def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) -> str | None:
+    """The reason of a mutant that need not be run; None where there is none."""
+    if _is_unused(mutant, source):
+        return UNUSED
+    marked = _marked(mutant, source)
+    if (index := re.fullmatch(r"[+-]1 const int64_t v(\d+) = where\(v\d+, v\d+, «v\d+»\);", marked)) is not None:
+        return OTHER_COLUMN if _is_chosen_in_vain(graph, graph.nodes[int(index[1])]) else None
+    if operator.contract.batched or graph.ragged or "all_in_" not in source:
+        return None
+    tensor = r"[+-]1 (const )?\w+\* const \w+ = all_\w+ \+ («item» \* \w+_batch|(unit\.)?item \* «\w+_batch»);"
+    item = r"\+1 const int64_t item = e / (\((«rows» \* cols|rows \* «cols»)\), .*|.*, r = e / cols % «rows», .*)"
+    return ONE_PRODUCT if re.fullmatch(tensor, marked) or re.fullmatch(item, marked) else None
+
+
+def why_equivalent(
+    device: str, mutant: Mutant, source: str, operator: Operator, graph: Graph, all_cases: bool = False
+) -> str | None:  # fmt: skip
+    """The reason for which no case over hashes refutes a mutant; None where it is a wrong program, or not known to be
+    none. Some reasons need that no case of a verification refutes it."""
+    why = why_surely(mutant, source, operator, graph)
+    if why is not None:
+        return why
+    marked = _marked(mutant, source)
+    rules = ((why, p) for why, some in REASONS.items() for p in some)
+    why = next((why for why, p in rules if re.fullmatch(p, str(mutant))), None)
+    if why is None and device == "sim":
+        why = _on_gpu(marked, mutant, source, operator, graph, all_cases)
+    return why
+
+
+def _marked(mutant: Mutant, source: str) -> str:
+    """The line with the changed number in angle quotes, and how it is changed before it."""
+    begin, (name, *change) = source.rfind("\n", 0, mutant.at) + 1, mutant.what.split()
+    line = source[begin : source.find("\n", mutant.at)]
+    if mutant.what == "left out":
+        return f"left out: {line.strip()}"
+    at = mutant.at - begin
+    return f"{''.join(change)} {line[:at].lstrip()}«{name}»{line[at + len(name) :]}"
+
+
+def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph: Graph, all_cases: bool) -> str | None:
+    """Reasons that hold where a program is as the emitters for GPUs print it."""
+    block = source[source.find("\n", mutant.at) : _end_of_block(source, mutant.at)]
+    fetched = re.fullmatch(rf"(\+1 .*{LOAD}.*, «(cols|size)» - c0\);|-1 .*{LOAD}.*, (cols|size) - «c0»\);)", marked)
+    guard = re.fullmatch(r"-1 const int c0 = («first» \+ v|first \+ «v») \* STEP;", marked)
+    if fetched or (guard and not re.search(r"\bc0\b", re.sub(rf"{LOAD}.*, cols - c0\);", "", block))):
+        return BEHIND
+    if re.fullmatch(r"\+1 const int64_t r = least\(row0 \+ thread_index\(\) / THREADS, «rows» - 1\);", marked):
+        return NOT_LIVE if _stores_of_live(block) else None
+    if re.fullmatch(r"(-1 const bool live = «row0» .*|\+1 const bool live = .* < «rows»;)", marked):
+        stored = all(
+            "store" in line or "if (t == 0 && live) {" in line for line in block.splitlines() if "live" in line
+        )
+        return TWICE if stored and not any(o.inplace for o in graph.outputs) else None
+    if re.fullmatch(r"\+1 const S v\d+ = «cols» \? \w+\[\d\] : S\{\};", marked):
+        if all(o.space in ("rc", "c") for o in graph.outputs):
+            return NO_COLUMNS
+        return SHOWN if all_cases and all(t.space in ("rc", "c") for t in graph.inputs) else None
+    if re.fullmatch(r"\+1 next_\w+ = in_\w+\[least\(.*, «rows» - 1\)\];", marked):
+        return "what is read ahead behind the last row is not used"
+    units = (
+        r".1 const int64_t (r = entry\[0\] == 1 \? 0 : .*«.*|units_across = \(«\w+».*|from = .* «units_across»\) .*)"
+    )
+    if operator.contract.max_rows == 1 and re.fullmatch(units, marked):
+        return ONE_ROW
+    of_slice = r"for \(int64_t row0 = \(block_index\(\) - slice \* units\) \* ROWS; "
+    if re.fullmatch(
+        rf"(-1 {of_slice}«row0» < rows;|\+1 {of_slice}row0 < «rows»;) row0 \+= grid_size\(\) \* ROWS\) {{", marked
+    ):
+        return "each block takes one unit of a slice, and the next one would begin behind all rows"
+    if re.fullmatch(r"\+1 const int t = .* \+ «t» % GROUP\) \* CHUNK;", marked) and "along_row" not in source:
+        return "each chunk is taken by another thread of a group, and no thread needs another one's"
+    missed = "elements that were not missed are passed by in the loop over those that were"
+    if re.fullmatch(r"\+1 if \(«missed»\) .*|-1 if \(missed\) ROLLED for \(int i = 0; «i» < .*", marked):
+        return missed
+    if re.fullmatch(r"\+1 const int v = i / CHUNK, e = «i» % CHUNK, c0 = .*", marked):
+        return "the elements of a chunk that were missed are computed in another order"
+    return None
+
+
+def _is_chosen_in_vain(graph: Graph, index: Node) -> bool:
+    """Whether a choice between two indices has no result where the second is chosen: all that is made of what is read
+    there is left aside by a choice on the same condition."""
+    if index.op != "where":
+        return False
+    made, results = {index}, {o.node for o in graph.outputs}
+    for n in graph.nodes:  # operands first
+        if n.op == "where" and n.args[0] is index.args[0] and n.args[2] not in made:
+            continue
+        if made & set(n.args):
+            made.add(n)
+    return not made & results and not any(n.op in ("scatter_sum", "col_sum", "total_sum") for n in made)
+
+
+def _stores_of_live(block: str) -> bool:
+    """Whether all that a block stores is stored by threads that have a row."""
+    lines = [line for line in block.splitlines() if re.search(r"\bstore(1|_chunk)\b|\bout_\w+\[", line)]
+    within = re.findall(r"if \(t == 0 && live\) \{(.*?)\n    \}", block, re.S)
+    return bool(lines) and all("if (live)" in x or any(x in some for some in within) for x in lines)
+
+
+def _is_unused(mutant: Mutant, source: str) -> bool:
+    """Whether a number decides only the value of a variable that nothing reads, in the block that declares it."""
+    begin = source.rfind("\n", 0, mutant.at) + 1
+    end = source.find("\n", mutant.at)
+    head, line = source[begin : mutant.at], source[begin:end]
+    if mutant.what == "left out" or not re.fullmatch(r"\s*const \w+\*?(?: const)? \w+ = [^{}\[]*;", line):
+        return False
+    declared = re.findall(r"(\w+) = ", head)[-1]
+    rest = re.sub(r"\(void\)\w+", "", source[mutant.at : _end_of_block(source, end)])
+    return not re.search(rf"\b{declared}\b", rest)
+
+
+def _end_of_block(source: str, at: int) -> int:
+    """Where the block ends in which a place is."""
+    depth = 0
+    for i in range(at, len(source)):
+        depth += (source[i] == "{") - (source[i] == "}")
+        if depth < 0:
+            return i
+    return len(source)

@@ -20,20 +20,25 @@ TOKEN = re.compile(
 TYPES = {"int64_t", "int", "int32_t", "size_t", "uint32_t", "uint64_t"}
 WRITTEN = {"=", "<<=", ">>=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "++", "--"}
 WORDS = {"return", "if", "for", "while", "else", "do", "switch", "case", "constexpr", "static_assert", "using"}
-PRELUDE = """extern "C" __attribute__((visibility("default"))) volatile int tokitai_mutant;
+SITES = 1 << 13  # of one program, at most
+PRELUDE = f"""extern "C" __attribute__((visibility("default"))) volatile int tokitai_mutant;
 volatile int tokitai_mutant = -1;
-#define MUTATED(site) ((tokitai_mutant == 2 * (site)) - (tokitai_mutant == 2 * (site) + 1))
-#define KEPT(site) (tokitai_mutant != 2 * (site))
+extern "C" __attribute__((visibility("default"))) unsigned char tokitai_reached[{SITES}];
+unsigned char tokitai_reached[{SITES}];
+#define REACHED(site) (tokitai_reached[site] = 1)
+#define MUTATED(site) (REACHED(site), (tokitai_mutant == 2 * (site)) - (tokitai_mutant == 2 * (site) + 1))
+#define KEPT(site) (REACHED(site), tokitai_mutant != 2 * (site))
 """
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: its number, what it is, and the line in which it is."""
+    """One change: its number, what it is, the line in which it is, and where in the source."""
 
     number: int
     what: str
     line: str
+    at: int = 0
 
     def __str__(self) -> str:
         return f"{self.what}: {self.line}"
@@ -190,6 +195,7 @@ def _statements(tokens: list[Token]) -> Iterator[tuple[int, int]]:
 def schemata(source: str, site: int = 0) -> tuple[str, list[Mutant]]:
     """The source with all its mutants in it, numbered from a site on, and what they are. `PRELUDE` goes before it."""
     edits, mutants = _edits(source, site)
+    assert max((m.number for m in mutants), default=0) < 2 * SITES, f"more than {SITES} sites"
     return _edited(source, edits), mutants
 
 
@@ -220,11 +226,11 @@ def _edits(source: str, site: int) -> tuple[list[tuple[int, int, str]], list[Mut
 
     for t in _numbers(source, tokens):
         edits.append((t.start, t.end, f"({t.text} + MUTATED({site}))"))
-        mutants.append(Mutant(2 * site, f"{t.text} + 1", line(t.start)))
-        mutants.append(Mutant(2 * site + 1, f"{t.text} - 1", line(t.start)))
+        mutants.append(Mutant(2 * site, f"{t.text} + 1", line(t.start), t.start))
+        mutants.append(Mutant(2 * site + 1, f"{t.text} - 1", line(t.start), t.start))
         site += 1
     for start, _ in _statements(tokens):
         edits.append((start, start, f"if (KEPT({site})) "))
-        mutants.append(Mutant(2 * site, "left out", line(start)))
+        mutants.append(Mutant(2 * site, "left out", line(start), start))
         site += 1
     return edits, mutants

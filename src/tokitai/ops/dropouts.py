@@ -120,14 +120,16 @@ def hard_inputs() -> Iterator[HardInput]:
 
 def _every_bit() -> Iterator[HardInput]:
     """Elements that are kept by the last of their bits, and dropped by it: other bits, however near, show. Where they
-    are below 2**24, p holds them all."""
+    are below 2**24, p holds them all. NaN, as others are, may take a path of its own."""
     place = np.arange(2048, dtype=np.uint64)
     zero, seed, stream = np.uint64(0), 1234567, 3
     word = philox_reference((place, zero, zero, zero), (seed, stream))[0]
-    for i in np.flatnonzero(word < 2**24)[:4]:
+    for number, i in enumerate(np.flatnonzero(word < 2**24)[:6]):
+        x = np.ones((1, len(place)))
+        x[0, i] = np.nan if number % 2 else 1
         for what, least in (("kept", int(word[i])), ("dropped", int(word[i]) + 1)):
             scalars = dict(p=least / 2**32, seed=seed, stream=stream)
-            yield HardInput(f"element {i} just {what}", dict(x=np.ones((1, len(place)))), scalars)
+            yield HardInput(f"element {i} just {what}", dict(x=x), scalars)
 
 
 @dropout_backward.set_hard_inputs

@@ -178,7 +178,7 @@ class RowShapes(TableShapes[RowPlan]):
         whole warps; whole blocks of rows; rows that give every lane of a warp a chunk."""
         if device != "sim":
             return []
-        shapes = ((416, 8), (160, 17), (21, 200), (7, 257), (7, 1025), (5, 256), (3, 512))
+        shapes = ((416, 8), (160, 17), (21, 200), (7, 257), (7, 1025), (5, 2056), (5, 256), (3, 512))
         return [s for s in shapes if s[0] <= operator.contract.max_rows and s[1] >= operator.contract.min_cols]
 
 
