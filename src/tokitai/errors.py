@@ -6,6 +6,7 @@
     │   ├── ArgumentError          an argument of a call: rank, size, format, stride, value
     │   ├── UnknownNameError       an operator, format, device or option that does not exist
     │   ├── InputFileError         a tensor file that is missing, truncated or holds other names
+    │   ├── PrecisionError         a result that the known digits of a p-adic number do not determine
     │   ├── KeyFileError           a file that holds no key of the kind that signs, or checks, certificates
     │   └── WireError              a request of the wire mode of which a field is wrong: exit code 3 to 14
     ├── UnavailableError           something this machine lacks: exit code 3
@@ -90,6 +91,10 @@ class UnknownNameError(UsageError, KeyError):
 
 class InputFileError(UsageError):
     """A tensor file that is missing, truncated, or does not hold what the operator takes."""
+
+
+class PrecisionError(UsageError, ArithmeticError):
+    """A result that the known digits of a p-adic number do not determine, such as a quotient by what may be zero."""
 
 
 class KeyFileError(UsageError):
