@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.torch.test_derived import CALLS, CONSTANT, noise, scaled_square, scaled_square_backward, target, whole
+from tests.torch.test_derived import CALLS, CHOSEN, noise, scaled_square, scaled_square_backward, target, whole
 from tokitai import ops
 from tokitai.torch import functional, operators
 from tokitai.torch.derive import differentiable
@@ -117,7 +117,7 @@ SHAPED = {
 def _derived(name: str) -> Call:
     """A function that follows from the definition, as `test_derived` calls it."""
     given = CALLS[name]
-    constant = tuple(i for i, t in enumerate(ops.get(name).tensors) if t.name in CONSTANT.get(name, ()))
+    constant = tuple(i for i, t in enumerate(ops.get(name).tensors) if t.name in ops.get(name).gradient.constant)
     changing = tuple(p.name for p in ops.get(name).params if p.whole and p.name != "ignore_index")  # its targets use it
     single = tuple(i for i, t in enumerate(ops.get(name).tensors) if t.format == "f32")
     return Call(
@@ -128,6 +128,8 @@ def _derived(name: str) -> Call:
 
 def _rule(name: str) -> str:
     own = name.removeprefix("operators.")
+    if own in CALLS and own not in CHOSEN:
+        return ops.get(own).gradient.autocast
     return "f32" if own in F32 else "lower" if own in LOWER else "widest"
 
 

@@ -1,6 +1,7 @@
 """Write a definition: symbolic values, primitives, tracing, graph."""
 
 from .contract import LARGEST, Contract, Index
+from .gradient import Gradient
 from .graph import (
     ACCUMULATORS,
     COL_SUM_BLOCK,
@@ -90,6 +91,7 @@ __all__ = [
     "Cols",
     "Contract",
     "Function",
+    "Gradient",
     "Graph",
     "Groups",
     "HardInput",

@@ -25,6 +25,7 @@ import numpy as np
 from ..errors import ArgumentError, DefinitionError, UnknownNameError
 from ..formats import format_of
 from .contract import Contract, OptionSpec, ParamSpec, faults
+from .gradient import Gradient, gradient_faults
 from .graph import GROUPS, OPERANDS, Graph, Node, Output, Space, TensorSpec
 from .groups import Groups
 from .origin import refuse
@@ -32,6 +33,7 @@ from .values import INTEGERS, Cols, Matrix, Operand, Rows, Slots, Table, Value, 
 
 Array = np.ndarray[Any, Any]
 ANYTHING = Contract()  # where an operator says nothing of what it accepts
+PLAIN = Gradient()  # every input of floats has a gradient of its own
 RESERVED = ("out", "threads", "copy", "cuda_stream", "check")  # arguments of every call
 _SPACES: dict[object, Space] = {
     Matrix: "rc", Rows: "r", Cols: "c", Table: "t", Slots: "r", Operand: "rk", Groups: "g",
@@ -93,12 +95,14 @@ class Operator:
         backward_of: Operator | None,
         textbook: Callable[..., Any] | None,
         hard_inputs: Callable[..., Iterable[HardInput]] | None,
+        gradient: Gradient = PLAIN,
     ) -> None:
         self.name = self.__name__ = definition.__name__
         self.__module__, self.__qualname__ = definition.__module__, definition.__qualname__
         self.definition = definition
         self.contract = contract
         self.backward_of = backward_of
+        self.gradient = gradient
         self.file = inspect.getsourcefile(definition) or "<unknown>"
         self.line = definition.__code__.co_firstlineno
         self.__doc__ = definition.__doc__
@@ -200,6 +204,8 @@ class Operator:
         for name in self.contract.places:
             if name not in returned:
                 self._refuse(f"the contract's places name {name}", f"results: {', '.join(returned)}")
+        for what, accepted in gradient_faults(self.gradient, [t.name for t in self.tensors], list(returned)):
+            self._refuse(what, accepted)
         names = tuple(p.name for p in self.params)
         one_row = self.contract.max_rows == 1
         graph = Graph(self.name, dtype, tuple(inputs), names, results, dict(options), one_row)
@@ -347,6 +353,7 @@ def operator(
     backward_of: Operator | None = ...,
     textbook: Callable[..., Any] | None = ...,
     hard_inputs: Callable[..., Iterable[HardInput]] | None = ...,
+    gradient: Gradient = ...,
 ) -> Callable[[Callable[..., Any]], Operator]: ...
 def operator(
     definition: Callable[..., Any] | None = None,
@@ -356,11 +363,13 @@ def operator(
     backward_of: Operator | None = None,
     textbook: Callable[..., Any] | None = None,
     hard_inputs: Callable[..., Iterable[HardInput]] | None = None,
+    gradient: Gradient = PLAIN,
 ) -> Operator | Callable[[Callable[..., Any]], Operator]:
     """Make a definition an operator. ``backward_of`` names the forward operator whose gradient this one computes:
-    a result ``dx`` is then checked against the derivative of the forward definition in its input ``x``."""
+    a result ``dx`` is then checked against the derivative of the forward definition in its input ``x``. ``gradient``
+    is for the forward operator: what its functions in `tokitai.torch` have to know beyond that."""
 
     def decorate(f: Callable[..., Any]) -> Operator:
-        return Operator(f, contract, backward_of, textbook, hard_inputs)
+        return Operator(f, contract, backward_of, textbook, hard_inputs, gradient)
 
     return decorate(definition) if definition is not None else decorate

@@ -16,6 +16,7 @@ from ..elementary import exp, exp_down
 from ..lang import (
     LARGEST,
     Contract,
+    Gradient,
     HardInput,
     Index,
     Operand,
@@ -45,7 +46,7 @@ CONTRACT = Contract(
 SAVED = replace(CONTRACT, draw={"limit": "lengths", "top": "saved", "total": "saved"})
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(autocast="lower"))
 def attention(
     q: Operand[storage], k: Operand[storage], v: Operand[storage], limit: Rows[i32] | None, *, scale: float
 ) -> Outputs:

@@ -20,6 +20,7 @@ from ..lang import (
     LARGEST,
     Cols,
     Contract,
+    Gradient,
     HardInput,
     Index,
     Matrix,
@@ -154,7 +155,7 @@ def _count(kept: Value, t: Value, weight: Value | None) -> Value:
     return where(total == 0, 1, total)
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(constant=("weight",), autocast="f32"))
 def cross_entropy(
     logits: Matrix[storage], target: Rows[i64], weight: Cols[f32] | None, *, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, reduction: Literal["none", "sum", "mean"] = "none",

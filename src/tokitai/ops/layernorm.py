@@ -20,6 +20,7 @@ from ..lang import (
     LARGEST,
     Cols,
     Contract,
+    Gradient,
     HardInput,
     Matrix,
     Outputs,
@@ -45,7 +46,7 @@ CONTRACT = Contract(
 )
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(autocast="f32"))
 def layer_norm(
     x: Matrix[storage], gamma: Cols[storage] | None, beta: Cols[storage] | None, *, eps: float = 1e-5
 ) -> Outputs:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..lang import Cols, HardInput, Matrix, Outputs, Rows, f32, operator, outputs, round_to, storage
+from ..lang import Cols, Gradient, HardInput, Matrix, Outputs, Rows, f32, operator, outputs, round_to, storage
 from . import layernorm, rmsnorm
 
 LAYER, RMS = layernorm.CONTRACT, rmsnorm.CONTRACT
@@ -21,7 +21,7 @@ LAYER_BACK = replace(LAYER, forward=(layernorm.layer_norm, {"x": "h"}))
 RMS_BACK = replace(RMS, forward=(rmsnorm.rms_norm, {"x": "h"}))
 
 
-@operator(contract=LAYER)
+@operator(contract=LAYER, gradient=Gradient(same={"residual": "x"}, autocast="f32"))
 def add_layer_norm(
     x: Matrix[storage], residual: Matrix[storage], gamma: Cols[storage] | None, beta: Cols[storage] | None,
     *, eps: float = 1e-5,
@@ -42,7 +42,7 @@ def add_layer_norm_backward(
     return outputs(dx=dx if dh is None else dx + dh, **results)
 
 
-@operator(contract=RMS)
+@operator(contract=RMS, gradient=Gradient(same={"residual": "x"}, autocast="f32"))
 def add_rms_norm(
     x: Matrix[storage], residual: Matrix[storage], gamma: Cols[storage] | None, *, eps: float = 1e-6
 ) -> Outputs:

@@ -11,6 +11,7 @@ from ..lang import (
     LARGEST,
     Cols,
     Contract,
+    Gradient,
     HardInput,
     Matrix,
     Outputs,
@@ -34,7 +35,7 @@ CONTRACT = Contract(
 )
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(autocast="f32"))
 def rms_norm(x: Matrix[storage], gamma: Cols[storage] | None, *, eps: float = 1e-6) -> Outputs:
     """y = x / sqrt(mean(x**2) + eps) * gamma, each row on its own; rounded once, at the store."""
     rstd = 1 / sqrt(row_sum(x * x) / columns(x) + eps)

@@ -15,6 +15,7 @@ from ..elementary import cos, sin
 from ..lang import (
     Cols,
     Contract,
+    Gradient,
     HardInput,
     Matrix,
     Outputs,
@@ -44,7 +45,7 @@ def _angle(position: Value, frequency: Value) -> Value:
     return convert(position, f32) * frequency
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(constant=("frequency",)))
 def rotary(x1: Matrix[storage], x2: Matrix[storage], position: Rows[i32], frequency: Cols[f32]) -> Outputs:
     """(y1, y2) = (x1 cos - x2 sin, x1 sin + x2 cos) of the angle position * frequency."""
     angle = _angle(position, frequency)
@@ -61,7 +62,7 @@ def rotary_backward(dy1: Matrix[storage], dy2: Matrix[storage], position: Rows[i
 
 
 # ------------------------------------------------------------------ by cosines and sines that are given
-@operator
+@operator(gradient=Gradient(constant=("cos", "sin")))
 def rotate_pairs(x1: Matrix[storage], x2: Matrix[storage], cos: Matrix[f32], sin: Matrix[f32]) -> Outputs:
     """(y1, y2) = (x1 cos - x2 sin, x1 sin + x2 cos), for cosines and sines from elsewhere."""
     y1, y2 = _turn(x1, x2, cos, sin)

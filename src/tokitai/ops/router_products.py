@@ -13,13 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from ..lang import Contract, HardInput, Matrix, Operand, Outputs, f32, matmul, operator, outputs, storage, stored
+from ..lang import (
+    Contract,
+    Gradient,
+    HardInput,
+    Matrix,
+    Operand,
+    Outputs,
+    f32,
+    matmul,
+    operator,
+    outputs,
+    storage,
+    stored,
+)
 from .products import DOMAIN, WideAccumulator, hard_products, square
 
 CONTRACT = Contract(domain=DOMAIN)
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(autocast="lower"))
 def router_logits(x: Operand[storage], weight: Operand[storage], *, accumulator: WideAccumulator = "f32") -> Outputs:
     """logits = x W^T in f32, whatever x and W are stored in: (tokens, features), (experts, features)."""
     return outputs(logits=stored(matmul(x, weight, "NT", accumulator), f32))

@@ -14,6 +14,7 @@ import numpy as np
 from ..elementary import exp_down
 from ..lang import (
     Contract,
+    Gradient,
     HardInput,
     Index,
     Matrix,
@@ -70,7 +71,7 @@ ROUTER = Contract(
 )
 
 
-@operator(contract=ROUTER)
+@operator(contract=ROUTER, gradient=Gradient(autocast="f32"))
 def router(logits: Matrix[storage], *, k: K = 2, renormalise: bool = False) -> Outputs:
     """Softmax over all experts, then the k most probable of them, in that order; with ``renormalise`` their weights are
     divided by their sum, taken in that order."""

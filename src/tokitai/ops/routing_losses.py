@@ -17,6 +17,7 @@ from ..elementary import exp_down
 from ..lang import (
     Cols,
     Contract,
+    Gradient,
     HardInput,
     Index,
     Matrix,
@@ -51,7 +52,7 @@ def _softmax(logits: Value) -> Value:
     return e * (1 / row_sum(e))
 
 
-@operator(contract=LOAD)
+@operator(contract=LOAD, gradient=Gradient(constant=("load",), autocast="f32"))
 def expert_load(logits: Matrix[storage], experts: Slots[i32], *, k: K = 2) -> Outputs:
     """Of each expert: the fraction of the tokens' k choices that fell on it, and its mean probability; 0 without
     tokens."""
@@ -72,7 +73,7 @@ def expert_load_backward(dprobability: Cols[f32], logits: Matrix[storage]) -> Ou
     return outputs(dlogits=p * (dprobability - row_sum(p * dprobability)) / maximum(rows(logits), 1))
 
 
-@operator
+@operator(gradient=Gradient(constant=("load",)))
 def load_balance_loss(load: Matrix[f32], probability: Matrix[f32]) -> Outputs:
     """experts * sum(load * probability), for each layer that is a row."""
     return outputs(loss=row_sum(load * probability) * columns(load))
@@ -84,7 +85,7 @@ def load_balance_loss_backward(dloss: Rows[f32], load: Matrix[f32]) -> Outputs:
     return outputs(dprobability=stored(load * (dloss * columns(load)), f32))
 
 
-@operator(contract=FINITE)
+@operator(contract=FINITE, gradient=Gradient(autocast="f32"))
 def router_z_loss(logits: Matrix[storage], *, reduction: Literal["none", "sum", "mean"] = "none") -> Outputs:
     """log(sum(exp(logits)))**2 of each row, their sum, or their mean; 0 over no rows."""
     top = row_max(logits)

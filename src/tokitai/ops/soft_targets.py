@@ -15,6 +15,7 @@ import numpy as np
 
 from ..lang import (
     Contract,
+    Gradient,
     HardInput,
     Matrix,
     Number,
@@ -48,7 +49,7 @@ def _smoothed(target: Value, label_smoothing: Number, smooth: bool) -> Value:
     return target * (1 - label_smoothing) + label_smoothing / columns(target) if smooth else target
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(constant=("target",), autocast="f32"))
 def soft_cross_entropy(
     logits: Matrix[storage], target: Matrix[storage], *, label_smoothing: float = 0.0, z_loss: float = 0.0,
     reduction: Literal["none", "sum", "mean"] = "none", smooth: bool = False, penalty: bool = False,

@@ -11,6 +11,7 @@ import numpy as np
 from ..elementary import exp, exp_down, log1p
 from ..lang import (
     Contract,
+    Gradient,
     HardInput,
     Index,
     Matrix,
@@ -32,7 +33,7 @@ CONTRACT = Contract(
 )
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(autocast="f32"))
 def softmax(x: Matrix[storage]) -> Outputs:
     """y = exp(x - max) / sum(exp(x - max)), each row on its own."""
     e = exp_down(x - row_max(x))
@@ -52,7 +53,7 @@ MASKED = Contract(
 )
 
 
-@operator(contract=MASKED)
+@operator(contract=MASKED, gradient=Gradient(autocast="f32"))
 def masked_softmax(x: Matrix[storage], limit: Rows[i32]) -> Outputs:
     """The softmax of the first limit[r] columns of row r, zero elsewhere: limit = length of a padded sequence, query's
     position + 1 for a causal mask, or the smaller of both. What is masked is not looked at: NaN there does no harm."""
@@ -82,7 +83,7 @@ def log_sum_exp(z: Value) -> tuple[Value, Value, Value, Value]:
     return e, rest, count + others, log1p(rest)
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(autocast="f32"))
 def log_softmax(x: Matrix[storage]) -> Outputs:
     """y = x - max - log(sum(exp(x - max))), each row on its own."""
     z = x - row_max(x)

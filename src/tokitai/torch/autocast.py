@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ..lang.gradient import Autocast
 from .shapes import FORMATS
 
-Rule = Literal["lower", "f32", "widest"]
-"""``lower``: the format of autocast, for products. ``f32``: for sums over rows, exponentials and losses. ``widest``:
-the widest format among the arguments, for what has several; one argument stays as it is."""
 DEVICES = ("cpu", "cuda")
 
 
-def chosen_by(rule: Rule, tensors: Sequence[Tensor | None]) -> torch.dtype | None:
+def chosen_by(rule: Autocast, tensors: Sequence[Tensor | None]) -> torch.dtype | None:
     """The format for tensors of one storage format, where autocast is on for their device; else None."""
     first = next((t for t in tensors if t is not None), None)
     where = "" if first is None else first.device.type
@@ -39,7 +36,7 @@ def to_format(x: Tensor | None, chosen: torch.dtype | None) -> Tensor | None:
     return x if x is None or chosen is None or x.dtype not in FORMATS else x.to(chosen)
 
 
-def cast(rule: Rule, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+def cast(rule: Autocast, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Tensors of one storage format as autocast wants them; the same where it is off."""
     chosen = chosen_by(rule, tensors)
     return [to_format(t, chosen) for t in tensors]

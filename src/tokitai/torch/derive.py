@@ -14,7 +14,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,20 +22,20 @@ from torch import Tensor
 from .. import ops
 from ..errors import ArgumentError, DefinitionError
 from ..lang import Operator
+from ..lang.gradient import Autocast
 from .arguments import checked
-from .autocast import Rule, chosen_by, to_format
+from .autocast import chosen_by, to_format
 from .custom_ops import TorchOp, full_graph, looks_at_values, torch_op
 from .integers import narrow
+from .reductions import Spread, spread_of
 from .transforms import refuse_gradient, refuse_transforms
 
 FLOATS = ("f16", "bf16", "f32")
-Spread = Callable[[Tensor, Mapping[str, Any]], Tensor]
-"""From the gradient of a reduced result and all arguments by name, the gradient of each row."""
 
 
 def differentiable(
-    operator: Operator, *backward: Operator, same: Mapping[str, str] = MappingProxyType({}),
-    constant: Collection[str] = (), spread: Spread | None = None, autocast: Rule = "widest",
+    operator: Operator, *backward: Operator, same: Mapping[str, str] | None = None,
+    constant: Collection[str] | None = None, spread: Spread | None = None, autocast: Autocast | None = None,
 ) -> Callable[..., Any]:  # fmt: skip
     """The operator as a function: tensors by position, scalars and options by name, of one storage format.
 
@@ -47,14 +46,20 @@ def differentiable(
 
     ``backward`` names the operators that give gradients, where they are not among `tokitai.ops`. ``same`` says whose
     gradient is also another input's: of x + residual, x's is residual's; ``constant`` which inputs have none, and which
-    results of floats do not change with any input. ``spread`` is for results that an option reduces to one number,
-    ``autocast`` says which format `torch.autocast` chooses.
+    results of floats do not change with any input; ``autocast`` which format `torch.autocast` chooses. What is left
+    out is as the operator declares it (`lang.Gradient`). ``spread`` is for results that an option reduces to one
+    number; it follows from the definition where the option is called ``reduction``.
 
     Raises DefinitionError for an operator that writes into its inputs, whose backward operators take what it does not
     have, or that has an input of floats whose gradient nobody gives. A call raises ArgumentError, also where a constant
     input requires a gradient, and in forward mode or under `torch.vmap`; so does a backward pass through a result
     without a gradient, or through a gradient.
     """
+    declared = operator.gradient
+    same = declared.same if same is None else same
+    constant = declared.constant if constant is None else constant
+    spread = spread_of(operator) if spread is None else spread
+    rule_of_formats = declared.autocast if autocast is None else autocast
     forward = torch_op(operator, several=False)
     rule = _Rule(forward, [_Gradient(b) for b in backward or _backward_of(operator)], same, constant, spread)
     forward.op.register_autograd(rule.differentiate, setup_context=rule.keep)
@@ -72,7 +77,7 @@ def differentiable(
             x, n = tensors[i], names[i]
             if x is not None and x.requires_grad:
                 raise ArgumentError(f"{operator.name}: {n} requires a gradient and has none; accepted: {n}.detach()")
-        chosen = chosen_by(autocast, [tensors[i] for i in storage])
+        chosen = chosen_by(rule_of_formats, [tensors[i] for i in storage])
         for i in storage if chosen is not None else ():
             tensors[i] = to_format(tensors[i], chosen)
         for i in whole:

@@ -8,7 +8,7 @@ is accepted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,33 +18,23 @@ from ..errors import ArgumentError
 from . import operators
 from .arguments import checked
 from .masks import limits_of, limits_of_mask
-from .operators import (
-    add_layer_norm,
-    add_rms_norm,
-    clip,
-    expert_load,
-    geglu,
-    gelu_erf,
-    gelu_tanh,
-    load_balance_loss,
-    masked_softmax,
-    router,
-    router_logits,
-    router_z_loss,
-    scale,
-    silu,
-    swiglu,
-)
-from .products import embedding, linear, matmul
 
 F32_EPS = torch.finfo(torch.float32).eps
 
-__all__ = [
-    "add_layer_norm", "add_rms_norm", "attention", "clip", "cross_entropy", "dropout", "embedding", "expert_load",
-    "geglu", "gelu", "gelu_erf", "gelu_tanh", "layer_norm", "linear", "load_balance_loss", "log_softmax",
-    "masked_softmax", "matmul", "rms_norm", "rotary", "router", "router_logits", "router_z_loss", "scale",
-    "scaled_dot_product_attention", "silu", "softmax", "swiglu",
-]  # fmt: skip
+SHAPED = (  # as torch has them
+    "attention", "cross_entropy", "dropout", "embedding", "gelu", "layer_norm", "linear", "log_softmax", "matmul",
+    "rms_norm", "rotary", "scaled_dot_product_attention", "softmax",
+)  # fmt: skip
+WITHIN = ("rotate_pairs", "soft_cross_entropy")  # what `rotary` and `cross_entropy` call for other arguments
+OWN = {n: f for n, f in operators.FUNCTIONS.items() if n not in (*SHAPED, *WITHIN)}
+"""What torch does not have, or has under this name with these arguments."""
+
+globals().update(OWN)
+__all__ = sorted([*SHAPED, *OWN])
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    raise AttributeError(f"module {__name__!r} has no function {name!r}; accepted: {', '.join(__all__)}")
 
 
 # ------------------------------------------------------------------ softmax
@@ -137,7 +127,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x), as `ops.gelu_erf`; with ``approximate="tanh"`` as `ops.gelu_tanh`. Raises ArgumentError."""
     if approximate not in ("none", "tanh"):
         raise ArgumentError(f"gelu: approximate={approximate!r}; accepted: 'none', 'tanh'")
-    made: Tensor = gelu_erf(x) if approximate == "none" else gelu_tanh(x)
+    made: Tensor = operators.gelu_erf(x) if approximate == "none" else operators.gelu_tanh(x)
     return made
 
 
