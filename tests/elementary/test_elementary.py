@@ -20,8 +20,8 @@ import pytest
 from scipy import special
 
 from tokitai import elementary
+from tokitai.elementary.exact import proved
 from tokitai.meaning.bits import evaluate_function
-from tokitai.meaning.bounds import proved
 from tools.prove_elementary.__main__ import TABLE, shown, table
 from tools.prove_elementary.generate import digest, traced
 

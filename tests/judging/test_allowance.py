@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokitai.elementary import exp
+from tokitai.elementary.exact import REAL
 from tokitai.judging.allowance import allowed
 from tokitai.lang import Matrix, Outputs, col_sum, operator, outputs, row_sum, sqrt, storage
 from tokitai.meaning import bounds, real
-from tokitai.meaning.real import REAL
 from tokitai.ops import get, registry
 from tokitai.verification import cases
 

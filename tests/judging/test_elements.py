@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokitai.elementary.exact import REAL
 from tokitai.formats import FORMATS
 from tokitai.judging.elements import extent, hold
-from tokitai.meaning.real import REAL
 
 INF, NAN = np.inf, np.nan
 F16 = FORMATS["f16"]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokitai import ops, verify
+from tokitai.elementary.exact import DECLARED, REAL
 from tokitai.errors import TokitaiError
 from tokitai.families.attention.plan import is_attention
 from tokitai.formats import FORMATS
@@ -42,10 +43,8 @@ from tokitai.lang import (
 )  # fmt: skip
 from tokitai.lang import f16 as half
 from tokitai.meaning import bits, bounds, real
-from tokitai.meaning.bounds import LIPSCHITZ, Bounded, Bounds
-from tokitai.meaning.derivative import SLOPES
+from tokitai.meaning.bounds import Bounded, Bounds
 from tokitai.meaning.interpret import as_rows_cols
-from tokitai.meaning.real import REAL
 from tokitai.verification import cases
 from tokitai.verification.verdict import Variant, variants
 
@@ -218,11 +217,12 @@ def test_sums_of_whole_numbers_are_exact() -> None:
 
 
 # ------------------------------------------------------------------ the table of Lipschitz constants
-@pytest.mark.parametrize("name", sorted(LIPSCHITZ))
+@pytest.mark.parametrize("name", sorted(DECLARED))
 def test_lipschitz_constants_hold_and_are_nearly_reached(name: str) -> None:
     """|f(x + t) - f(x)| <= L(x, e) e for |t| <= e, and at least half of it somewhere: a constant of half the size or
     twice the size is seen."""
-    f = real.FUNCTIONS[name]
+    f, lipschitz = DECLARED[name].value, DECLARED[name].lipschitz
+    assert lipschitz is not None
     x = np.linspace(-6, 6, 2401).astype(REAL)[None, :]
     if name in ("log", "log1p"):
         x = np.geomspace(1e-3, 1e3, 2001).astype(REAL)[None, :] - (0.99 if name == "log1p" else 0)
@@ -230,7 +230,7 @@ def test_lipschitz_constants_hold_and_are_nearly_reached(name: str) -> None:
     for e in (REAL(2.0**-20), REAL(2.0**-10), REAL(0.01)):
         inside = (x - e > (-1 if name == "log1p" else 0)) if name in ("log", "log1p") else np.ones_like(x, bool)
         with np.errstate(all="ignore"):
-            allowed = np.broadcast_to(np.asarray(LIPSCHITZ[name](x, e), REAL) * e, x.shape)
+            allowed = np.broadcast_to(np.asarray(lipschitz(x, e), REAL) * e, x.shape)
             for t in (-e, -e / 2, e / 2, e):
                 change = np.abs(f(x + t) - f(x))[inside]
                 slack = 2.0**-50 / e  # f itself is computed
@@ -240,8 +240,8 @@ def test_lipschitz_constants_hold_and_are_nearly_reached(name: str) -> None:
     assert reached > 0.9, f"{name}: the constant is {float(1 / reached):.3g} times too large"
 
 
-def test_every_function_with_a_slope_has_a_constant() -> None:
-    assert set(LIPSCHITZ) >= set(SLOPES) and set(LIPSCHITZ) <= set(real.FUNCTIONS)
+def test_every_elementary_function_has_a_constant_and_a_record() -> None:
+    assert all(f.lipschitz is not None and f.ulps is not None for f in DECLARED.values())
 
 
 # ------------------------------------------------------------------ what verify makes of them

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokitai.elementary.exact import REAL
 from tokitai.families import emit_cpu, make_plan
 from tokitai.lang import (
     PRIMITIVES,
@@ -230,7 +231,7 @@ def test_primitives_are_emitted(definition: Callable[..., Any]) -> None:
 def test_gradients_agree_with_differences(definition: Callable[..., Any]) -> None:
     """Reverse mode against central differences in extended precision, input by input."""
     graph = graph_of(definition)
-    tensors = {n: a.astype(real.REAL) if a.dtype == np.float32 else a for n, a in numbers(graph).items()}
+    tensors = {n: a.astype(REAL) if a.dtype == np.float32 else a for n, a in numbers(graph).items()}
     rng = np.random.default_rng(3)
     results = real.evaluate(graph, tensors, SHAPE, PARAMS)
     cotangents = {n: rng.standard_normal(v.shape) for n, v in results.items()}
@@ -240,10 +241,10 @@ def test_gradients_agree_with_differences(definition: Callable[..., Any]) -> Non
         return sum((found[n] * cotangents[n]).sum() for n in found)
 
     got = gradient(graph, tensors, SHAPE, PARAMS, cotangents)
-    h = real.REAL(2.0**-20)
+    h = REAL(2.0**-20)
     for name in ("x", "y"):
         for at in np.ndindex(tensors[name].shape):
-            bump = np.zeros(tensors[name].shape, real.REAL)
+            bump = np.zeros(tensors[name].shape, REAL)
             bump[at] = h
             up, down = ({**tensors, name: tensors[name] + s * bump} for s in (1, -1))
             slope = (total(up) - total(down)) / (2 * h)

@@ -9,9 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tokitai.elementary.exact import REAL
 from tokitai.formats import FORMATS
 from tokitai.lang import Graph, Operator
-from tokitai.meaning import bits, real
+from tokitai.meaning import bits
 from tokitai.meaning.interpret import as_rows_cols
 
 Array = np.ndarray[Any, Any]
@@ -42,10 +43,10 @@ def textbook(op: Operator, graph: Graph, tensors: Mapping[str, Array], shape: tu
     for t in graph.inputs:
         values = tensors[t.name] if graph.ragged else as_rows_cols(t, tensors[t.name], shape)
         with np.errstate(invalid="ignore"):  # signalling NaN
-            wide[t.name] = values.astype(real.REAL if FORMATS[str(t.format)].is_float else np.int64)
+            wide[t.name] = values.astype(REAL if FORMATS[str(t.format)].is_float else np.int64)
     scalars = {p: params[p] for p in graph.params}
     if "rounded" in inspect.signature(op.textbook).parameters:  # a definition that stores an intermediate result
-        scalars["rounded"] = lambda x: bits.round_to(x.astype(np.float64), graph.dtype).astype(real.REAL)
+        scalars["rounded"] = lambda x: bits.round_to(x.astype(np.float64), graph.dtype).astype(REAL)
     with np.errstate(all="ignore"):
         return op.textbook(**wide, **scalars, **graph.options)
 

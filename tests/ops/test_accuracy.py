@@ -9,10 +9,10 @@ import pytest
 from running import textbook
 
 from tokitai import ops
+from tokitai.elementary.exact import REAL
 from tokitai.formats import FORMATS
 from tokitai.lang import Operator
 from tokitai.meaning import bits
-from tokitai.meaning.real import REAL
 from tokitai.verification import cases
 from tokitai.verification.compare import ulp_errors
 

@@ -13,10 +13,11 @@ from bounded import limits
 from running import BF16, F16, F32, array, same_bits
 
 from tokitai import ops
+from tokitai.elementary.exact import DECLARED
 from tokitai.errors import ArgumentError, UnknownNameError
 from tokitai.experts import Experts, Saved, expert_layer, expert_layer_backward
+from tokitai.lang import Array as Values
 from tokitai.lang import Operator
-from tokitai.meaning.bounds import LIPSCHITZ
 from tokitai.ops.gated import textbook_silu
 
 Array = np.ndarray[Any, Any]
@@ -71,13 +72,20 @@ class Near:
         return Near(self.value, self.error + limits(op, arguments)[result].reshape(self.value.shape))
 
 
+def steepness(name: str, x: Near) -> Values | float:
+    """The most that the derivative of an elementary function is near x."""
+    lipschitz = DECLARED[name].lipschitz
+    assert lipschitz is not None
+    return lipschitz(x.value, x.error)
+
+
 def silu_of(x: Near) -> Near:
-    return Near(textbook_silu(x.value)["y"], LIPSCHITZ["silu"](x.value, x.error) * x.error)
+    return Near(textbook_silu(x.value)["y"], steepness("silu", x) * x.error)
 
 
 def slope_of(x: Near) -> Near:
     s = 1 / (1 + np.exp(-x.value))
-    return Near(s + x.value * s * (1 - s), LIPSCHITZ["silu_slope"](x.value, x.error) * x.error)
+    return Near(s + x.value * s * (1 - s), steepness("silu_slope", x) * x.error)
 
 
 def softmax_of(logits: Near, chosen: Array | None) -> Near:

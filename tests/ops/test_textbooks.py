@@ -12,6 +12,7 @@ from running import textbook
 from scipy import special
 
 from tokitai import ops
+from tokitai.elementary.exact import REAL
 from tokitai.formats import FORMATS
 from tokitai.lang import Operator
 from tokitai.meaning import real
@@ -39,9 +40,9 @@ def test_the_definition_is_what_the_textbook_says(op: Operator, dtype: str, vari
         got = real.evaluate(graph, case.tensors, case.shape, params)
         roundings = (len(graph.nodes) + sum(shape)) * 2.0**-53
         for o in graph.outputs:
-            expected = np.broadcast_to(np.asarray(want[o.name], real.REAL), got[o.name].shape)
+            expected = np.broadcast_to(np.asarray(want[o.name], REAL), got[o.name].shape)
             # What cancels is as large as the largest operand: an input, or a product with 1/sqrt(eps) of a flat row.
-            largest = max(float(np.abs(a.astype(real.REAL)).max()) for a in (*case.tensors.values(), expected))
+            largest = max(float(np.abs(a.astype(REAL)).max()) for a in (*case.tensors.values(), expected))
             scale = max(1.0, largest) ** 3 * (1 / math.sqrt(params.get("eps", 1.0)) if shape[1] == 1 else 1)
             # A result that the definition rounds, as it goes on with it, is half an ulp away from the textbook's.
             store = 2.0 ** -FORMATS[o.format].precision if o.node.op == "round_to" else 0

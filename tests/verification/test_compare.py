@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tokitai.elementary.exact import REAL
 from tokitai.formats import FORMATS, bf16, f16, f32
-from tokitai.meaning.real import REAL
 from tokitai.verification.compare import first_mismatch, patterns, show, ulp_errors
 
 NAN, INF = np.nan, np.inf

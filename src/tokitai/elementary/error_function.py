@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from ..lang import Value, fma, function, where
+import math
+
+import numpy as np
+
+from ..lang import Value, fma, where
 from .common import at_most, horner
+from .exact import ROOT_PI, by_elements, elementary, everywhere
 from .exponential import moderate_expm1, scale_down, split_exp
 
+exact_erf, exact_erfc = by_elements(math.erf), by_elements(math.erfc)
+STEEPEST = everywhere(1.1284)  # 2/sqrt(pi), at 0
 
-@function
+
+@elementary(exact_erf, derivative=lambda x, y: 2 / ROOT_PI * np.exp(-x * x), lipschitz=STEEPEST)
 def erf(x: Value) -> Value:
     """The error function, as 1 - exp(-a (2/sqrt(pi) + q(a))) with a = |x|.
 
@@ -23,7 +31,7 @@ def erf(x: Value) -> Value:
     return where(x == 0.0, x, y)
 
 
-@function
+@elementary(exact_erfc, derivative=lambda x, y: -2 / ROOT_PI * np.exp(-x * x), lipschitz=STEEPEST)
 def erfc(x: Value) -> Value:
     """1 - erf(x), as exp(-a**2) N(a)/D(a) with a = |x|, and 2 less that below zero.
 

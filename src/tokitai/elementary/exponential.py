@@ -7,8 +7,11 @@ below 1 an ulp is half as long: |r| <= 0.29 there keeps the roundings of r and t
 
 from __future__ import annotations
 
-from ..lang import Value, fma, function, power_of_two, round_even, where
+import numpy as np
+
+from ..lang import Value, fma, power_of_two, round_even, where
 from .common import at_least, at_most, horner
+from .exact import REAL, elementary
 
 LOG2_E = 1.442695
 LN2_HIGH, LN2_LOW = 0.6931472, -1.9046542e-09  # their sum is ln 2 within 2^-53
@@ -47,21 +50,21 @@ def moderate_expm1(x: Value) -> Value:
     return fma(t, power, power - 1.0)
 
 
-@function
+@elementary(np.exp, derivative=lambda x, y: y, lipschitz=lambda x, e: np.exp(x + e))
 def exp(x: Value) -> Value:
     """e**x. Largest error: 0.96 ulp."""
     n, t = split_exp(at_most(at_least(x, LOWEST), 89.0))
     return scale(1.0 + t, n)
 
 
-@function
+@elementary(np.exp, derivative=lambda x, y: y, lipschitz=lambda x, e: np.exp(x + e))
 def exp_down(x: Value) -> Value:
     """e**x for x <= 0 or NaN, with the bits of exp; above 0 the result is unspecified. Largest error: 0.92 ulp."""
     n, t = split_exp(at_least(x, LOWEST))
     return scale_down(1.0 + t, n)
 
 
-@function
+@elementary(np.exp2, derivative=lambda x, y: y * np.log(REAL(2)), lipschitz=lambda x, e: 0.6932 * np.exp2(x + e))
 def exp2(x: Value) -> Value:
     """2**x. The remainder x - n is exact; the polynomial errs by 2^-27.3 of 2**r (derive_exp2.py).
 
@@ -74,7 +77,7 @@ def exp2(x: Value) -> Value:
     return scale(1.0 + fma(r, LN2_HIGH, r * q), n)
 
 
-@function
+@elementary(np.expm1, derivative=lambda x, y: y + 1, lipschitz=lambda x, e: np.exp(x + e))
 def expm1(x: Value) -> Value:
     """e**x - 1. Computed at half its size, as 2**128 is not a number of the format. Largest error: 1.32 ulp."""
     n, t = split_exp(at_most(at_least(x, -20.0), 89.0))

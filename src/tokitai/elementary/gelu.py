@@ -6,9 +6,14 @@ since an error of one ulp in it is one of a hundred in the result.
 
 from __future__ import annotations
 
-from ..lang import Value, fma, function, where
+import numpy as np
+
+from ..lang import Array, Value, fma, where
 from .common import at_most, horner
+from .error_function import exact_erfc
+from .exact import REAL, elementary, everywhere, gated
 from .exponential import scale_down, split_exp
+from .logistic import exact_sigmoid
 
 
 def _tail(a: Value) -> tuple[Value, Value, Value]:
@@ -28,7 +33,17 @@ def _gauss(a: Value) -> tuple[Value, Value]:
     return split_exp(square * -0.5, fma(a, a, -square) * -0.5)
 
 
-@function
+def exact_normal_cdf(x: Array) -> Array:
+    """The standard normal distribution function, without cancellation for negative x."""
+    return exact_erfc(-x / np.sqrt(REAL(2))) / 2
+
+
+def density(x: Array) -> Array:
+    """The standard normal density."""
+    return np.asarray(np.exp(-x * x / 2) / np.sqrt(2 * np.arctan(REAL(1)) * 4))
+
+
+@elementary(exact_normal_cdf, derivative=lambda x, y: density(x), lipschitz=everywhere(0.399))
 def normal_cdf(x: Value) -> Value:
     """Phi(x), the distribution function of the standard normal distribution: erfc(-x / sqrt(2)) / 2.
 
@@ -39,7 +54,17 @@ def normal_cdf(x: Value) -> Value:
     return where(x < 0.0, y, 1.0 - y)
 
 
-@function
+def exact_gelu(x: Array) -> Array:
+    """x Phi(x)."""
+    return gated(x, exact_normal_cdf(x))
+
+
+def exact_gelu_slope(x: Array) -> Array:
+    """Phi(x) + x phi(x)."""
+    return np.asarray(exact_normal_cdf(x) + np.where(np.isinf(x), 0, x * density(x)))
+
+
+@elementary(exact_gelu, derivative=lambda x, y: exact_gelu_slope(x), lipschitz=everywhere(1.129))  # at sqrt 2
 def gelu(x: Value) -> Value:
     """x Phi(x): -a Phi(-a) below zero and x - a Phi(-a) above, with a = |x|. Largest error: 5.93 ulp."""
     a = at_most(abs(x), 14.6)
@@ -49,7 +74,7 @@ def gelu(x: Value) -> Value:
     return where(x < 0.0, -y, x - y)
 
 
-@function
+@elementary(exact_gelu_slope, lipschitz=everywhere(0.798))  # 2/sqrt(2 pi), at 0
 def gelu_slope(x: Value) -> Value:
     """The derivative of gelu: d = Phi(-a) - a phi(a) at -a, with a = |x|, and 1 - d at +a.
 
@@ -87,7 +112,25 @@ def _exponent(a: Value) -> tuple[Value, Value, Value]:
     return n, t, square
 
 
-@function
+def _argument(x: Array) -> tuple[Array, Array]:
+    """2u and its derivative."""
+    c = np.sqrt(1 / (2 * np.arctan(REAL(1))))  # sqrt(2/pi)
+    return 2 * c * (x + REAL("0.044715") * x**3), 2 * c * (1 + 3 * REAL("0.044715") * x**2)
+
+
+def exact_gelu_tanh(x: Array) -> Array:
+    """x sigmoid(2u)."""
+    return gated(x, exact_sigmoid(_argument(x)[0]))
+
+
+def exact_gelu_tanh_slope(x: Array) -> Array:
+    """The derivative of x sigmoid(2u)."""
+    v, rise = _argument(x)
+    s = exact_sigmoid(v)
+    return np.asarray(s + np.where(np.isinf(x), 0, x * s * exact_sigmoid(-v) * rise))
+
+
+@elementary(exact_gelu_tanh, derivative=lambda x, y: exact_gelu_tanh_slope(x), lipschitz=everywhere(1.13))
 def gelu_tanh(x: Value) -> Value:
     """x sigmoid(2u) = x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x**3): GELU's tanh approximation.
 
@@ -99,7 +142,7 @@ def gelu_tanh(x: Value) -> Value:
     return where(x < 0.0, scale_down(-a * w, n), x) / (1.0 + scale_down(w, n))
 
 
-@function
+@elementary(exact_gelu_tanh_slope, lipschitz=everywhere(0.8))
 def gelu_tanh_slope(x: Value) -> Value:
     """The derivative of gelu_tanh: d = e (1 + e - a v') / (1 + e)**2 at -a, with a = |x|, e = e**-v and v = 2u(a);
     1 - d at +a.

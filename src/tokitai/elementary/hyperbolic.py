@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from ..lang import Value, fma, function, power_of_two, where
+import numpy as np
+
+from ..lang import Value, fma, power_of_two, where
 from .common import at_most, horner
+from .exact import elementary, everywhere
 from .exponential import split_exp
 
 
-@function
+@elementary(np.tanh, derivative=lambda x, y: 1 - y * y, lipschitz=everywhere(1.0))
 def tanh(x: Value) -> Value:
     """The hyperbolic tangent: x + x**3 p(x**2) for |x| < 0.55, else 1 - 2 / (e**2|x| + 1).
 

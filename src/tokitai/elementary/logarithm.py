@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
-from ..lang import Value, exponent, fma, function, power_of_two, significand, where
+import numpy as np
+
+from ..lang import Array, Value, exponent, fma, power_of_two, significand, where
 from .common import at_least, horner
+from .exact import elementary, everywhere
 from .exponential import LOWEST, scale_down, split_exp
+from .logistic import exact_sigmoid
 
 LN2_SHORT, LN2_REST = 0.69314575, 1.4286068e-06  # 16 bits of ln 2, so that k LN2_SHORT is exact, and what is left
 SMALLEST_NORMAL = 2.0**-126
@@ -34,7 +38,7 @@ def at_ends(x: Value, pole: float, y: Value) -> Value:
     return where(inside, y, ends)
 
 
-@function
+@elementary(np.log, derivative=lambda x, y: 1 / x, lipschitz=lambda x, e: 1 / np.maximum(x - e, 0))
 def log(x: Value) -> Value:
     """The natural logarithm. Largest error: 0.82 ulp."""
     tiny = x < SMALLEST_NORMAL
@@ -45,7 +49,7 @@ def log(x: Value) -> Value:
     return at_ends(x, 0.0, log_of(k, where(big, 0.5 * m, m) - 1.0))
 
 
-@function
+@elementary(np.log1p, derivative=lambda x, y: 1 / (1 + x), lipschitz=lambda x, e: 1 / np.maximum(1 + x - e, 0))
 def log1p(x: Value) -> Value:
     """log(1 + x). The rounded sum gives k alone; f = 2**-k (1 + x) - 1 is taken from x itself, with one rounding.
 
@@ -60,7 +64,12 @@ def log1p(x: Value) -> Value:
     return at_ends(x, -1.0, where(x == 0.0, x, log_of(k, f)))
 
 
-@function
+def exact_softplus(x: Array) -> Array:
+    """log(1 + e**x), without overflow."""
+    return np.asarray(np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0))
+
+
+@elementary(exact_softplus, derivative=lambda x, y: exact_sigmoid(x), lipschitz=everywhere(1.0))
 def softplus(x: Value) -> Value:
     """log(1 + e**x), as max(x, 0) + log1p(e**-|x|). Largest error: 1.84 ulp."""
     n, t = split_exp(at_least(-abs(x), LOWEST))

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from ..lang import Value, fma, function, where
+import numpy as np
+
+from ..lang import Array, Value, fma, where
 from .common import at_least, horner
+from .exact import elementary, everywhere, gated
 from .exponential import LOWEST, scale_down, split_exp
 
 
-@function
+def exact_sigmoid(x: Array) -> Array:
+    """1 / (1 + e**-x), without overflow."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def exact_silu(x: Array) -> Array:
+    """x sigmoid(x)."""
+    return gated(x, exact_sigmoid(x))
+
+
+def exact_silu_slope(x: Array) -> Array:
+    """The derivative of x sigmoid(x)."""
+    s = exact_sigmoid(x)
+    return np.asarray(s + np.where(np.isinf(x), 0, x * s * exact_sigmoid(-x)))
+
+
+@elementary(exact_sigmoid, derivative=lambda x, y: y * (1 - y), lipschitz=everywhere(0.25))
 def sigmoid(x: Value) -> Value:
     """1 / (1 + e**-x), as q = e / (1 + e) with e = e**x below zero. Below -1 it is e - e q, where e keeps what its
     rounding drops: in the quotient that would count twice just below a power of two.
@@ -21,7 +41,7 @@ def sigmoid(x: Value) -> Value:
     return where(x < -1.0, e + fma(-e, q, low), q)
 
 
-@function
+@elementary(exact_silu, derivative=lambda x, y: exact_silu_slope(x), lipschitz=everywhere(1.1))  # at 2.4
 def silu(x: Value) -> Value:
     """x sigmoid(x). The product with x is taken before e**x is scaled, so that a subnormal result is rounded once.
 
@@ -32,7 +52,7 @@ def silu(x: Value) -> Value:
     return where(x < 0.0, scale_down(at_least(x, -110.0) * w, n), x) / (1.0 + scale_down(w, n))
 
 
-@function
+@elementary(exact_silu_slope, lipschitz=everywhere(0.5))
 def silu_slope(x: Value) -> Value:
     """The derivative of silu: d = e (1 + e - a) / (1 + e)**2 at -a, with a = |x| and e = e**-a, and 1 - d at +a.
 

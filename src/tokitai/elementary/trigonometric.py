@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 
-from ..lang import Value, fma, function, round_even, where
+import numpy as np
+
+from ..lang import Value, fma, round_even, where
 from .common import horner
+from .exact import elementary, everywhere
 
 TWO_OVER_PI = 0.63661975
 PI_1, PI_2, PI_3 = 1.5707964, -4.371139e-08, -1.7151245e-15
@@ -39,14 +42,14 @@ def _turned(n: Value, r: Value) -> Value:
     return where(negative, -y, y)
 
 
-@function
+@elementary(np.sin, derivative=lambda x, y: np.cos(x), lipschitz=everywhere(1.0))
 def sin(x: Value) -> Value:
     """The sine of x radians, |x| <= 2^20; NaN beyond. Largest error: 1.81 ulp."""
     n, r = _reduced(x)
     return where(x == 0.0, x, _turned(n, r))
 
 
-@function
+@elementary(np.cos, derivative=lambda x, y: -np.sin(x), lipschitz=everywhere(1.0))
 def cos(x: Value) -> Value:
     """The cosine of x radians, |x| <= 2^20, as sin(x + pi/2); NaN beyond. Largest error: 1.81 ulp."""
     n, r = _reduced(x)

@@ -68,9 +68,9 @@ class AnyOrder(Bounds):
         trials = 2 * np.maximum(worst, 1) * max(self.results, 1) / MISSED
         return np.minimum(worst, np.sqrt(2 * np.log(trials) * worst))
 
-    def function_ulps(self, name: str) -> float:
+    def function_ulps(self, proved: float) -> float:
         """That of a library, or the definition's."""
-        return max(FUNCTION_ULPS, super().function_ulps(name))
+        return max(FUNCTION_ULPS, super().function_ulps(proved))
 
     def apply(self, node: Node, args: Sequence[Any], shape: tuple[int, int]) -> Any:
         """One operation, whose values are kept."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..elementary.exact import REAL
 from ..formats import Format
-from ..meaning.real import REAL
 from ..verification.compare import patterns, show, spacing, ulp_errors
 
 Array = np.ndarray[Any, Any]

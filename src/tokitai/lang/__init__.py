@@ -55,6 +55,7 @@ from .primitives import (
     weighted_sum,
     where,
 )
+from .real import Array, Bound, Derivative, RealFunction
 from .sizes import Shape, Sizes, extent, extents, shape_from_text, shape_text
 from .tables import gather, row_first, scatter_sum, slots
 from .values import (
@@ -88,8 +89,11 @@ __all__ = [
     "PRIMITIVES",
     "ROW_REDUCTIONS",
     "TOTALS",
+    "Array",
+    "Bound",
     "Cols",
     "Contract",
+    "Derivative",
     "Function",
     "Gradient",
     "Graph",
@@ -103,6 +107,7 @@ __all__ = [
     "Operator",
     "Output",
     "Outputs",
+    "RealFunction",
     "Rows",
     "Shape",
     "Sizes",

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from .real import RealFunction
+
 # rows x cols, one a row, one a column, one in all, entries x cols (a table); operands of products: rows x inner,
 # inner x cols, their transposes; where groups begin and end, and among what: rows or the inner side
 Space = Literal["rc", "r", "c", "s", "t", "rk", "kr", "kc", "ck", "g", "gr", "gk"]
@@ -159,6 +161,7 @@ class Function:
     name: str
     params: tuple[Node, ...]
     result: Node
+    real: RealFunction | None = None  # what it stands for; else its own definition
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import DefinitionError
 from .graph import ACCUMULATORS, NARROW_ACCUMULATORS, Function, Node, Space, Type, topological
 from .origin import refuse
+from .real import RealFunction
 from .values import (
     INTEGERS,
     Number,
@@ -278,10 +279,11 @@ def shift_right(a: Value, count: int) -> Value:
     return _u32_op("int_shift_right", a, count)
 
 
-def function(body: Callable[..., Value]) -> Callable[..., Value]:
+def function(body: Callable[..., Value], *, real: RealFunction | None = None) -> Callable[..., Value]:
     """Make a Python function over values a *named* function of the language: exp, tanh and the like.
 
-    It is traced once for each operand type, appears in the graph as one call, and is emitted as one function.
+    It is traced once for each operand type, appears in the graph as one call, and is emitted as one function. ``real``
+    is the function of real numbers that it stands for: by default that of its own definition.
     """
     traced: dict[Type, Function] = {}
     count = body.__code__.co_argcount
@@ -299,7 +301,7 @@ def function(body: Callable[..., Value]) -> Callable[..., Value]:
             params = tuple(make("input", space="s", type=kind, data=(f"{body.__name__}.{n}", kind)) for n in names)
             try:
                 with tracing(None):
-                    traced.setdefault(kind, Function(body.__name__, params, _result(body, params)))
+                    traced.setdefault(kind, Function(body.__name__, params, _result(body, params), real))
             except DefinitionError:
                 if kind == "f32":
                     raise

@@ -10,14 +10,12 @@ The bounds are computed in f64; each is widened by 2**-40 of itself, far more th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
 
+from ..elementary.exact import DECLARED
 from ..errors import TokitaiError
 from ..formats import FORMATS
 from ..lang import COL_SUM_BLOCK, MATMUL_BLOCK, TOTALS, Graph, Node, Sizes, TensorSpec
@@ -31,42 +29,12 @@ TINY = 2.0**-150  # half the smallest subnormal
 HOST = 2.0**-46  # of a host scalar: up to 64 roundings in f64 before the one to f32
 WIDEN = 1 + 2.0**-40
 
-# |f'| on [x - e, x + e], by name: what a function makes of an error of its argument.
-LIPSCHITZ: dict[str, Callable[[Array, Array], Array | float]] = {
-    "exp": lambda x, e: np.exp(x + e),
-    "exp_down": lambda x, e: np.exp(x + e),
-    "exp2": lambda x, e: 0.6932 * np.exp2(x + e),
-    "expm1": lambda x, e: np.exp(x + e),
-    "log": lambda x, e: 1 / np.maximum(x - e, 0),
-    "log1p": lambda x, e: 1 / np.maximum(1 + x - e, 0),
-    "tanh": lambda x, e: 1.0,
-    "sin": lambda x, e: 1.0,
-    "cos": lambda x, e: 1.0,
-    "erf": lambda x, e: 1.1284,  # 2/sqrt(pi), at 0
-    "erfc": lambda x, e: 1.1284,
-    "normal_cdf": lambda x, e: 0.399,
-    "sigmoid": lambda x, e: 0.25,
-    "softplus": lambda x, e: 1.0,
-    "gelu": lambda x, e: 1.129,  # at sqrt 2
-    "gelu_tanh": lambda x, e: 1.13,
-    "silu": lambda x, e: 1.1,  # at 2.4
-    "gelu_slope": lambda x, e: 0.798,  # 2/sqrt(2 pi), at 0
-    "gelu_tanh_slope": lambda x, e: 0.8,
-    "silu_slope": lambda x, e: 0.5,
-}
-
 
 class Bounded:
     """An f32 value as f64, and a bound on its distance from the exact one. A tiny stand-in for an array."""
 
     def __init__(self, value: Array, error: Array) -> None:
         self.value, self.error = value, error
-
-
-@cache
-def proved() -> dict[str, float]:
-    """The largest error of each elementary function in ulp, over all 2**32 inputs."""
-    return dict(json.loads((resources.files("tokitai.elementary") / "proved.json").read_text()))
 
 
 class Bounds:
@@ -84,10 +52,10 @@ class Bounds:
         levels = np.ceil(np.log2(np.maximum(-(-count // block), 1)))
         return np.minimum(np.maximum(count - 1, 0), block - 1) + levels
 
-    def function_ulps(self, name: str) -> float:
+    def function_ulps(self, proved: float) -> float:
         """The largest error of an elementary function in ulp of its result: one more than was proved, as what the proof
         takes the ulp of may lie in the next binade."""
-        return proved()[name] + 1
+        return proved + 1
 
     def load(self, tensor: TensorSpec, values: Array) -> Any:
         loaded = self.bits.load(tensor, values)
@@ -170,12 +138,12 @@ class Bounds:
         raise TokitaiError(f"{node.op}: no error bound is known")
 
     def _function(self, node: Node, v: Array, x: Sequence[Array], e: Sequence[Array]) -> Any:
-        name = str(node.data[0])
-        if name not in LIPSCHITZ or name not in proved():
-            raise TokitaiError(f"{name}: no error bound is known; accepted: {', '.join(sorted(LIPSCHITZ))}")
+        real = None if node.body is None else node.body.real
+        if real is None or real.lipschitz is None or real.ulps is None:
+            raise TokitaiError(f"{node.data[0]}: no error bound is known; accepted: {', '.join(sorted(DECLARED))}")
         ulp = _spacing(np.abs(v), 24, -126)
-        passed = np.where(e[0] == 0, 0, np.asarray(LIPSCHITZ[name](x[0], e[0])) * e[0])
-        return passed + self.function_ulps(name) * ulp
+        passed = np.where(e[0] == 0, 0, np.asarray(real.lipschitz(x[0], e[0])) * e[0])
+        return passed + self.function_ulps(real.ulps) * ulp
 
     def _product(self, node: Node, plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
         """Operands are exact. A term of the sum goes through all roundings of its chain at most, its own among them,

@@ -10,36 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ..elementary.exact import DECLARED, REAL
+from ..elementary.gelu import exact_normal_cdf
 from ..errors import DefinitionError
 from ..formats import FORMATS
 from ..lang import GROUPS, OPERANDS, Function, Graph, Node, Operator, Output, Sizes, TensorSpec, extent, extents
 from .interpret import Array, apply, full_size, items_of, joined, load
 from .product import operands, stored, turned
-from .real import FUNCTIONS, REAL, Real, gelu_slope, gelu_tanh_slope, normal_cdf, sigmoid, silu_slope
+from .real import Real
 from .structure import drawn_entries
-
-_ROOT_PI = np.sqrt(4 * np.arctan(REAL(1)))
-
-# f'(x) of the named functions, given x and f(x).
-SLOPES: dict[str, Callable[[Array, Array], Array]] = {
-    "exp": lambda x, y: y,
-    "exp_down": lambda x, y: y,
-    "exp2": lambda x, y: y * np.log(REAL(2)),
-    "expm1": lambda x, y: y + 1,
-    "log": lambda x, y: 1 / x,
-    "log1p": lambda x, y: 1 / (1 + x),
-    "tanh": lambda x, y: 1 - y * y,
-    "sin": lambda x, y: np.cos(x),
-    "cos": lambda x, y: -np.sin(x),
-    "erf": lambda x, y: 2 / _ROOT_PI * np.exp(-x * x),
-    "erfc": lambda x, y: -2 / _ROOT_PI * np.exp(-x * x),
-    "normal_cdf": lambda x, y: np.exp(-x * x / 2) / (np.sqrt(REAL(2)) * _ROOT_PI),
-    "sigmoid": lambda x, y: y * (1 - y),
-    "gelu": lambda x, y: gelu_slope(x),
-    "gelu_tanh": lambda x, y: gelu_tanh_slope(x),
-    "silu": lambda x, y: silu_slope(x),
-    "softplus": lambda x, y: sigmoid(x),
-}
 
 # An operand's gradient has other sides than the result's.
 _MOVES = ("gather", "scatter_sum", "slots", "matmul", "weighted_sum")
@@ -181,13 +160,14 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
         case "scatter_sum":
             give(a[0], g[x[1][:, 0]])
         case "call":
-            name = str(node.data[0])
-            if name in SLOPES and name in FUNCTIONS:
-                give(a[0], g * SLOPES[name](x[0], y))
-            elif name in FUNCTIONS or node.body is None:
-                raise _unknown(node, name)
-            else:
+            assert node.body is not None
+            known = node.body.real
+            if known is None:
                 _pull_body(node.body, a, g, x, give)
+            elif known.derivative is None:
+                raise _unknown(node, node.body.name)
+            else:
+                give(a[0], g * known.derivative(x[0], y))
         case "round_even" | "exponent" | "row_first":
             pass  # constant between steps
         case "power_of_two":
@@ -201,7 +181,7 @@ def _pull(node: Node, g: Array, x: Sequence[Array], y: Array, give: Callable[[No
 
 
 def _unknown(node: Node, name: str) -> DefinitionError:
-    known = ", ".join(sorted(SLOPES))
+    known = ", ".join(sorted(n for n, f in DECLARED.items() if f.derivative is not None))
     return DefinitionError(f"{node.origin}: no derivative of {name} is known; accepted: primitives, {known}")
 
 
@@ -345,7 +325,7 @@ def _sample(rng: np.random.Generator, t: TensorSpec, size: tuple[int, ...], belo
         case "positive":
             return np.asarray(np.exp(noise / 2))
         case "unit":
-            return np.asarray(normal_cdf(noise))
+            return np.asarray(exact_normal_cdf(noise))
         case "probabilities":
             return np.asarray(np.exp(noise * 3) / np.exp(noise * 3).sum(axis=-1, keepdims=True))
     return noise

@@ -1,98 +1,24 @@
 """The mathematics of a graph in high precision: what the bits approximate.
 
-NumPy's `longdouble` carries 64 bits of significand on x86-64 and 113 on most others; where it is no wider than f64, so
-says `PRECISION`. The few functions that NumPy lacks in that precision (erf, erfc) are taken in f64, whose error of a
-few 2^-53 is far below anything that a stored f32 can show.
+Named functions are evaluated as the functions of real numbers that they stand for. Where NumPy's `longdouble` is no
+wider than f64, so says `PRECISION`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..elementary.exact import REAL
 from ..formats import FORMATS
 from ..lang import Graph, Node, TensorSpec
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph
 from .product import operands, turned
 
-REAL = np.longdouble
 PRECISION = np.finfo(REAL).nmant + 1
-
-
-def _elementwise(f: Callable[[float], float]) -> Callable[[Array], Array]:
-    ufunc = np.frompyfunc(lambda v: f(float(v)), 1, 1)
-    return lambda x: np.asarray(ufunc(x), dtype=REAL)
-
-
-erf = _elementwise(math.erf)
-erfc = _elementwise(math.erfc)
-
-
-def normal_cdf(x: Array) -> Array:
-    """The standard normal distribution function, without cancellation for negative x."""
-    return erfc(-x / np.sqrt(REAL(2))) / 2
-
-
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + e**-x), without overflow."""
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
-
-
-def _times(x: Array, gate: Array) -> Array:
-    """x gate, 0 in the limit of -inf, where the gate vanishes faster."""
-    return np.where(np.isneginf(x), -0.0, x * gate)
-
-
-def gelu(x: Array) -> Array:
-    """x Phi(x)."""
-    return _times(x, normal_cdf(x))
-
-
-def gelu_slope(x: Array) -> Array:
-    """Phi(x) + x phi(x)."""
-    density = np.exp(-x * x / 2) / np.sqrt(2 * np.arctan(REAL(1)) * 4)
-    return normal_cdf(x) + np.where(np.isinf(x), 0, x * density)
-
-
-def _gelu_tanh_argument(x: Array) -> tuple[Array, Array]:
-    c = np.sqrt(1 / (2 * np.arctan(REAL(1))))  # sqrt(2/pi)
-    return 2 * c * (x + REAL("0.044715") * x**3), 2 * c * (1 + 3 * REAL("0.044715") * x**2)
-
-
-def gelu_tanh(x: Array) -> Array:
-    """x sigmoid(2u)."""
-    return _times(x, sigmoid(_gelu_tanh_argument(x)[0]))
-
-
-def gelu_tanh_slope(x: Array) -> Array:
-    """The derivative of x sigmoid(2u)."""
-    v, slope = _gelu_tanh_argument(x)
-    return sigmoid(v) + np.where(np.isinf(x), 0, x * sigmoid(v) * sigmoid(-v) * slope)
-
-
-def silu(x: Array) -> Array:
-    """x sigmoid(x)."""
-    return _times(x, sigmoid(x))
-
-
-def silu_slope(x: Array) -> Array:
-    """The derivative of x sigmoid(x)."""
-    return sigmoid(x) + np.where(np.isinf(x), 0, x * sigmoid(x) * sigmoid(-x))
-
-
-# What a named function of the language stands for. A function that is not listed stands for its own definition.
-FUNCTIONS: dict[str, Callable[..., Array]] = {
-    "exp": np.exp, "exp_down": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log1p": np.log1p,
-    "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "erf": erf, "erfc": erfc, "normal_cdf": normal_cdf,
-    "sigmoid": sigmoid, "gelu": gelu, "gelu_slope": gelu_slope, "gelu_tanh": gelu_tanh,
-    "gelu_tanh_slope": gelu_tanh_slope, "silu": silu, "silu_slope": silu_slope,
-    "softplus": lambda x: np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0),
-}  # fmt: skip
 
 _DIRECT: dict[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt, "neg": np.negative,
@@ -184,10 +110,9 @@ class Real:
                 np.add.at(total, args[1][:, 0], args[0])
                 return total
             case "call":
-                name = str(node.data[0])
-                if name in FUNCTIONS:
-                    return FUNCTIONS[name](*args)
                 assert node.body is not None
+                if node.body.real is not None:
+                    return node.body.real.value(*args)
                 return evaluate_body(node.body, self, args, shape)
         return bits.integer(node, args, shape)
 

@@ -18,6 +18,9 @@ from ..errors import ArgumentError
 from . import operators
 from .arguments import checked
 from .masks import limits_of, limits_of_mask
+from .products import embedding as embedding
+from .products import linear as linear
+from .products import matmul as matmul
 
 F32_EPS = torch.finfo(torch.float32).eps
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ..elementary.exact import REAL
 from ..errors import TokitaiError
 from ..formats import FORMATS, Format
 from ..lang import MATRICES, OPERANDS, Graph, Operator, Sizes, TensorSpec
 from ..meaning import bits, bounds, real
 from ..meaning.interpret import full_size
-from ..meaning.real import REAL
 from .cases import Array, Case, forward_pass, size_of
 from .compare import spacing, ulp_errors
 from .run import CaseResult

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..elementary.exact import REAL
 from ..formats import Format
-from ..meaning.real import REAL
 
 Array = np.ndarray[Any, Any]
 
