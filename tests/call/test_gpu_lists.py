@@ -122,7 +122,7 @@ MEMORY = on_gpu(torch.ones(5000))
     ("given", "message"),
     [
         (changed("grad", 0, torch.ones(3, 5)), r"grad: lies on cpu; accepted on the cuda target"),
-        (changed("grad", 3, on_gpu(torch.ones(7), OnAnother)), r"grad: lies on cuda:1; accepted beside it: cuda:0"),
+        (changed("grad", 3, on_gpu(torch.ones(7), OnAnother)), r"grad: lies on cuda:1; accepted beside param: cuda:0"),
         (changed("grad", 3, on_gpu(torch.ones(8))), r"grad\[3\]: shape \(8,\); accepted beside param\[3\]: \(7,\)"),
         (changed("grad", 3, on_gpu(torch.ones(7).half())), r"grad\[3\]: format float16; accepted beside grad\[0\]"),
         (changed("param", 0, on_gpu(torch.ones(5, 3)).T), r"param\[0\]: strides \(4, 12\) of"),

@@ -64,6 +64,10 @@ class Arrays(Protocol):
     def returned(self, made: Made) -> Any:
         """A new array that has been filled, as the caller gets it."""
 
+    def separate(self, made: Made) -> Any:
+        """A copy of a filled array, as the caller gets it. None where the library makes none: then the array itself
+        has to be handed out, and a new one to take its place."""
+
     def as_columns(self, made: Made, into: Any) -> Any:
         """Column indices, which kernels store as f32, in i32: new, or in the caller's array ``into``."""
 

@@ -11,6 +11,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy as copy_of
 from typing import Any
 
 import numpy as np
@@ -31,19 +32,23 @@ class DeviceArrays:
 
     def __init__(self, beside: str, example: Any, stream: Any = None) -> None:
         self.beside, self.example = beside, example
-        self.library_stream = stream_of(example)
-        self._stream = self.library_stream if stream is None else handle_of(stream)
-        self.device = as_device(beside, example, self._stream).device
+        self._stream = None if stream is None else handle_of(stream)
+        known = (
+            library_of(example) == "torch"
+        )  # which says where a tensor lies without a stream, as one of a host has none
+        self.device = as_device(beside, example, 0 if known else self.stream).device
         self.copies: list[Any] = []
 
     @property
     def stream(self) -> int:
         """The one into which the call's work is put."""
-        return self._stream
+        return stream_of(self.example) if self._stream is None else self._stream
 
     def current(self) -> AbstractContextManager[Any]:
         """Nothing is done where it is the current one already."""
-        return within(self.example, self.stream, self.library_stream, self.device)
+        if self._stream is None:
+            return nullcontext()
+        return within(self.example, self._stream, stream_of(self.example), self.device)
 
     def view(self, name: str, x: Any) -> Array:
         """Metadata alone. An array that is known by DLPack alone is asked to be ready for the stream."""
@@ -77,6 +82,16 @@ class DeviceArrays:
     def returned(self, made: Made) -> Any:
         """JAX takes a `DeviceArray` over."""
         return handed_out(made.value, self.example)
+
+    def separate(self, made: Made) -> Any:
+        """By torch and CuPy."""
+        return copied("a result", made.value) if library_of(self.example) in ("torch", "cupy") else None
+
+    def beside_example(self, example: Any) -> DeviceArrays:
+        """Those of another first tensor of the same device."""
+        other = copy_of(self)
+        other.example, other.copies = example, []
+        return other
 
     def as_columns(self, made: Made, into: Any) -> Any:
         """By the caller's library."""

@@ -64,6 +64,12 @@ class HostArrays:
         """An array without a value of the library is taken over by it."""
         return like(made.array, self.example) if made.value is None else made.value
 
+    def separate(self, made: Made) -> Any:
+        """By NumPy."""
+        copy = self.empty("a result", made.array.shape, made.array.dtype)
+        copy.array[...] = made.array
+        return self.returned(copy)
+
     def as_columns(self, made: Made, into: Any) -> Any:
         """By NumPy."""
         if into is not None:

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.device_array import as_device, empty_like, handed_out, name_of
-from ..arrays.gpu import copied, handle_of, metadata_array, stream_of, within
-from ..arrays.libraries import library_of, written
+from ..arrays.adapter import Arrays
+from ..arrays.device_array import as_device, empty_like
+from ..arrays.gpu import DeviceArrays, handle_of, stream_of, within
+from ..arrays.libraries import library_of
 from ..errors import ArgumentError
-from ..lang import Operator, Output
+from ..lang import Operator
 from .gpu_device import GpuDevice, gpu_device, kernel_on
 from .gpu_kernel import GpuKernel, Ready, Table
 from .gpu_launch import Frame, torch_workspace
@@ -49,73 +50,37 @@ class PreparedOnGpu(Prepared):
     kernel: GpuKernel
 
     def __init__(
-        self, operator: Operator, kernel: KernelBase, lists: Mapping[str, Sequence[Any]], copy: bool = True
-    ) -> None:
-        self.example = next(iter(lists.values()))[0]
-        view = as_device(next(iter(lists)), self.example)
-        self.device, self.where = view.device, gpu_device(view.device)
-        self.made: dict[str, list[Any]] = {}
-        self.copies: list[Any] = []
+        self, operator: Operator, kernel: KernelBase, lists: Mapping[str, Sequence[Any]], arrays: Arrays,
+        copy: bool = True,
+    ) -> None:  # fmt: skip
+        assert isinstance(arrays, DeviceArrays)
+        self.arrays: DeviceArrays = arrays
+        self.device, self.where = arrays.device, gpu_device(arrays.device)
         self.placed: _Placed | None = None
         self.layout: _CheckedLists | None = None
-        super().__init__(operator, kernel, lists, copy)
+        super().__init__(operator, kernel, lists, arrays, copy)
         self.lying = np.array(self.addresses, np.int64)
         outputs = self.kernel.graph.outputs
         self.names = [t.name for t in self.kernel.graph.inputs] + [o.name for o in outputs]
         first = len(self.kernel.graph.inputs)
         self.single = [(k, o.name) for k, o in enumerate(outputs, first) if o.space == "s" and not o.inplace]
-        self.of_torch = library_of(self.example) == "torch"
+        self.of_torch = library_of(self.arrays.example) == "torch"
 
     def turned_to(self, lists: Mapping[str, Sequence[Any]], addresses: Any, example: Any) -> PreparedOnGpu:
         """The same for other tensors of the same formats and sizes; this object stays as it is."""
         other = copy_of(self)
-        other.lists, other.lying, other.example, other._alive = lists, addresses, example, {}
+        other.lists, other.lying, other._alive = lists, addresses, {}
+        other.arrays = self.arrays.beside_example(example)
         return other
-
-    def seen(self, name: str, x: Any) -> Array:
-        """Where a tensor lies, as NumPy would see it."""
-        view = as_device(name, x, stream_of(self.example))
-        if view.device != self.device:
-            raise ArgumentError(f"{name}: lies on {name_of(view.device)}; accepted beside it: {name_of(self.device)}")
-        return metadata_array(view)
-
-    def copied(self, name: str, array: Array, x: Any) -> Array:
-        """In the caller's library."""
-        self.copies.append(copied(name, x))
-        return self.seen(name, self.copies[-1])
-
-    def new(self, o: Output, shape: tuple[int, ...], lists: Mapping[str, Sequence[Any]]) -> Array:
-        """In the library of the first tensor."""
-        some = self.made.setdefault(o.name, [])
-        some.append(empty_like(self.example, shape, o.format, stream_of(self.example)))
-        return self.seen(o.name, some[-1]).reshape(-1)
 
     def __call__(self, params: Mapping[str, float], stream: Any = None) -> Any:
         """Put one launch into the current stream of the tensors' library, or into `stream`. Returns what `Prepared`
         returns."""
-        now = stream_of(self.example)
+        now = stream_of(self.arrays.example)
         chosen = now if stream is None else handle_of(stream)
-        returned: list[Any] = []
-        with within(self.example, chosen, now, self.device):
+        with within(self.arrays.example, chosen, now, self.device):
             self._launch(params, chosen)
-            for o in self.kernel.graph.outputs:
-                if o.inplace:
-                    returned.append(self.lists[o.name])
-                elif o.space == "s":
-                    returned.append(handed_out(self._kept(o), self.example))
-                else:
-                    returned.append([handed_out(x, self.example) for x in self.made[o.name]])
-            written(x for o in self.kernel.graph.outputs if o.inplace for x in self.lists[o.name])
-        return returned[0] if len(returned) == 1 else tuple(returned)
-
-    def _kept(self, o: Output) -> Any:
-        """A value that the next call does not write again."""
-        value = self.made[o.name][0]
-        if library_of(self.example) in ("torch", "cupy"):
-            return copied(o.name, value)
-        self.made[o.name].clear()
-        self.new(o, (), self.lists)
-        return value
+            return self.returned()
 
     def _launch(self, params: Mapping[str, float], stream: int) -> None:
         scalars = self.kernel.scalar_bytes(self.kernel.scalar_table(*self.counted, params))
@@ -130,8 +95,8 @@ class PreparedOnGpu(Prepared):
         elif placed.room is not None:
             room = placed.room()
             frame.launch(scalars, room.data_ptr(), stream)
-        elif library_of(self.example) == "cupy":
-            room = empty_like(self.example, (ready.workspace,), "bool", stream)
+        elif library_of(self.arrays.example) == "cupy":
+            room = empty_like(self.arrays.example, (ready.workspace,), "bool", stream)
             frame.launch(scalars, as_device("workspace", room).address, stream)
         else:
             with self.where.room(ready.workspace, stream) as place:
@@ -141,7 +106,7 @@ class PreparedOnGpu(Prepared):
     def _own_values(self) -> Array:
         """The addresses, those of single results as they are now."""
         for k, name in self.single:
-            address = as_device(name, self.made[name][0]).address
+            address = as_device(name, self.made[name][0].value).address
             if self.lying.size and self.lying[k] != address:
                 self.lying = self.lying.copy()
                 self.lying[k :: len(self.names)] = address
@@ -162,7 +127,7 @@ class PreparedOnGpu(Prepared):
             def place(values: Array) -> tuple[int, object]:
                 if values.nbytes == 0:
                     return 0, values
-                memory = empty_like(self.example, (values.nbytes,), "bool", stream)
+                memory = empty_like(self.arrays.example, (values.nbytes,), "bool", stream)
                 address = as_device("table", memory).address
                 self.where.write(address, np.ascontiguousarray(values), stream)
                 return address, memory
@@ -170,7 +135,7 @@ class PreparedOnGpu(Prepared):
             table = self.kernel.table(addresses.tolist(), self.sizes, self.shapes, place)
             need = self.kernel.workspace_bytes(table.shapes, 1)
             ready = Ready(self.kernel.program_for(table), table.steps, table.packed, b"", need)
-            room = torch_workspace(self.example, need) if self.of_torch and need else None
+            room = torch_workspace(self.arrays.example, need) if self.of_torch and need else None
             placed = self.placed = _Placed(stream, addresses, table, ready, room)
             if self.layout is not None:
                 self.layout.bare.placed = placed
@@ -196,18 +161,15 @@ def prepare_on_gpu(
     if signature is not None and found is not None and signature.apart(found.items, found.counts):
         return found.with_tensors(given, signature)
     name, example = next((n, v[0]) for n, v in given.items() if isinstance(v, (list, tuple)) and v)
-    index = as_device(name, example).device
-
-    def seen(name: str, x: Any) -> Array:
-        return metadata_array(as_device(name, x, stream_of(example)))
+    arrays = DeviceArrays(name, example)
 
     def build(firsts: Mapping[str, Array]) -> GpuKernel:
         dtype = storage_format(operator, firsts)
-        return kernel_on(gpu_device(index), operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
+        return kernel_on(gpu_device(arrays.device), operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
 
-    made = prepare(operator, given, build, copy, seen, PreparedOnGpu)
+    made = prepare(operator, given, build, arrays, copy, PreparedOnGpu)
     assert isinstance(made, PreparedOnGpu)
-    if signature is not None and not made.copies and not made.made:
+    if signature is not None and not arrays.copies and not made.made:
         if len(_layouts) >= MOST_LISTS:
             _layouts.clear()
         _layouts[signature.key] = _CheckedLists(made, given)

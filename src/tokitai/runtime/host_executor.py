@@ -119,4 +119,5 @@ def prepare_lists(
         dtype = storage_format(operator, firsts)
         return kernel_for(operator, dtype, frozenset(firsts), tuple(sorted(options.items())))
 
-    return prepare(operator, given, build, copy)
+    example = next((v[0] for v in given.values() if isinstance(v, (list, tuple)) and v), None)
+    return prepare(operator, given, build, HostArrays(example), copy)

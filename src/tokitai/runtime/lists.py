@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.dlpack import as_numpy, like
+from ..arrays.adapter import Arrays, Made
 from ..arrays.libraries import written
-from ..arrays.results import new_array
-from ..backends.cpu import device as cpu
 from ..errors import ArgumentError
 from ..formats import FORMATS
 from ..lang import Graph, Operator, Output
@@ -29,53 +27,51 @@ class Prepared:
     """Lists of tensors that have been checked, and the kernel for them. They must not be resized or freed meanwhile."""
 
     def __init__(
-        self, operator: Operator, kernel: KernelBase, lists: Mapping[str, Sequence[Any]], copy: bool = True
-    ) -> None:
+        self, operator: Operator, kernel: KernelBase, lists: Mapping[str, Sequence[Any]], arrays: Arrays,
+        copy: bool = True,
+    ) -> None:  # fmt: skip
+        self.arrays = arrays
         self.operator, self.kernel, self.lists = operator, kernel, lists
         count = len(next(iter(lists.values())))
-        given = {name: [self.seen(name, v) for v in values] for name, values in lists.items()}
+        given = {name: [arrays.view(name, v) for v in values] for name, values in lists.items()}
         first, examples = next(iter(given.items()))
         for name, values in given.items():
             for i, (a, example) in enumerate(zip(values, examples, strict=True)):
                 if a.shape != example.shape:
                     found = f"{name}[{i}]: shape {a.shape}"
                     raise ArgumentError(f"{found}; accepted beside {first}[{i}]: {example.shape}")
-        arrays = {
+        views = {
             n: [self.flat(f"{n}[{i}]", a, lists[n][i], copy) for i, a in enumerate(values)]
             for n, values in given.items()
         }
         sizes = [a.size for a in examples]
         self.shapes = [(1, n) for n in sizes]
         self.counted = counted(operator, kernel.graph, [a.shape for a in examples])
-        self.results: dict[str, list[Array]] = {}
-        addresses = {name: [_address(a) for a in made] for name, made in arrays.items()}
+        self.made: dict[str, list[Made]] = {}
+        addresses = {name: [_address(a) for a in flat] for name, flat in views.items()}
         out: list[list[int]] = []
         for o in kernel.graph.outputs:
             if o.inplace:
-                for i, a in enumerate(arrays[o.name]):
+                for i, a in enumerate(views[o.name]):
                     refuse_read_only(f"{o.name}[{i}]", lists[o.name][i], given[o.name][i])
                     if a.size and not np.may_share_memory(a, given[o.name][i]):
                         found = f"{o.name}[{i}]: strides {given[o.name][i].strides} of shape {given[o.name][i].shape}"
                         raise ArgumentError(f"{found}; accepted for a result: contiguous, aligned arrays")
                 out.append(addresses[o.name])
             elif o.space == "s":
-                self.results[o.name] = [self.new(o, (), lists)]
-                out.append([_address(self.results[o.name][0])] * count)
+                self.made[o.name] = [self.new(o, ())]
+                out.append([_address(self.made[o.name][0].array)] * count)
             else:
-                self.results[o.name] = [self.new(o, a.shape, lists) for a in examples]
-                out.append([_address(a) for a in self.results[o.name]])
-        _apart(arrays, [o.name for o in kernel.graph.outputs if o.inplace])
+                self.made[o.name] = [self.new(o, a.shape) for a in examples]
+                out.append([_address(m.array) for m in self.made[o.name]])
+        _check_disjoint(views, [o.name for o in kernel.graph.outputs if o.inplace])
         columns = [addresses[t.name] for t in kernel.graph.inputs] + out
         self.addresses = [address for row in zip(*columns, strict=True) for address in row]
         matrices = sum(t.space == "rc" for t in kernel.graph.inputs) + sum(
             o.space == "rc" for o in kernel.graph.outputs
         )
         self.sizes = [count] + [v for n in sizes for v in (1, n, *([n] * matrices))]
-        self._alive = arrays  # copies and views that the addresses point into
-
-    def seen(self, name: str, x: Any) -> Array:
-        """A caller's tensor as an array of NumPy."""
-        return as_numpy(name, x)
+        self._alive = views  # copies and views that the addresses point into
 
     def flat(self, name: str, array: Array, x: Any, copy: bool) -> Array:
         """Contiguous, aligned and flattened: a view where that is possible, else a copy or ArgumentError."""
@@ -83,15 +79,11 @@ class Prepared:
         if not copy and not plain:
             found = f"{name}: strides {array.strides} of shape {array.shape} need a copy"
             raise ArgumentError(f"{found}; accepted with copy=False: contiguous, aligned arrays")
-        return (array if plain else self.copied(name, array, x)).reshape(-1)
+        return (array if plain else self.arrays.copied(name, x, array)).reshape(-1)
 
-    def copied(self, name: str, array: Array, x: Any) -> Array:
-        """A contiguous and aligned copy."""
-        return np.require(array, requirements=["C", "A"])
-
-    def new(self, o: Output, shape: tuple[int, ...], lists: Mapping[str, Sequence[Any]]) -> Array:
-        """Room for a result of a tensor."""
-        return cpu.aligned_empty((math.prod(shape),), FORMATS[o.format].dtype)
+    def new(self, o: Output, shape: tuple[int, ...]) -> Made:
+        """A result for a tensor."""
+        return self.arrays.empty(o.name, shape, FORMATS[o.format].dtype)
 
     def __call__(self, params: Mapping[str, float], threads: int) -> Any:
         """Run with these host scalars. Returns the lists that were replaced, and the lists and values that are new; new
@@ -103,29 +95,29 @@ class Prepared:
             raise ArgumentError(
                 f"{self.operator.name}: an empty list; accepted: at least one tensor, which may be empty"
             )
-        returned = []
+        return self.returned()
+
+    def returned(self) -> Any:
+        """What a call returns once it has been launched."""
+        returned: list[Any] = []
         for o in self.kernel.graph.outputs:
             if o.inplace:
                 returned.append(self.lists[o.name])
-                continue
-            examples = next(iter(self.lists.values()))
-            if o.space == "s":
-                returned.append(_copied_out(self.results[o.name][0].reshape(()), examples[0]))
+            elif o.space == "s":
+                returned.append(self._separate(o))
             else:
-                made = zip(self.results[o.name], examples, strict=True)
-                returned.append([like(a.reshape(np.shape(x)), x) for a, x in made])
+                returned.append([self.arrays.returned(made) for made in self.made[o.name]])
         written(x for o in self.kernel.graph.outputs if o.inplace for x in self.lists[o.name])
         return returned[0] if len(returned) == 1 else tuple(returned)
 
-
-def _copied_out(value: Array, example: Any) -> Any:
-    """A value in memory of its own, in the library of `example`."""
-    new = new_array(example, value.shape, value.dtype)
-    if new is None:
-        return like(value.copy(), example)
-    made = new()
-    as_numpy("a result", made)[...] = value
-    return made
+    def _separate(self, o: Output) -> Any:
+        """A value that the next call does not write again."""
+        (made,) = self.made[o.name]
+        copy = self.arrays.separate(made)
+        if copy is not None:
+            return copy
+        self.made[o.name] = [self.new(o, ())]
+        return self.arrays.returned(made)
 
 
 def counted(operator: Operator, graph: Graph, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
@@ -151,12 +143,11 @@ def prepare(
     operator: Operator,
     given: Mapping[str, Any],
     build: Callable[[Mapping[str, Array]], KernelBase],
+    arrays: Arrays,
     copy: bool = True,
-    seen: Callable[[str, Any], Array] = as_numpy,
-    made: type[Prepared] = Prepared,
+    prepared: type[Prepared] = Prepared,
 ) -> Prepared:
-    """Check lists of tensors. ``build`` gives the kernel for the formats of the first tensors, ``seen`` views a tensor
-    as an array of NumPy.
+    """Check lists of tensors. ``build`` gives the kernel for the formats of the first tensors.
 
     Raises ArgumentError for lists of different lengths, mixed formats, shapes that do not agree, an operator that works
     on rows, and with ``copy=False`` for tensors that are not contiguous.
@@ -169,16 +160,16 @@ def prepare(
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{n} has {k}" for n, k in lengths.items())
         raise ArgumentError(f"{operator.name}: {found}; accepted: lists of one length")
-    firsts = {n: seen(n, v[0]) if v else np.empty(0, _default(operator, n)) for n, v in given.items()}
+    firsts = {n: arrays.view(n, v[0]) if v else np.empty(0, _default(operator, n)) for n, v in given.items()}
     kernel = build(firsts)
     if not kernel.plan.flat:
         raise ArgumentError(f"{operator.name}: works on rows; accepted: one tensor, lists for element-wise operators")
     for name, values in given.items():
         for i, value in enumerate(values):
-            dtype = seen(name, value).dtype
+            dtype = arrays.view(name, value).dtype
             if dtype != firsts[name].dtype:
                 raise ArgumentError(f"{name}[{i}]: format {dtype}; accepted beside {name}[0]: {firsts[name].dtype}")
-    return made(operator, kernel, given, copy)
+    return prepared(operator, kernel, given, arrays, copy)
 
 
 def _default(operator: Operator, name: str) -> Any:
@@ -190,7 +181,7 @@ def _address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _apart(arrays: Mapping[str, Sequence[Array]], written: Sequence[str]) -> None:
+def _check_disjoint(arrays: Mapping[str, Sequence[Array]], written: Sequence[str]) -> None:
     """What is written must not overlap anything else: checked by sorting the ranges. Raises ArgumentError."""
     ranges = sorted(
         (_address(a), _address(a) + a.nbytes, name in written, f"{name}[{i}]")
