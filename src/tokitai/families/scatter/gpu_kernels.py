@@ -10,9 +10,9 @@ from ...lower.gpu import CHUNK
 from ...meaning.structure import drawn_entries
 from ..gpu_family import GpuFamily, GpuSource, KernelInMaking, Launches, usual_width
 from ..rowwise.gpu_kernels import packed, width_of_rows
+from . import schedule
 from .gpu import GpuScatterEmitter
 from .plan import ScatterPlan
-from .schedule import is_wide, scatter_steps, workspace_bytes
 
 
 def emit_scatter(plan: ScatterPlan, width: int, full: bool = False, wide: bool = False) -> KernelText:
@@ -28,8 +28,8 @@ class GpuScatter(GpuFamily[ScatterPlan]):
     def source(self, plan: ScatterPlan, shape: tuple[int, int], warp: int = 32, staged: bool = True) -> GpuSource:
         """The first choice for this shape, with as many entries as a verification draws."""
         entries = drawn_entries(shape[0])
-        text = emit_scatter(plan, usual_width(shape[1]), shape[1] % CHUNK == 0, is_wide(shape[0]))
-        return GpuSource(text, scatter_steps(plan, *shape, entries), f"{entries} entries", shape)
+        text = emit_scatter(plan, usual_width(shape[1]), shape[1] % CHUNK == 0, schedule.is_wide(shape[0]))
+        return GpuSource(text, schedule.scatter_steps(plan, *shape, entries), f"{entries} entries", shape)
 
     def launches(
         self, kernel: KernelInMaking, plan: ScatterPlan, addresses: Sequence[int], sizes: Sequence[int],
@@ -37,16 +37,16 @@ class GpuScatter(GpuFamily[ScatterPlan]):
     ) -> Launches:  # fmt: skip
         """The source follows from the alignment of the tensors, and from how many rows there are."""
         rows, cols = shape
-        how = width_of_rows(kernel, addresses, sizes, rows), cols % CHUNK == 0, is_wide(rows)
+        how = width_of_rows(kernel, addresses, sizes, rows), cols % CHUNK == 0, schedule.is_wide(rows)
         program = kernel.program(how, lambda: emit_scatter(plan, *how))
         need = self.workspace_bytes(kernel, plan, [shape], threads, entries)
-        return Launches(program, tuple(scatter_steps(plan, rows, cols, entries)), packed(sizes), need)
+        return Launches(program, tuple(schedule.scatter_steps(plan, rows, cols, entries)), packed(sizes), need)
 
     def workspace_bytes(
         self, kernel: KernelInMaking, plan: ScatterPlan, shapes: Sequence[tuple[int, int]], threads: int, entries: int
     ) -> int:
         """Segments, sorted rows, counts of digits, sums of windows."""
-        return workspace_bytes(*shapes[0], entries, 8 if kernel.structure else 4)
+        return schedule.workspace_bytes(*shapes[0], entries, 8 if kernel.structure else 4)
 
 
 __all__ = ["GpuScatter", "emit_scatter"]
