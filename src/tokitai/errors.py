@@ -11,7 +11,7 @@
     │   └── WireError              a request of the wire mode of which a field is wrong: exit code 3 to 14
     ├── UnavailableError           something this machine lacks: exit code 3
     │   ├── CompilerMissingError   no compiler; the message names the package to install
-    │   ├── CompileError           a compiler that failed, with its last words
+    │   ├── CompileError           a compiler that failed, with the end of its output
     │   ├── DeviceMissingError     no such device here
     │   ├── TargetMissingError     a target that has no kernels for this operator yet
     │   ├── DeviceError            a call of the device's driver that failed
@@ -161,7 +161,7 @@ class WorkerError(UnavailableError):
 
     def __init__(self, message: str, last_words: str = "") -> None:
         self.reason, self.last_words = message, last_words
-        super().__init__(f"{message}; its last words:\n{last_words}" if last_words else message)
+        super().__init__(f"{message}; the end of its output:\n{last_words}" if last_words else message)
 
 
 class WorkerStartError(WorkerError):

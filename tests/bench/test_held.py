@@ -113,7 +113,7 @@ def test_counterparts_of_coarser_arithmetic_are_flagged(dtype: str) -> None:
     assert record["share_of_bound"]["param"] <= 1
     far = {n for n, share in record["share_of_bound"].items() if share > 1}
     assert far == (set() if dtype == "f32" else {"exp_avg", "exp_avg_sq"})
-    assert sum("times as far from ours" in flag for flag in record["flags"]) == len(far)
+    assert sum("times the rounding-error bound" in flag for flag in record["flags"]) == len(far)
 
 
 # ------------------------------------------------------------------ our own calls

@@ -31,7 +31,7 @@ def test_what_is_found_is_written(tmp_path: Path) -> None:
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| torch_")]
     assert [row[0].strip("| ") for row in rows] == ["torch_softmax"] * 3 + ["torch_swiglu"] * 3  # the latest of each
     assert all(row[2] == "verified" and row[3] == "0" for row in rows[:3])
-    assert "of which rounding explains" in rows[3][-1] and rows[3][2] == "refuted"
+    assert "the rounding-error bound is" in rows[3][-1] and rows[3][2] == "refuted"
 
 
 def test_the_page_is_that_of_its_records() -> None:

@@ -233,7 +233,7 @@ def test_doctor_tells_what_hip_can_and_cannot(tokitai: Command) -> None:
     assert (found["works"], found["build"]) == (False, None) and "clang" in found["clang"]
     assert any(text.startswith("hip: ") and text.endswith("nothing about an AMD device") for text in report["claims"])
     assert f"hip: {found['run']}" in report["missing"]
-    assert f"hip: {found['clang']}, sha256 {found['digest'][:12]}; no AMD card" in tokitai("doctor").out
+    assert f"hip: {found['clang']}, sha256 {found['digest'][:12]}; no AMD GPU" in tokitai("doctor").out
 
 
 def test_show_takes_the_wavefronts_of_an_architecture(tokitai: Command, show: Show) -> None:

@@ -50,5 +50,5 @@ def test_a_cell_cannot_break_the_table() -> None:
 def test_what_is_missing_is_said() -> None:
     case = replace(SEEDED, max_ulp_error=None)
     text = render(build_statement(replace(SAMPLE, cases=(case,), proofs=(), error=type(SAMPLE.error)())))
-    assert "The error against the real result was not measured." in text
+    assert "The error against the exact value was not measured." in text
     assert "Nothing: the cases above are all there is." in text

@@ -71,7 +71,7 @@ def test_the_element_that_is_furthest_beyond_its_allowance_is_told() -> None:
     found = hold("y", got, defined, defined.astype(REAL), limit, FORMATS["f32"])
     assert found.wrong == 2
     assert found.first.startswith("y[2,3] is 0x3fa00000 (1.25); the definition gives 0x3f800000 (1)")
-    assert found.first.endswith("it differs by 2.097e+06 ulp, of which rounding explains 0.8389")
+    assert found.first.endswith("it differs by 2.097e+06 ulp, the rounding-error bound is 0.8389 ulp")
     assert found.share == pytest.approx(2.5e6) and found.max_ulp == 2**22
     assert found.where == "2 of 12 elements, all in columns 1 to 3"
 

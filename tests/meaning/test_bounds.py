@@ -260,7 +260,7 @@ def test_a_wrong_textbook_is_refuted() -> None:
     scaled_rms.set_textbook(lambda x, eps: right(x, 0))
     verdict = verify(scaled_rms, dtype="f32")
     assert verdict.verdict == "refuted" and verdict.failure is not None
-    line = r"y\[\d+,\d+\]: the definition gives \S+, the textbook \S+; rounding explains a distance of \S+$"
+    line = r"y\[\d+,\d+\]: the definition gives \S+, the textbook \S+; the rounding-error bound is \S+$"
     assert re.search(line, verdict.failure), verdict.failure
 
 

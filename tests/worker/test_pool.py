@@ -75,14 +75,19 @@ def test_no_tensors_many_tensors_empty_tensors(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("entry", "arguments", "kind", "said"),
     [
-        ("killed", {"signal": "SIGKILL"}, WorkerCrashedError, "ended by SIGKILL; its last words:\nabout to send"),
+        (
+            "killed",
+            {"signal": "SIGKILL"},
+            WorkerCrashedError,
+            "ended by SIGKILL; the end of its output:\nabout to send",
+        ),
         ("killed", {"signal": "SIGABRT"}, WorkerCrashedError, "ended by SIGABRT"),
         ("killed", {"signal": "SIGSEGV"}, WorkerFaultError, "ended by SIGSEGV"),
         ("killed", {"signal": "SIGSTOP"}, WorkerTimeoutError, "no answer before the deadline"),
         ("reads_nothing", {}, WorkerFaultError, "in reads_nothing"),
         ("hangs", {}, WorkerTimeoutError, "no answer before the deadline"),
         ("hoards", {}, WorkerMemoryError, "more memory than its limit of 268435456 bytes"),
-        ("leaves", {"code": 3}, WorkerCrashedError, "left with exit code 3; its last words:\nleaving"),
+        ("leaves", {"code": 3}, WorkerCrashedError, "left with exit code 3; the end of its output:\nleaving"),
         ("leaves", {"code": 0}, WorkerCrashedError, "left with exit code 0"),
         ("closes", {}, WorkerProtocolError, "closed its pipe, but did not end"),
         *(("writes_rubbish", {"kind": kind}, WorkerProtocolError, "the worker process wrote") for kind in RUBBISH),

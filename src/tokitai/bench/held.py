@@ -175,7 +175,7 @@ def hold_theirs(
             at = np.unravel_index(int(np.argmax(np.where(wrong, apart, -1))), got.shape)
             raise ArgumentError(
                 f"{operator}: {w.name} of the timed call of {who} is {got[at]:.9g} where the definition gives "
-                f"{float(w.value[at]):.9g}: {share[at]:.3g} times what rounding explains; accepted: the same function"
+                f"{float(w.value[at]):.9g}: {share[at]:.3g} times the rounding-error bound; accepted: the same function"
             )
         shares[w.name] = max(shares.get(w.name, 0.0), float(share.max(initial=0.0)))
     return shares
@@ -197,5 +197,5 @@ def flags(times: Mapping[str, Any], moved: int, shares: Mapping[str, float]) -> 
             found.append(f"{name}: {rate:.0f} GB/s, {copy / t.median:.2f} times the rate of a copy of as many bytes")
     for name, share in shares.items():
         if share > 1:
-            found.append(f"torch: {name} is {share:.3g} times as far from ours as rounding in f32 explains")
+            found.append(f"torch: {name} is {share:.3g} times the rounding-error bound of f32 away")
     return found

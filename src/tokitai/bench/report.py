@@ -16,17 +16,17 @@ HEAD = """# Times on the CPU
 
 * **kernel** is a call with `out=` (for lists, one that was prepared), **call** the same without: it allocates its
   results, as PyTorch's does. New memory of many megabytes costs a page fault for every page that is first written:
-  ours is what results that are gone have left, PyTorch's comes from the system.
+  tokitai's comes from its cache of freed results, PyTorch's from the system.
 * Times are milliseconds, *median (fastest)* of blocks that took turns in one process; a ratio is PyTorch's median over
-  ours, so above 1 ours is faster.
+  tokitai's, so above 1 tokitai is faster.
 * GB/s counts each tensor once: inputs read, results written. **copy** is that rate over the rate of a plain copy of as
   many bytes, timed in the same turns. What several passes over a row read again is not counted.
 * The results of the timed calls are held against the definition. What stands below a table in words is a rate that
-  memory does not allow, or a counterpart whose results are further away than rounding in f32 explains.
+  memory does not allow, or a counterpart whose results are beyond the rounding-error bound of f32.
 * Gop/s counts the primitive operations of the definition, functions such as exp by their own.
 * Every operator computes in f32 and rounds once, at the store, to bits that are the same on every machine; PyTorch
-  promises no such thing. Its fused AdamW keeps moments in the format of the weights, ours are f32: for 16-bit weights
-  it moves 14 bytes an element where ours moves 22.
+  promises no such thing. Its fused AdamW keeps moments in the format of the weights, tokitai's are f32: for 16-bit
+  weights it moves 14 bytes an element, tokitai's 22.
 """
 _NAMES = ("operator", "format", "shape", "kernel", "call", "PyTorch", "ratio kernel", "ratio call", "GB/s", "copy",
           "Gop/s", "blocks")  # fmt: skip
@@ -97,7 +97,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     if against:
         axes.set_xscale("log")
-        axes.set_xlabel("PyTorch's time over ours: right of 1 ours is faster")
+        axes.set_xlabel("PyTorch's time over tokitai's: right of 1 tokitai is faster")
     else:
         axes.set_xlabel("rate over the rate of a copy of as many bytes")
     axes.set_title("; ".join(dict.fromkeys(_environment(r["environment"]) for r in latest.values())), fontsize=6)

@@ -23,7 +23,7 @@ def bench(
     against: Annotated[str | None, typer.Option(metavar="torch", help="Time its counterparts in turns.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="f16, bf16 or f32; all by default.")] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="ROWSxCOLS", help="In place of the usual shapes.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of ours and of theirs.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of both sides.")] = None,
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of calls, in turns; the median counts.")] = 9,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where records are added, one a line.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A plot: .png, .svg or .pdf.")] = None,

@@ -181,7 +181,7 @@ def report_text(report: dict[str, Any]) -> str:
 def _cuda_text(card: dict[str, Any]) -> str:
     compiler = f"NVRTC {card['nvrtc']}" if card["nvrtc"] else "no NVRTC"
     if card["device"] is None:
-        return f"{compiler}, no usable card" + ("; kernels can be built and examined" if card["nvrtc"] else "")
+        return f"{compiler}, no usable GPU" + ("; kernels can be built and examined" if card["nvrtc"] else "")
     device = card["device"]
     return f"{device['name']}, {device['arch']}, {_size(device['memory_bytes'])}, driver {device['driver']}, {compiler}"
 
@@ -189,7 +189,7 @@ def _cuda_text(card: dict[str, Any]) -> str:
 def _hip_text(card: dict[str, Any]) -> str:
     built = f"{card['clang']}, sha256 {card['digest'][:12]}" if card["clang"] else "no clang"
     cards = [f"{d['name']}, {d['arch']}, {_size(d['memory_bytes'])}, driver {d['driver']}" for d in card["devices"]]
-    return "; ".join([built, *(cards or ["no AMD card"])])
+    return "; ".join([built, *(cards or ["no AMD GPU"])])
 
 
 def _size(count: int | None) -> str:

@@ -1,4 +1,4 @@
-"""What `doctor` finds out about a machine by looking: its memory and its AMD cards."""
+"""What `doctor` reads about a machine: its memory and its AMD GPUs."""
 
 from __future__ import annotations
 

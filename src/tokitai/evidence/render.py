@@ -73,10 +73,10 @@ def _compared(cases: list[dict[str, Any]]) -> str:
 
 def _error(error: Mapping[str, Any]) -> str:
     if error["max_ulp_error"] is None:
-        return "The error against the real result was not measured."
+        return "The error against the exact value was not measured."
     bound = "no bound is proved" if error["bound"] is None else f"proven bound {_ulps(error['bound'])} ulp"
     where = f":\n\n    {error['at']}" if error["at"] else "."
-    return f"Largest error against the real result: {_ulps(error['max_ulp_error'])} ulp ({bound}){where}"
+    return f"Largest error against the exact value: {_ulps(error['max_ulp_error'])} ulp ({bound}){where}"
 
 
 def _proofs(proofs: list[dict[str, Any]]) -> str:

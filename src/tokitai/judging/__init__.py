@@ -1,4 +1,4 @@
-"""Third-party kernels: is each element as near the exact value as rounding explains, and if not, which is not?"""
+"""Third-party kernels: is each element within the rounding-error bound of the exact value, and if not, which is not?"""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _describe(
         if np.isfinite(value) and np.isfinite(float(got[at])):
             ulp = float(spacing(np.abs(exact[at]), fmt))
             off = abs(float(got[at]) - value)
-            said += f": it differs by {off / ulp:.4g} ulp, of which rounding explains {most / ulp:.4g}"
+            said += f": it differs by {off / ulp:.4g} ulp, the rounding-error bound is {most / ulp:.4g} ulp"
     found.first = said
     found.where = extent(np.argwhere(found.mask), got.shape)
 

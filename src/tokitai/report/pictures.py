@@ -78,7 +78,7 @@ def errors(entries: Sequence[Entry]) -> str:
     axes.annotate("0.5: one rounding", (log10(0.5), 1), (3, 17), ("data", "axes fraction"),
                   "offset points", fontsize=8)  # fmt: skip
     axes.tick_params(labeltop=True)
-    axes.set_xlabel("largest error against the real result, in units in the last place (ulp)")
+    axes.set_xlabel("largest error against the exact value, in units in the last place (ulp)")
     titles: dict[str, list[str]] = {}
     for beyond in (False, True):
         for dtype, chosen in _by_format([e for e in entries if e.error is not None and e.beyond is beyond]).items():

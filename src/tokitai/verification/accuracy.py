@@ -136,5 +136,5 @@ def _hold(name: str, exact: Array, got: Array, limit: Array, fmt: Format, judged
         result.failure = (
             f"{name}[{','.join(map(str, at))}]: the definition gives {float(value[at]):.9g}, "
             f"the textbook {float(exact[at]):.9g}; "
-            f"rounding explains a distance of {float(limit[at]):.3g}"
+            f"the rounding-error bound is {float(limit[at]):.3g}"
         )

@@ -329,7 +329,7 @@ def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: 
         if not error <= explained:
             verdict.failure = (
                 f"{operator.name}: {name} is not the derivative of {forward.name}: "
-                f"off by {error:.3g} of the largest element where rounding explains {explained:.3g}"
+                f"it differs by {error:.3g} of the largest element, the rounding-error bound is {explained:.3g}"
             )
             verdict.results.append(CaseResult("derivative", name, (5, 7), 1, "", {}, (), failure=verdict.failure))
             return

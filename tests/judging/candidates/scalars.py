@@ -23,12 +23,12 @@ def factor_of_the_first_call(x, *, factor, first=[]):  # noqa: B006
     return plain.scale(x, first[0])
 
 
-@wrong("scalars", "layer_norm", "of which rounding explains")
+@wrong("scalars", "layer_norm", "the rounding-error bound is")
 def eps_built_in(x, gamma, beta, *, eps):
     return plain.layer_norm(x, gamma, beta, 1e-5)
 
 
-@wrong("scalars", "rms_norm", "of which rounding explains", dtype="bf16", results=("y",))
+@wrong("scalars", "rms_norm", "the rounding-error bound is", dtype="bf16", results=("y",))
 def eps_built_in_without_its_statistic(x, gamma, *, eps):
     return plain.rms_norm(x, gamma, 1e-6)[0]
 

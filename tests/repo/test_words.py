@@ -1,0 +1,111 @@
+"""The project's pages and messages use the field's words: phrases that readers of the CUDA guide, Higham, PyTorch and
+LLVM would have to decode are kept out.
+
+Each row is a phrase and what to write instead. Pages are read whole, code blocks included; of the code the string
+literals that are no docstrings, in the packages that speak to users.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md"]
+PACKAGES = ["cli", "errors.py", "report", "judging", "bench", "worker", "wire", "torch", "routing.py", "experts.py"]
+
+BANNED = {
+    r"\bcards?\b": "GPU, device",
+    r"\bsomebody else|\bother people\b": "third-party kernel, candidate",
+    r"\breal results?\b": "the exact value",
+    r"\brounding (?:in f32 )?explains\b": "the rounding-error bound",
+    r"\berrs? by\b|\boff by\b|\bfurthest off\b": "has error, differs by",
+    r"\bknown again\b|\bgoes on by itself\b": "cached, a cache hit; continues",
+    r"\b(?:nothing is waited for|waits for nothing)\b": "asynchronous",
+    r"\bwait for each other\b|\bsums that wait\b": "pending partials, split-K slices",
+    r"\bmemory that is gone\b": "freed memory, a cached block",
+    r"\bspread by\b|\bspread over\b": "expanded; distributed",
+    r"\bshared? out\b": "partitioned",
+    r"\bslabs?\b": "K-tile",
+    r"\binner side\b": "the K dimension",
+    r"\bproducts? (?:of|in) groups\b": "grouped GEMM, grouped products",
+    r"\b(?:CUDA|HIP|C\+\+|source|kernel's|same|LLVM's) texts?\b": "source, translation unit, LLVM IR",
+    r"\blast words\b|\brubbish\b": "the tail of stderr; a malformed message",
+    r"\bolder hosts\b|\bolder than us\b": "legacy hosts",
+    r"\b(?:is|are|was|were) told\b|\btold on\b": "reported",
+    r"\b(?:was|were|is|are) seen to\b|\blooked at\b": "checked, inspected",
+    r"\bhanded on\b": "saved for backward, passed",
+    r"\blacks? registers\b": "spills",
+    r"\btheirs\b|\bours\b": "the candidate's, the counterpart's; tokitai's",
+}
+ALLOWED = {
+    ("docs/reference/worker.md", "theirs"): "other requests keep their results: no project is meant",
+}
+
+
+def literals(path: Path) -> Iterator[tuple[int, str]]:
+    """Every string of a file that is no docstring and no name, and the line where it begins."""
+    tree = ast.parse(path.read_text())
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else None
+        if isinstance(node, ast.Constant) and isinstance(value, str) and " " in value:
+            yield node.lineno, value
+
+
+def passages() -> Iterator[tuple[str, int, str]]:
+    """What is read: (file, first line, words)."""
+    for path in [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").rglob("*.md"))]:
+        yield path.relative_to(ROOT).as_posix(), 1, path.read_text()
+    for name in PACKAGES:
+        top = ROOT / "src" / "tokitai" / name
+        for path in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
+            for number, value in literals(path):
+                yield path.relative_to(ROOT).as_posix(), number, value
+
+
+def found(text: str) -> Iterator[tuple[int, str, str]]:
+    """Every banned phrase: how many lines it is into the text, the phrase, what to write."""
+    for phrase, better in BANNED.items():
+        for match in re.finditer(phrase.replace(" ", r"\s+"), text, re.IGNORECASE):
+            yield text.count("\n", 0, match.start()), " ".join(match[0].lower().split()), better
+
+
+def test_pages_and_messages_use_the_words_of_the_field() -> None:
+    hits = [
+        f"{name}:{first + line}: {phrase!r}; write: {better}"
+        for name, first, text in passages()
+        for line, phrase, better in found(text)
+        if (name, phrase) not in ALLOWED
+    ]
+    assert not hits, "\n".join(hits)
+
+
+def test_what_is_allowed_is_there() -> None:
+    there = {(name, phrase) for name, _, text in passages() for _, phrase, _ in found(text)}
+    assert set(ALLOWED) - there == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "phrases"),
+    [
+        ("It runs on a card.", ["card"]),
+        ("Discard a cardinal number; the source's text.", []),
+        ("which rounding\nexplains", ["rounding explains"]),
+        ("the CUDA text of Somebody else's", ["somebody else", "cuda text"]),
+    ],
+)
+def test_a_phrase_is_found(text: str, phrases: list[str]) -> None:
+    assert sorted(phrase for _, phrase, _ in found(text)) == sorted(phrases)
+
+
+def test_literals_are_messages_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(
+        '"""A card."""\n\ndef f(card):\n    """Its card."""\n    raise ValueError(f"no card {card[\'card\']}")\n'
+    )
+    assert list(literals(path)) == [(5, "no card ")]
