@@ -51,7 +51,7 @@ def attention(
     q: Operand[storage], k: Operand[storage], v: Operand[storage], limit: Rows[i32] | None, *, scale: float
 ) -> Outputs:
     """y = softmax(scale q k^T) v, where query r sees the first limit[r] keys, or all: limit = length of a padded
-    sequence, query's position + 1 for a causal mask, or the smaller of both. What is not seen is not looked at.
+    sequence, query's position + 1 for a causal mask, or the smaller of both. What is not seen is not read.
 
     ``top``, the largest score of each query, and ``total``, its sum of exp(score - top), are what the backward pass
     needs to come to the same probabilities; 0 and 1 where nothing is seen.

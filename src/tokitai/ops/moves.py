@@ -59,7 +59,7 @@ PLACES = Contract(domain="all values", indices={"place": Index(besides="dropped"
 @operator(contract=PLACES)
 def combine(y: Table[storage], weights: Slots[f32], place: Slots[i64], *, k: K = 2, dropped: int = -1) -> Outputs:
     """x[t] = the sum of weights[t, j] * y[place[t, j]] over the slots j, in their order: a chain of fused
-    multiply-adds from 0 on, rounded once to storage. A slot whose place is ``dropped`` is not looked at, whatever its
+    multiply-adds from 0 on, rounded once to storage. A slot whose place is ``dropped`` is not read, whatever its
     weight."""
     total: Any = 0.0
     for w, p in _pairs(weights, place):

@@ -56,7 +56,7 @@ MASKED = Contract(
 @operator(contract=MASKED, gradient=Gradient(autocast="f32"))
 def masked_softmax(x: Matrix[storage], limit: Rows[i32]) -> Outputs:
     """The softmax of the first limit[r] columns of row r, zero elsewhere: limit = length of a padded sequence, query's
-    position + 1 for a causal mask, or the smaller of both. What is masked is not looked at: NaN there does no harm."""
+    position + 1 for a causal mask, or the smaller of both. What is masked is not read: NaN there does no harm."""
     seen = column_index() < limit
     shown = where(seen, x, -np.inf)
     e = where(seen, exp_down(shown - row_max(shown)), 0)
