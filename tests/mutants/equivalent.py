@@ -134,6 +134,11 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
     )
     if operator.contract.max_rows == 1 and re.fullmatch(units, marked):
         return ONE_ROW
+    turn = r"for \(int64_t row0 = block_index\(\) \* ROWS; "
+    if re.fullmatch(rf"(-1 {turn}«row0» < rows;|\+1 {turn}row0 < «rows»;) row0 \+= .*", marked):
+        return "the threads of a turn more have no rows, and store nothing" if _stores_of_live(block) else None
+    if re.fullmatch(r"(-1 .* && «v\d+» < cols|\+1 .* && v\d+ < «cols»);", marked) and "const bool within = " in marked:
+        return None if any(i.upto for i in operator.contract.indices.values()) else "indices are below what they count"
     of_slice = r"for \(int64_t row0 = \(block_index\(\) - slice \* units\) \* ROWS; "
     if re.fullmatch(
         rf"(-1 {of_slice}«row0» < rows;|\+1 {of_slice}row0 < «rows»;) row0 \+= grid_size\(\) \* ROWS\) {{", marked

@@ -209,6 +209,12 @@ def test_a_quotient_that_is_missed_shows(edit: Edit) -> None:
 
 
 @pytest.mark.slow
+def test_a_result_behind_the_last_one_shows() -> None:
+    """Where the last chunk, which is not full, is computed element by element: for a NaN in it."""
+    assert examine(Edit(r"\|\| c0 \+ e >= size\) continue;", "|| c0 + e > size) continue;"), get("clip")).failure
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit",
     [

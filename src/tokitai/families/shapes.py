@@ -51,6 +51,10 @@ class Shapes(ABC, Generic[P]):
         """Shapes of long sums along rows, and down columns."""
         return []
 
+    def seeded_last(self, operator: Operator, plan: P) -> list[Seeded]:
+        """The same, beside what the second version has."""
+        return []
+
     def in_turn(self, operator: Operator, plan: P, device: str) -> list[Shape]:
         """Shapes at which the units of work meet that blocks take in turn."""
         return []

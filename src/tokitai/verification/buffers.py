@@ -14,6 +14,7 @@ Array = np.ndarray[Any, Any]
 
 GUARD = 256  # bytes on either side
 CANARY = 0xA5
+RESULT_CANARY = 0x5A  # round results: what is copied from behind an input to behind a result shows
 # A quiet NaN with a payload: stored NaNs are canonical, so an element that still holds this was never written.
 POISON = {2: 0x7FA5, 4: 0x7FC0A5A5, 8: 0xA5A5A5A5A5A5A5A5}
 
@@ -29,16 +30,16 @@ class Buffer:
 
     def __init__(
         self, name: str, shape: tuple[int, ...], dtype: Any, offset: int = 0, gap: int = 0, apart: int | None = None,
-        turned: bool = False, expanded: bool = False,
+        turned: bool = False, expanded: bool = False, canary: int = CANARY,
     ) -> None:  # fmt: skip
-        self.name, self.dtype = name, np.dtype(dtype)
+        self.name, self.dtype, self.canary = name, np.dtype(dtype), canary
         self.shape = shape
         cols = shape[-1] if shape else 1
         batch, rows = math.prod(shape[:-2]), math.prod(shape[-2:-1])
         pitch = 0 if expanded else cols + gap
         one = (cols if expanded else rows * pitch) + (gap if apart is None else apart)  # to the next of a batch
         used = (batch * one + offset) * self.dtype.itemsize
-        raw = np.full(used + 2 * GUARD + 64, CANARY, np.uint8)
+        raw = np.full(used + 2 * GUARD + 64, canary, np.uint8)
         start = GUARD + (-(raw.ctypes.data + GUARD)) % 64 + offset * self.dtype.itemsize
         if turned and rows > 1 and len(shape) > 1:
             start, pitch = start + (rows - 1) * pitch * self.dtype.itemsize, -pitch
@@ -63,7 +64,7 @@ class Buffer:
         start = self.start()
         if self.array.flags.c_contiguous or not self.array.size:
             end = start + self.array.nbytes
-            before, behind = (np.flatnonzero(part != CANARY) for part in (self.raw[:start], self.raw[end:]))
+            before, behind = (np.flatnonzero(part != self.canary) for part in (self.raw[:start], self.raw[end:]))
             touched = before if before.size else behind + end
         else:
             touched = self._touched_between(start)
@@ -79,7 +80,7 @@ class Buffer:
             (*self.array.shape, size), bool, buffer=intact.data, offset=start, strides=(*self.array.strides, 1)
         )
         elements[...] = False
-        return np.flatnonzero(intact & (self.raw != CANARY))
+        return np.flatnonzero(intact & (self.raw != self.canary))
 
 
 def digest(array: Array) -> str:

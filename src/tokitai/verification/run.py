@@ -23,7 +23,7 @@ from ..lang import MATRICES, TOTALS, Graph, Sizes, shape_text
 from ..lang.graph import Space
 from ..meaning import bits, structure
 from ..runtime.kernel import KernelBase, Scalars
-from .buffers import Buffer, GuardError, digest
+from .buffers import CANARY, RESULT_CANARY, Buffer, GuardError, digest
 from .cases import TILE, Case, rng_for, size_of, work_of
 from .compare import Mismatch, first_mismatch
 from .drawn import Place, place_of, threads_of
@@ -117,10 +117,10 @@ class Placed:
     place: Place
     expanded: bool = False
 
-    def buffer(self) -> Buffer:
+    def buffer(self, canary: int = CANARY) -> Buffer:
         """Guarded memory for it."""
         p = self.place
-        return Buffer(self.name, self.size, self.dtype, p.offset, p.gap, p.apart, p.turned, self.expanded)
+        return Buffer(self.name, self.size, self.dtype, p.offset, p.gap, p.apart, p.turned, self.expanded, canary)
 
 
 def placed(
@@ -159,7 +159,8 @@ class Launch:
         entries = structure.drawn_entries(shape[0]) if entries is None else entries
         tables = {t.name: len(tensors[t.name]) for t in kernel.graph.inputs if t.space == "t"}
         self.placed = placed(kernel.graph, kernel.structure, shape, layout, tables, entries)
-        made = {t.name: t.buffer() for t in self.placed}
+        given = {t.name for t in kernel.graph.inputs}
+        made = {t.name: t.buffer(CANARY if t.name in given else RESULT_CANARY) for t in self.placed}
         self.inputs = {t.name: made[t.name] for t in kernel.graph.inputs}
         self.results = {o.name: made[o.name] for o in kernel.graph.outputs}
         for name, buffer in self.inputs.items():

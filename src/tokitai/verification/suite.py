@@ -12,7 +12,8 @@ from . import cases, drawn
 from .cases import Case
 
 # Of what is run. Certificates that do not name it are of the first, and the cases of each go on being what they were:
-# the second draws from its seed, the third has shapes at which blocks take several units in turn.
+# the second draws from its seed, the third has shapes at which blocks take several units in turn, and NaN behind the
+# last vector.
 VERSION = 3
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
 
@@ -60,6 +61,8 @@ def seeded_ids(
     tried: list[Seeded] = plan.family.shapes.seeded(operator, plan, lanes, device, list(cases.FIRST_DRAWS), of_use)
     if version > 1:
         tried += drawn.seeded_ids(operator, plan, lanes, device, seed)
+    if version > 2:
+        tried += plan.family.shapes.seeded_last(operator, plan)
     return [(how, s) for how, s in dict.fromkeys(tried) if isinstance(s, Sizes) or allowed(operator, s)]
 
 

@@ -113,6 +113,10 @@ class TableShapes(Shapes[P], Generic[P]):
         if device == "cpu" and (shape := self.large(operator, plan)) is not None:
             yield "tiled", shape
 
+    def seeded_last(self, operator: Operator, plan: P) -> list[Seeded]:
+        """NaN among what is left behind the last vector, in rows that are neighbours and in rows that are apart."""
+        return [("nans", (min(3, operator.contract.max_rows), 37))]
+
     def large(self, operator: Operator, plan: P) -> Shape | None:
         """A shape whose results are stored past the caches, where the oracle of some rows is that of all."""
         sizes = [FORMATS[o.format].dtype.itemsize for o in plan.graph.outputs if o.space == "rc"]
