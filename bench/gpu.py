@@ -20,7 +20,9 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from tokitai.backends import backend_of
 from tokitai.backends.cuda import nvrtc
+from tokitai.backends.cuda.target import CudaTarget
 from tokitai.bench import held, workload
 from tokitai.errors import TokitaiError
 from tokitai.families import make_plan
@@ -28,7 +30,6 @@ from tokitai.families.rowwise.plan import RowPlan
 from tokitai.meaning import bits
 from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import GpuKernel
-from tokitai.runtime.gpu_targets import CudaTarget, target_named
 from tokitai.toolchain.build import Source
 from tokitai.verification.cases import defaults, settled
 
@@ -238,7 +239,7 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="*", default=["f16"], choices=["f16", "bf16", "f32"])
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = target_named("cuda")
+    target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     torch.zeros(1, device="cuda")
     copy = copy_bandwidth(target)

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from tokitai import ops
-from tokitai.runtime.gpu_targets import CudaTarget, target_named
+from tokitai.backends import backend_of
+from tokitai.backends.cuda.target import CudaTarget
 
 from .gpu import TORCH, about
 from .gpu_timing import between_events
@@ -102,7 +103,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = target_named("cuda")
+    target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     torch.zeros(1, device="cuda")
     torch.backends.cuda.matmul.allow_tf32 = False

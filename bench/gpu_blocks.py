@@ -9,14 +9,15 @@ import json
 
 import torch
 
-from tokitai.runtime.gpu_targets import CudaTarget, target_named
+from tokitai.backends import backend_of
+from tokitai.backends.cuda.target import CudaTarget
 
 from . import gpu
 
 
 def main() -> None:
     """Print one JSON object a shape: microseconds by rows in a block."""
-    target = target_named("cuda")
+    target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     torch.zeros(1, device="cuda")
     copy = gpu.copy_bandwidth(target)

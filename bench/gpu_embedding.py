@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from tokitai import ops
-from tokitai.runtime.gpu_targets import CudaTarget, target_named
+from tokitai.backends import backend_of
+from tokitai.backends.cuda.target import CudaTarget
 
 from .embedding import COLUMNS, ENTRIES, IDS, choices
 from .gpu import TORCH, about, copy_bandwidth
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = target_named("cuda")
+    target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     copy = copy_bandwidth(target)
     for dtype in ("f16", "bf16", "f32"):

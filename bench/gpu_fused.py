@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from tokitai import ops
-from tokitai.runtime.gpu_targets import CudaTarget, target_named
+from tokitai.backends import backend_of
+from tokitai.backends.cuda.target import CudaTarget
 
 from .gpu import TORCH, about
 from .gpu_timing import seconds
@@ -147,7 +148,7 @@ def main() -> None:
     if options.page:
         RESULTS.with_suffix(".md").write_text(page([json.loads(line) for line in options.out.open()]))
         return
-    target = target_named("cuda")
+    target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     if not target.warpgroups:
         raise SystemExit(f"{target.device.arch}: no warpgroups with the bits of fused16; accepted: a Hopper GPU")

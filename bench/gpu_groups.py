@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from tokitai import ops
+from tokitai.backends import backend_of
+from tokitai.backends.cuda.target import CudaTarget
 from tokitai.lang import Sizes
 from tokitai.meaning import bits
-from tokitai.runtime.gpu_targets import CudaTarget, target_named
 
 from .gpu import TORCH, about, as_numpy, copy_bandwidth
 from .gpu_timing import seconds
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = target_named("cuda")
+    target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     torch.zeros(1, device="cuda")
     torch.backends.cuda.matmul.allow_tf32 = False

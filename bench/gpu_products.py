@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
+from tokitai.backends import backend_of
 from tokitai.backends.cuda import nvrtc
+from tokitai.backends.cuda.target import CudaTarget
 from tokitai.errors import TokitaiError
 from tokitai.families import make_plan
 from tokitai.families.matmul.gpu_kernels import emit_product
@@ -29,7 +31,6 @@ from tokitai.lang import Sizes
 from tokitai.meaning import bits
 from tokitai.ops import matmul
 from tokitai.runtime.gpu_kernel import GpuKernel
-from tokitai.runtime.gpu_targets import CudaTarget, target_named
 from tokitai.toolchain.build import Source
 
 from .gpu import TORCH, about, as_numpy
@@ -172,7 +173,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = target_named("cuda")
+    target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     torch.zeros(1, device="cuda")
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -13,7 +13,9 @@ from dataclasses import replace
 
 import torch
 
+from tokitai.backends import backend_of
 from tokitai.backends.cuda import nvrtc
+from tokitai.backends.cuda.target import CudaTarget
 from tokitai.errors import TokitaiError
 from tokitai.families.rowwise.gpu_kernels import emit_rows
 from tokitai.families.rowwise.plan import RowPlan
@@ -21,7 +23,6 @@ from tokitai.families.rowwise.schedule import Schedule, blocked, schedule_rows, 
 from tokitai.lower.gpu import CHUNK
 from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import gpu_plan
-from tokitai.runtime.gpu_targets import CudaTarget, target_named
 from tokitai.toolchain.build import Source
 
 from .gpu import NORMS, SHAPES, copy_bandwidth, measure
@@ -58,7 +59,7 @@ def build(target: CudaTarget, plan: RowPlan, s: Schedule) -> None:
 
 def main() -> None:
     """Print each schedule with its time, the best first."""
-    target = target_named("cuda")
+    target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     torch.zeros(1, device="cuda")
     copy = copy_bandwidth(target)

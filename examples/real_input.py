@@ -20,12 +20,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from tokitai.arrays.device_array import device_named
+from tokitai.backends import backend_of
 from tokitai.backends.cpu.device import default_threads
 from tokitai.cli.progress import Bar
 from tokitai.errors import TokitaiError
 from tokitai.ops import registry
 from tokitai.report import check_installed, report
-from tokitai.runtime.kernel import target_of
 from tokitai.verification import Verdict
 from tokitai.verification.batch import Job, overall, verify_many
 from tokitai.verification.files import case_from_file
@@ -120,7 +120,7 @@ def real_cases(files: dict[str, tuple[Path, ...]]) -> Iterator[Job]:
 def check_device(device: str) -> None:
     """Raises UnknownNameError, and DeviceMissingError where there is no such card. That is found out in a process of
     its own: one that has used CUDA cannot fork others that do."""
-    if target_of(device) == "cuda":
+    if backend_of(device).name == "cuda":
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
             pool.submit(_open, device).result()
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tokitai.backends import backend_of
 from tokitai.families.scatter.plan import ScatterPlan
 from tokitai.lang import Graph, Operator, Sizes
 from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.runtime.gpu_targets import gpu_kernel_class, target_named
 from tokitai.runtime.kernel import is_product
 from tokitai.runtime.shapes import allowed
 from tokitai.verification import cases, run
@@ -66,12 +66,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "sim"), default="cuda")
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args(words)
-    target, wrong, tried = target_named(asked.device), 0, 0
+    target, wrong, tried = backend_of(asked.device).open(asked.device), 0, 0
     for op in offered(asked.operators):
         for number, v in enumerate(variants(op)[: 1 if asked.quick else None]):
             graph = op.trace("f16", v.present, dict(v.options))
             plan = gpu_plan(graph, asked.device)
-            kernel: GpuKernel = gpu_kernel_class(asked.device)(op, graph, plan, False, target)
+            kernel: GpuKernel = GpuKernel(op, graph, plan, False, target)
             shapes = SHAPES if number == 0 else SHAPES[1:2]
             for case in cases_of(op, graph, shapes, isinstance(plan, ScatterPlan)):
                 tried += 1

@@ -17,10 +17,10 @@ import torch
 
 from tokitai.arrays import gpu as arrays
 from tokitai.arrays.dlpack import on_gpu as lies_on_gpu
+from tokitai.backends.sim.target import SimTarget
 from tokitai.lang import Operator
 from tokitai.runtime import call as calls
 from tokitai.runtime import gpu_device, gpu_executor, gpu_lists, launch_cache
-from tokitai.runtime.gpu_targets import SimTarget
 
 STREAM = 77  # the current one, whatever is asked
 

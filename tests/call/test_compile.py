@@ -84,7 +84,7 @@ def test_without_a_card_an_architecture_is_asked_for(monkeypatch: pytest.MonkeyP
     def none(index: int) -> None:
         raise DeviceMissingError("no card")
 
-    monkeypatch.setattr("tokitai.backends.cuda.device.open_device", none)
+    monkeypatch.setattr("tokitai.backends.cuda.backend.open_device", none)
     with pytest.raises(DeviceMissingError, match="no card; without one, name the architecture: arch='sm_90'"):
         tokitai.compile(ops.softmax, target="cuda")
 

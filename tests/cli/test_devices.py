@@ -57,7 +57,7 @@ def test_every_format_is_told_as_undecided(tokitai: Command) -> None:
 def test_no_kernel_of_the_cpu_is_compiled_ahead_for_another_device(
     tokitai: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(batch, "kernel_on", lambda *_: pytest.fail("compiled"))
     monkeypatch.setattr(batch, "verify", lambda o, dtype, device, **_: Verdict(o.name, dtype, device, None, "verified"))
     asked: list[object] = []
     monkeypatch.setattr(batch, "_fill", lambda *rest: asked.append(rest))
@@ -109,10 +109,10 @@ def test_a_wrong_kernel_is_refuted_with_a_line_that_replays_it(
 def test_a_device_that_there_is_not(tokitai: Command, name: str) -> None:
     done = tokitai("verify", "softmax", "--device", name)
     assert (done.code, done.out) == (2, "")
-    assert f"no device named {name!r}" in done.err and "(accepted: cpu, cuda, cuda:N, hip, sim)" in done.err
+    assert f"no device named {name!r}" in done.err and "(accepted: cpu, cuda, cuda:N, hip, hip:ARCH, sim)" in done.err
     found = tokitai("verify", "softmax", "--device", name, "--json")
     assert (found.code, found.object["kind"]) == (2, "UnknownNameError")
-    assert "(accepted: cpu, cuda, cuda:N, hip, sim)" in found.object["error"]
+    assert "(accepted: cpu, cuda, cuda:N, hip, hip:ARCH, sim)" in found.object["error"]
 
 
 def test_the_cases_of_a_gpu_kernel_do_not_depend_on_the_processor() -> None:
@@ -245,9 +245,12 @@ def test_show_takes_the_wavefronts_of_an_architecture(tokitai: Command, show: Sh
         done = tokitai("show", *words, "--arch", arch)
         assert done.code == 2 and says in done.err
     done = tokitai("show", "softmax", "--arch", "gfx942")
-    assert done.code == 2 and "goes with the device hip, not with cpu" in done.err
+    assert done.code == 2 and "goes with a device of several architectures, not with cpu" in done.err
 
 
 def test_an_architecture_goes_with_hip_alone(tokitai: Command) -> None:
     done = tokitai("verify", "silu", "--device", "cuda", "--arch", "gfx942")
-    assert (done.code, done.out) == (2, "") and "goes with the device hip, not with cuda" in done.err
+    assert (done.code, done.out) == (
+        2,
+        "",
+    ) and "goes with a device of several architectures, not with cuda" in done.err

@@ -168,7 +168,7 @@ def test_numbers_that_json_lacks_are_strings(tokitai: Command, monkeypatch: pyte
 
 
 def test_nothing_is_compiled_before_every_argument_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(batch, "kernel_on", lambda *_: pytest.fail("compiled"))
     monkeypatch.setattr(batch, "verify", lambda *_, **__: pytest.fail("verified"))
     good = batch.Job(get("softmax"), "f16")
     missing = batch.Job(get("softmax"), "f16", (Path("missing.npz"),))
@@ -189,7 +189,7 @@ def test_kernels_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     def spy(operator: Any, target: str, dtype: str, present: frozenset[str], *rest: Any) -> None:
         asked.append((dtype, present, rest[-1]))
 
-    monkeypatch.setattr(batch, "compile", spy)
+    monkeypatch.setattr(batch, "kernel_on", spy)
     monkeypatch.setattr(batch, "verify", lambda o, dtype, **_: Verdict(o.name, dtype, "cpu", None, "verified"))
     jobs = [batch.Job(get("rms_norm"), "f16"), batch.Job(get("rms_norm"), "f32")]
     with batch._compiled_ahead(jobs, None, None):

@@ -12,10 +12,11 @@ import pytest
 
 from tokitai import ops
 from tokitai.arrays.device_array import DeviceArray
+from tokitai.backends import backend_of
 from tokitai.backends.cuda.device import open_device
+from tokitai.backends.cuda.target import CudaTarget
 from tokitai.errors import ArgumentError, DeviceOutOfMemoryError
 from tokitai.runtime.gpu_lists import prepare_on_gpu
-from tokitai.runtime.gpu_targets import CudaTarget, target_named
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -66,7 +67,7 @@ def test_bits_of_products(dtype: Any, accumulator: str) -> None:
 
 
 def test_matrix_units_of_hopper_add_up_in_order() -> None:
-    target = target_named("cuda")
+    target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     assert target.matrix_units or target.device.arch != "sm_90"
 

@@ -18,6 +18,7 @@ from tokitai.backends.cuda import device as cuda
 from tokitai.backends.cuda import driver as cuda_driver
 from tokitai.backends.cuda.device import Device, Module, open_device, probe
 from tokitai.backends.cuda.nvrtc import build
+from tokitai.backends.cuda.target import CudaProgram
 from tokitai.errors import (
     ArgumentError,
     DeviceError,
@@ -28,7 +29,6 @@ from tokitai.errors import (
     UnknownNameError,
 )
 from tokitai.lower.gpu import Step
-from tokitai.runtime.gpu_targets import CudaProgram
 from tokitai.toolchain.build import Source
 
 driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tokitai import ops
+from tokitai.backends.backend import Array
+from tokitai.backends.sim.target import SimTarget
 from tokitai.families import make_plan
 from tokitai.families.scatter import schedule as gpu_scatter
 from tokitai.families.scatter.plan import ScatterPlan
 from tokitai.families.scatter.schedule import scatter_steps, tiles_of, work_blocks, workspace_bytes
 from tokitai.meaning import bits
 from tokitai.runtime.gpu_kernel import Edit, GpuKernel
-from tokitai.runtime.gpu_targets import SimTarget
-from tokitai.runtime.kernel import Array
 from tokitai.verification import cases
 
 CASES = {  # rows, columns, entries

@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tokitai import ops  # noqa: E402
-from tokitai.runtime.gpu_targets import CudaTarget, target_named  # noqa: E402
+from tokitai.backends import backend_of  # noqa: E402
+from tokitai.backends.cuda.target import CudaTarget  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +35,7 @@ def equal(x: Any, y: Any) -> bool:
 
 
 def hopper() -> CudaTarget:
-    target = target_named("cuda")
+    target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     if target.device.arch != "sm_90":
         pytest.skip(f"{target.device.arch}: the model is that of Hopper's matrix units")

@@ -33,12 +33,12 @@ def torch() -> Any:
 
 
 def _kernel(name: str, present: frozenset[str] | None = None) -> tuple[GpuKernel, dict[str, float]]:
-    from tokitai.runtime.gpu_targets import target_named
+    from tokitai.backends import backend_of
 
     op = registry()[name]
     graph = op.trace("f16", present)
     params = settled(op, graph, defaults(op))
-    return GpuKernel(op, graph, make_plan(graph), False, target_named("cuda")), params
+    return GpuKernel(op, graph, make_plan(graph), False, backend_of("cuda").open("cuda")), params
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

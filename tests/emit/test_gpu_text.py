@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokitai.backends.backend import Identity, source_digest
 from tokitai.backends.cuda import nvrtc
 from tokitai.backends.cuda.nvrtc import CudaArtifact
 from tokitai.backends.cuda.ptx import START, Finding, opcodes, scan
@@ -22,8 +23,8 @@ from tokitai.families.matmul.plan import ProductPlan
 from tokitai.lang import Graph, Node, Operator
 from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry
-from tokitai.runtime.gpu_kernel import Edit, GpuKernel, source_digest
-from tokitai.runtime.kernel import Identity, is_attention, is_product
+from tokitai.runtime.gpu_kernel import Edit, GpuKernel
+from tokitai.runtime.kernel import is_attention, is_product
 from tokitai.toolchain.build import Source
 from tokitai.verification.verdict import Variant, variants
 

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tokitai.backends.backend import Identity, source_digest
 from tokitai.backends.hip import clang as hip
 from tokitai.backends.hip.assembly import read_ir
+from tokitai.backends.hip.target import HipProgram, holds_f64, holds_fma
 from tokitai.emit.cpp import KernelText
 from tokitai.errors import CompileError, CompilerMissingError
 from tokitai.families import make_plan
@@ -21,9 +23,8 @@ from tokitai.families.matmul.plan import ProductPlan
 from tokitai.lang import Operator
 from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry
-from tokitai.runtime.gpu_hip import HipProgram, holds_f64, holds_fma
-from tokitai.runtime.gpu_kernel import Edit, GpuKernel, source_digest
-from tokitai.runtime.kernel import Identity, is_attention, is_product
+from tokitai.runtime.gpu_kernel import Edit, GpuKernel
+from tokitai.runtime.kernel import is_attention, is_product
 from tokitai.toolchain.build import Source
 from tokitai.verification.verdict import Variant, variants
 

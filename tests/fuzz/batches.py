@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tokitai.backends.backend import Identity
 from tokitai.backends.cpu import device as cpu
 from tokitai.backends.sim.device import LoadedSim
+from tokitai.backends.sim.target import SimProgram, SimTarget
 from tokitai.emit.cpp import KernelText
 from tokitai.lower.gpu import Step
-from tokitai.runtime.gpu_targets import SimProgram, SimTarget
-from tokitai.runtime.kernel import Identity
 from tokitai.toolchain.build import SIMULATED, Isa, flags_of
 from tokitai.toolchain.compilers import find_compiler
 

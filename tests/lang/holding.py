@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tokitai.backends import backend_of
 from tokitai.formats import format_of
 from tokitai.lang import Operator
 from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.runtime.gpu_targets import target_named
 from tokitai.runtime.kernel import KernelBase, compile
 from tokitai.toolchain.build import Isa
 from tokitai.verification import cases
@@ -21,7 +21,7 @@ def kernels(op: Operator, device: str, dtype: str = "f32", **options: object) ->
         return [compile(op, "cpu", dtype, options=options, isa=isa, structure=s) for s in (False, True)]
     graph = op.trace(dtype, options=options)
     plan = gpu_plan(graph, device)
-    return [GpuKernel(op, graph, plan, s, target_named(device)) for s in (False, True)]
+    return [GpuKernel(op, graph, plan, s, backend_of(device).open(device)) for s in (False, True)]
 
 
 def fault(

@@ -20,17 +20,18 @@ import numpy as np
 
 from tests.mutants.program import PRELUDE, SITES, Mutant, alone, schemata
 from tokitai import emit, ops
+from tokitai.backends.backend import GPU_LANES
+from tokitai.backends.cpu.backend import LANES
+from tokitai.backends.sim.target import SimTarget
 from tokitai.families import emit_cpu, make_plan
 from tokitai.formats import format_of
 from tokitai.lang import Graph, Operator
 from tokitai.meaning import bits, structure
 from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.runtime.gpu_targets import SimTarget
 from tokitai.runtime.kernel import KernelBase, build_text
 from tokitai.toolchain.build import COMMON, ISAS, machine_here, native_isa
 from tokitai.toolchain.compilers import find_compiler
 from tokitai.verification import cases, run, suite
-from tokitai.verification.derived import GPU_LANES, LANES
 from tokitai.verification.lists import lists_of, run_list
 
 DTYPE = "f16"

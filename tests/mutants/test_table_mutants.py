@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tokitai import ops
+from tokitai.backends.sim.target import SimTarget
 from tokitai.families import make_plan
 from tokitai.families.scatter.schedule import passes_of
 from tokitai.meaning import bits
 from tokitai.runtime.gpu_kernel import GpuKernel
-from tokitai.runtime.gpu_targets import SimTarget
 from tokitai.verification import cases, verify
 from tokitai.verification.verdict import variants
 

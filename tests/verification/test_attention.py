@@ -12,7 +12,6 @@ from tokitai.backends.cuda import device as cuda
 from tokitai.errors import DeviceMissingError
 from tokitai.evidence.check import check
 from tokitai.lang import Sizes
-from tokitai.runtime.gpu_targets import target_named
 from tokitai.verification.files import case_from_file
 from tokitai.verification.recheck import recheck
 from tokitai.verification.verdict import Variant
@@ -52,7 +51,6 @@ def test_a_missing_card_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
         raise DeviceMissingError(f"cuda:{index}: there is no card")
 
     monkeypatch.setattr(cuda, "open_device", missing)
-    target_named.cache_clear()
     verdict = verify(ops.attention, dtype="f16", device="cuda", variant=Variant(frozenset()))
     assert (verdict.verdict, verdict.failure) == ("undecided", "cuda:0: there is no card")
 

@@ -9,6 +9,8 @@ import pytest
 from mutants import Edit
 
 from tokitai import ops
+from tokitai.backends.hip.target import HipTarget
+from tokitai.backends.sim.target import SimTarget
 from tokitai.errors import TargetMissingError
 from tokitai.families import make_plan
 from tokitai.families.attention import tiling as gpu_attention
@@ -16,9 +18,7 @@ from tokitai.families.attention.plan import AttentionPlan
 from tokitai.families.attention.tiling import attention_steps, fallbacks, handed_on, tiling_of, workspace_bytes
 from tokitai.formats import format_of
 from tokitai.lang import Operand, Outputs, Sizes, matmul, operator, outputs, storage, weighted_sum
-from tokitai.runtime.gpu_hip import HipKernel, HipTarget
 from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.runtime.gpu_targets import SimTarget
 from tokitai.verification import cases, run
 from tokitai.verification.run import run_numbers, run_structure
 
@@ -39,7 +39,7 @@ def kernel(
     graph = op.trace(dtype, ["limit"] if limit else [])
     if arch is not None:
         target = HipTarget(arch, True, inspect=False)
-        return HipKernel(op, graph, make_plan(graph), structure, target, edit)
+        return GpuKernel(op, graph, make_plan(graph), structure, target, edit)
     return GpuKernel(op, graph, make_plan(graph), structure, SimTarget(), edit)
 
 

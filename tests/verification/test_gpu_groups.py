@@ -11,15 +11,15 @@ import pytest
 from mutants import Edit
 
 from tokitai import ops
+from tokitai.backends.hip.target import HipTarget
+from tokitai.backends.sim.target import SimTarget
 from tokitai.families import make_plan
 from tokitai.families.grouped.plan import GroupedPlan
 from tokitai.families.matmul import tiling as gpu_product
 from tokitai.families.matmul.plan import ProductPlan
 from tokitai.families.matmul.tiling import Tiling, fallbacks, offered, product_steps, tiles_of, tiling_of
 from tokitai.lang import Groups, Operand, Operator, Outputs, Sizes, grouped_matmul, i64, operator, outputs, storage
-from tokitai.runtime.gpu_hip import HipKernel, HipTarget
 from tokitai.runtime.gpu_kernel import GpuKernel
-from tokitai.runtime.gpu_targets import SimTarget
 from tokitai.verification import cases
 from tokitai.verification.run import PLAIN, Launch, run_numbers, run_structure
 from tokitai.worker import Pool
@@ -153,7 +153,7 @@ def test_the_hip_text_has_the_same_bits(warp: int) -> None:
     for side, name in SIDES.items():
         graph = ops.get(name).trace("f16")
         for structure in (False, True):
-            kernel = HipKernel(ops.get(name), graph, make_plan(graph), structure, target)
+            kernel = GpuKernel(ops.get(name), graph, make_plan(graph), structure, target)
             assert wrong(kernel, SMALL[side][1]) is None
 
 

@@ -12,6 +12,8 @@ from mutants import Edit
 
 from tokitai import ops
 from tokitai.backends.cuda.matrix_checks import source
+from tokitai.backends.hip.target import HipTarget
+from tokitai.backends.sim.target import SimTarget
 from tokitai.emit.cpp import KernelText
 from tokitai.errors import TargetMissingError
 from tokitai.families import make_plan
@@ -20,9 +22,7 @@ from tokitai.families.matmul.plan import ProductPlan
 from tokitai.families.matmul.tiling import Tiling, offered, product_steps, tiling_of, together
 from tokitai.lang import Operand, Outputs, Sizes, matmul, operator, outputs, storage
 from tokitai.lower.gpu import Step
-from tokitai.runtime.gpu_hip import HipKernel, HipTarget
 from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.runtime.gpu_targets import SimTarget
 from tokitai.verification import cases
 from tokitai.verification.run import run_numbers, run_structure
 from tokitai.worker import Pool
@@ -127,7 +127,7 @@ def test_the_hip_text_has_the_same_bits(warp: int) -> None:
         graph = op.trace("f16", options=dict(accumulator=accumulator))
         target = HipTarget(arch, True, inspect=False, f64=True)
         for structure in (False, True):
-            kernel = HipKernel(op, graph, make_plan(graph), structure, target)
+            kernel = GpuKernel(op, graph, make_plan(graph), structure, target)
             for size in (SMALL[1], LONG[0]):
                 assert wrong(kernel, size) is None
 

@@ -12,13 +12,14 @@ import pytest
 from mutants import Edit
 
 from tokitai.backends.hip import clang as hip
+from tokitai.backends.hip.target import HipTarget, holds_fma
 from tokitai.errors import ArgumentError, CompilerMissingError, UnknownNameError
 from tokitai.evidence.check import check
 from tokitai.families import make_plan
 from tokitai.formats import format_of
 from tokitai.lang import Operator
 from tokitai.ops import get, registry
-from tokitai.runtime.gpu_hip import HipKernel, HipTarget, holds_fma
+from tokitai.runtime.gpu_kernel import GpuKernel
 from tokitai.runtime.kernel import is_attention
 from tokitai.runtime.shapes import in_groups
 from tokitai.verification import cases, verify
@@ -40,7 +41,7 @@ def test_every_hip_text_has_the_oracles_bits_and_structure(op: Operator, warp: i
     graph = op.trace("f16")
     target = HipTarget(ARCHS[warp], holds_fma(graph), inspect=False)
     assert target.warp == warp
-    numbers, hashed = (HipKernel(op, graph, make_plan(graph), s, target) for s in (False, True))
+    numbers, hashed = (GpuKernel(op, graph, make_plan(graph), s, target) for s in (False, True))
     shape = in_groups(graph, (min(35, op.contract.max_rows), min(257, op.contract.max_cols)))
     result = run_numbers(numbers, cases.seeded(op, graph, "normal", shape, 1), None, 3)
     assert result.equal and result.compared, result.failure
@@ -73,7 +74,7 @@ def test_a_wrong_header_is_refuted(warp: int, name: str, pattern: str, new: str)
     shape = {"grid": (70, 200), "loads": (5, 1024), "stores": (5, 1026)}.get(name, (5, 257))
 
     def run(with_edit: Edit | None) -> bool:
-        kernel = HipKernel(op, graph, plan, True, target, with_edit)
+        kernel = GpuKernel(op, graph, plan, True, target, with_edit)
         if name in ("loads", "stores"):  # hashes are twice as wide: numbers take these accesses
             kernel = replace(kernel, structure=False)
             return run_numbers(kernel, cases.seeded(op, graph, "normal", shape, 1), None, 3).equal

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mutants import Edit
 
+from tokitai.backends.sim.target import SimTarget
 from tokitai.families import make_plan
 from tokitai.families.rowwise.plan import RowPlan
 from tokitai.families.rowwise.schedule import SLICE, Schedule, schedule_rows, separable, sliced
@@ -20,7 +21,6 @@ from tokitai.lower.gpu import CHUNK
 from tokitai.meaning import bits
 from tokitai.ops import get, registry
 from tokitai.runtime.gpu_kernel import GpuKernel
-from tokitai.runtime.gpu_targets import SimTarget
 from tokitai.runtime.kernel import is_attention
 from tokitai.verification import Verdict, verify
 from tokitai.verification.cases import Case, seeded

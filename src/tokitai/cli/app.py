@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from ..backends import DEFAULT, accepted, places
 from ..backends.cpu.device import default_threads
 from ..errors import UsageError
 from ..evidence.sign import private_key
@@ -38,7 +39,7 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
 OperatorArgument = Annotated[str | None, typer.Argument(metavar="OP", help=f"An operator, or {parse.OWN_FILE}.")]
 Without = Annotated[list[str] | None, typer.Option(metavar="NAME", help="An optional input that is not given.")]
-Arch = Annotated[str | None, typer.Option(help="An AMD architecture, of the target hip; gfx942, say.")]
+Arch = Annotated[str | None, typer.Option(help="An architecture, of a device that has several; gfx942, say.")]
 Options = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A choice of the definition's.")]
 
 
@@ -81,7 +82,7 @@ def ops(as_json: Json = False) -> int:
 
 @app.command()
 def doctor(as_json: Json = False) -> int:
-    """Say what can be verified on this machine, and what is missing. Exit code 3 where the cpu target does not work."""
+    """Say what can be verified on this machine, and what is missing. Exit code 3 where the cpu does not work."""
     from .doctor import examine, report_text
 
     report = examine()
@@ -89,14 +90,14 @@ def doctor(as_json: Json = False) -> int:
         output.print_json(report)
     else:
         print(report_text(report))
-    return 0 if report["targets"]["cpu"]["works"] else 3
+    return 0 if report["targets"][DEFAULT]["works"] else 3
 
 
 @app.command()
 def show(
     operator: Annotated[str, typer.Argument(metavar="OP", help=f"An operator, or {parse.OWN_FILE}.")],
     what: Annotated[list[Part] | None, typer.Option(help="The parts to show; all where none is named.")] = None,
-    target: Annotated[str, typer.Option(help="Of the plan and the source: cpu, cuda, hip or sim.")] = "cpu",
+    target: Annotated[str, typer.Option(help=f"Of the plan and the source: {', '.join(sorted(places()))}.")] = DEFAULT,
     dtype: Annotated[str, typer.Option(help="The storage format.")] = "f32",
     shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="Of the schedule for a GPU.")] = None,
     arch: Arch = None,
@@ -121,7 +122,7 @@ def show(
 def verify(
     operator: OperatorArgument = None,
     every: Annotated[bool, typer.Option("--all", help="Every operator, in every format of its contract.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, hip, or sim: GPU text on the CPU.")] = "cpu",
+    device: Annotated[str, typer.Option(help=f"{', '.join(accepted())}; sim runs GPU source on the CPU.")] = DEFAULT,
     shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="In place of the usual shapes.")] = None,
     dtype: Annotated[str | None, typer.Option(help="f16, bf16, f32 or all (the default).")] = None,
     inputs: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Tensors: .safetensors, .npz.")] = None,
@@ -140,7 +141,7 @@ def verify(
     """Verify that kernels compute their definitions, bit for bit.
 
     Exit code 0: verified. 1: refuted. 3: undecided, since something is missing here. 2: wrong usage. Kernels of the
-    device hip are compiled and inspected, and their text runs on the CPU: it may be refuted, else it stays undecided.
+    device hip are compiled and inspected, and their source runs on the CPU: it may be refuted, else it stays undecided.
     """
     if (operator is None) is not every:
         raise UsageError("verify takes one of: the name of an operator, FILE.py:NAME, --all")

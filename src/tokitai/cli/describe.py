@@ -5,15 +5,15 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from ..backends.hip import clang as hip
+from ..backends import backend_named, backends, places
+from ..backends.backend import Language
 from ..errors import UnknownNameError
 from ..families import Plan, emit_cpu, make_plan
 from ..lang import MATRICES, Operator, Sizes, TensorSpec, shape_text
 from ..lang.graph import Space
-from ..runtime import gpu_hip
 from ..runtime.gpu_kernel import gpu_plan
 from ..runtime.gpu_source import gpu_source, usual_shape
-from ..runtime.kernel import TARGETS, is_product
+from ..runtime.kernel import is_product
 from ..runtime.shapes import in_groups
 from ..verification.verdict import Variant
 
@@ -44,7 +44,7 @@ def operator_json(o: Operator) -> dict[str, Any]:
             "formats": list(c.formats), "max_rows": c.max_rows, "min_cols": c.min_cols, "max_cols": c.max_cols,
             "domain": c.domain,
         },
-        "targets": list(TARGETS),
+        "targets": [b.name for b in backends()],
     }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def operator_text(o: Operator) -> str:
         ("gradient of", o.backward_of.name if o.backward_of else ""),
         ("storage", f"{', '.join(c.formats)}; up to {c.max_rows:,} rows and {c.max_cols:,} columns"),
         ("domain", c.domain),
-        ("targets", ", ".join(TARGETS)),
+        ("targets", ", ".join(b.name for b in backends())),
     ]
     return f"{o.name}\n  {_first_line(o)}\n" + "\n".join(f"    {name:<12} {text}" for name, text in rows if text)
 
@@ -88,17 +88,18 @@ def part_text(
     """One part of ``tokitai show``: definition, graph, plan or source. ``shape`` decides on the schedule of a GPU's
     kernel, for tensors that allow wide accesses; ``arch`` on the wavefronts of AMD's. Raises UnknownNameError,
     ArgumentError, DefinitionError."""
-    if target not in TARGETS:
-        raise UnknownNameError("target", target, TARGETS)
-    archs = gpu_hip.archs_of(target, arch)
+    if target not in places():
+        raise UnknownNameError("target", target, places())
+    backend = backend_named(target)
+    device = backend.parts(target, arch)[0]
     if part == "definition":
         return inspect.getsource(o.definition).rstrip()
     graph = o.trace(dtype) if variant is None else o.trace(dtype, variant.present, dict(variant.options))
     if part == "graph":
         return str(graph)
-    if target != "cpu":
-        warp = hip.ARCHITECTURES[archs[0]] if archs else 32
-        return _gpu_text(gpu_plan(graph, target), part, shape or usual_shape(o), warp, staged=not archs)
+    if backend.language is Language.GPU:
+        warp, staged = backend.layout_of(device.partition(":")[2] or None)
+        return _gpu_text(gpu_plan(graph, target), part, shape or usual_shape(o), warp, staged)
     plan = make_plan(graph)
     if part == "plan":
         return _aligned(plan.describe())

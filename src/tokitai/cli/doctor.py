@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from ..backends import DEFAULT, backend_named, backends
+from ..backends.backend import size_shown
 from ..backends.cpu import device as cpu
-from ..backends.cuda import device as cuda
-from ..backends.cuda import nvrtc
-from ..backends.hip import clang as hip
-from ..backends.hip import probe as amd
 from ..errors import CompilerMissingError, TokitaiError
 from ..lang import Matrix, Outputs, operator, outputs, row_sum, storage
 from ..numerics import NUMERICS_VERSION
 from ..toolchain import cache
-from ..toolchain.build import ISAS, machine_here
+from ..toolchain.build import machine_here
 from ..toolchain.compilers import Compiler, all_compilers, find_compiler
 from ..verification import verify
-from . import machine
 
 
 @operator
@@ -25,9 +23,17 @@ def probe(x: Matrix[storage]) -> Outputs:
     return outputs(y=x * row_sum(x))
 
 
+def trial(device: str, compiler: str | None = None) -> str | None:
+    """Why one small case is not verified on a device; None where it is, or nothing was found wrong."""
+    try:
+        return verify(probe, dtype="f32", device=device, compiler=compiler, case="seeded/normal@3x33#0").failure
+    except TokitaiError as error:
+        return str(error)
+
+
 def examine() -> dict[str, Any]:
     """The state of this machine, as plain JSON values."""
-    device = {**cpu.describe(), "memory_bytes": machine.memory_bytes()}
+    device = {**cpu.describe(), "memory_bytes": memory_bytes()}
     compilers = [_compiler(c) for c in all_compilers()]
     missing, chosen = [], None
     try:
@@ -42,19 +48,11 @@ def examine() -> dict[str, Any]:
     folder = cache.folder()
     if folder.problem:
         missing.append(folder.problem)
-    simulated, card, amd_card = _sim(), _cuda(), _hip()
-    if simulated["problem"] and chosen is not None:
-        missing.append(f"sim: {simulated['problem']}")
-    for name, target in (("cuda", card), ("hip", amd_card)):
-        missing += [f"{name}: {target[what]}" for what in ("build", "run") if target[what]]
-    default = next((c for c in compilers if c["path"] == chosen), None)
-    works = default is not None and default["works"] and not device["float_mode"]
-    targets = {
-        "cpu": {"works": works, "claims": _claims(works, default, device)},
-        "sim": {**simulated, "claims": _sim_claims(simulated)},
-        "cuda": {**card, "claims": _cuda_claims(card)},
-        "hip": {**amd_card, "claims": _hip_claims(amd_card)},
-    }
+    targets = {}
+    for backend in backends():
+        found = backend.examine(trial)
+        targets[backend.name] = found
+        missing += [f"{backend.name}: {text}" for text in backend.lacks(found)]
     return {
         "numerics_version": NUMERICS_VERSION,
         "device": device,
@@ -72,81 +70,16 @@ def _compiler(c: Compiler) -> dict[str, Any]:
     known = {"path": str(c.path), "kind": c.kind, "version": c.title, "digest": c.digest, "machine": c.machine}
     if c.machine != machine_here():
         return {**known, "works": False, "problem": None}  # a cross compiler: its kernels run elsewhere
+    problem = trial(DEFAULT, str(c.path))
+    return {**known, "works": problem is None, "problem": problem}
+
+
+def memory_bytes() -> int | None:
+    """The memory of this machine, or None where it does not tell."""
     try:
-        verdict = verify(probe, dtype="f32", compiler=str(c.path), case="seeded/normal@3x33#0")
-    except TokitaiError as error:
-        return {**known, "works": False, "problem": str(error)}
-    return {**known, "works": verdict.verdict == "verified", "problem": verdict.failure}
-
-
-def _sim() -> dict[str, Any]:
-    """Whether the text of a GPU's kernel has the defined bits on the simulated device."""
-    try:
-        verdict = verify(probe, dtype="f32", device="sim", case="seeded/normal@3x33#0")
-    except TokitaiError as error:
-        return {"works": False, "problem": str(error)}
-    return {"works": verdict.verdict == "verified", "problem": verdict.failure}
-
-
-def _sim_claims(simulated: dict[str, Any]) -> list[str]:
-    return ["the text of GPU kernels can be run and verified on this processor"] if simulated["works"] else []
-
-
-def _cuda() -> dict[str, Any]:
-    """What of the CUDA target is here: ``build`` and ``run`` say what is missing, or are None."""
-    build, run = nvrtc.missing(), cuda.probe()
-    found: dict[str, Any] = {"works": False, "build": build, "run": run, "nvrtc": None, "nvrtc_digest": None}
-    found["device"] = None
-    if build is None:
-        library = nvrtc.find_nvrtc()
-        found["nvrtc"], found["nvrtc_digest"] = library.version, library.digest
-    if run is None:
-        try:
-            found["device"] = cuda.open_device().describe()
-        except TokitaiError as error:
-            found["run"] = str(error)
-    found["works"] = found["build"] is None and found["run"] is None
-    return found
-
-
-def _cuda_claims(card: dict[str, Any]) -> list[str]:
-    if card["works"]:
-        return [f"kernels for {card['device']['arch']} can be run and verified here"]
-    if card["build"] is None:
-        return [f"kernels for {', '.join(nvrtc.ARCHITECTURES)} can be compiled and inspected here, not run"]
-    return []
-
-
-def _hip() -> dict[str, Any]:
-    """What of the HIP target is here: ``build`` and ``run`` say what is missing; kernels are not run on a card yet."""
-    found: dict[str, Any] = {"works": False, "build": hip.missing(), "run": amd.probe(), "clang": None, "digest": None}
-    found["devices"] = machine.amd_devices()
-    if found["build"] is None:
-        clang = hip.find_hip().clang
-        found["clang"], found["digest"] = clang.title, clang.digest
-        try:
-            found["build"] = verify(probe, dtype="f32", device="hip", case="seeded/normal@3x33#0").failure
-        except TokitaiError as error:
-            found["build"] = str(error)
-    return found
-
-
-def _hip_claims(card: dict[str, Any]) -> list[str]:
-    if card["build"]:
-        return []
-    return [
-        f"kernels for {', '.join(hip.ARCHITECTURES)} can be compiled by {card['clang']} and inspected, "
-        "and their text can be run on this processor; nothing about an AMD device"
-    ]
-
-
-def _claims(works: bool, compiler: dict[str, Any] | None, device: dict[str, Any]) -> list[str]:
-    if not works or compiler is None:
-        return []
-    other = sorted({isa for rows in ISAS.values() for isa in rows} - set(device["isas"]))
-    here = f"kernels by {compiler['version']} for {', '.join(device['isas'])} can be run and verified here"
-    there = f"nothing about {', '.join(other)}, which this machine does not run"
-    return [here, there] if other else [here]
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
 
 
 def report_text(report: dict[str, Any]) -> str:
@@ -154,43 +87,24 @@ def report_text(report: dict[str, Any]) -> str:
     device, folder, targets = report["device"], report["cache"], report["targets"]
     lines = [
         f"machine     {device['cpu']}, {device['machine']}, {device['os']}, {device['libc']}",
-        f"memory      {_size(device['memory_bytes'])}",
+        f"memory      {size_shown(device['memory_bytes'])}",
         f"runs        {', '.join(device['isas']) or 'no instruction set that is known here'}",
         f"threads     {device['threads']} of {device['cores']} cores",
         f"float mode  {device['float_mode'] or 'as IEEE 754 has it by default'}",
         f"cache       {folder['folder']}",
-        f"devices     cpu: {'works' if report['targets']['cpu']['works'] else 'does not work'}",
-        f"            sim: {'works' if report['targets']['sim']['works'] else 'does not work'}",
-        f"            cuda: {_cuda_text(targets['cuda'])}",
-        f"            hip: {_hip_text(targets['hip'])}",
     ]
+    shown = [(name, backend_named(name), target) for name, target in targets.items()]
+    lines += [f"            {name}: {backend.shown(target)}" for name, backend, target in shown]
+    lines[-len(shown)] = lines[-len(shown)].replace("       ", "devices", 1)
     for c in report["compilers"]:
         chosen = " (used by default)" if c["path"] == report["compiler"] else ""
         elsewhere = f"compiles for {c['machine']}, not for this machine"
         state = "works" if c["works"] else "does not work" if c["problem"] else elsewhere
         known = f"{c['kind']}, {c['version']}, sha256 {c['digest'][:12]}"
         lines.append(f"compiler    {c['path']}: {known}: {state}{chosen}")
-    if targets["cuda"]["nvrtc"]:
-        lines.append(f"compiler    NVRTC {targets['cuda']['nvrtc']}, sha256 {targets['cuda']['nvrtc_digest'][:12]}")
+    own = [backend.compiler_shown(target) for _, backend, target in shown]
+    lines += [f"compiler    {text}" for text in own if text is not None]
     lines += [f"claim       {text}" for text in report["claims"]]
     lines += [f"no claim    {name}: nothing" for name, target in targets.items() if not target["claims"]]
     lines += [f"missing     {text}" for text in report["missing"]]
     return "\n".join(lines)
-
-
-def _cuda_text(card: dict[str, Any]) -> str:
-    compiler = f"NVRTC {card['nvrtc']}" if card["nvrtc"] else "no NVRTC"
-    if card["device"] is None:
-        return f"{compiler}, no usable GPU" + ("; kernels can be built and examined" if card["nvrtc"] else "")
-    device = card["device"]
-    return f"{device['name']}, {device['arch']}, {_size(device['memory_bytes'])}, driver {device['driver']}, {compiler}"
-
-
-def _hip_text(card: dict[str, Any]) -> str:
-    built = f"{card['clang']}, sha256 {card['digest'][:12]}" if card["clang"] else "no clang"
-    cards = [f"{d['name']}, {d['arch']}, {_size(d['memory_bytes'])}, driver {d['driver']}" for d in card["devices"]]
-    return "; ".join([built, *(cards or ["no AMD GPU"])])
-
-
-def _size(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / 2**30:.1f} GiB"

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Any, Literal, overload
 
+from ..backends import Backend, backend_named, backend_of, backends
+from ..backends.backend import Language
 from ..emit.cpp import KernelText
-from ..errors import ArgumentError, DeviceMissingError, UnknownNameError
-from ..families import Plan
+from ..errors import ArgumentError, UnknownNameError
+from ..families import Plan, emit_cpu, make_plan
 from ..lang import Graph, Operator, check_operator
 from ..toolchain.build import Isa, Source
-from .kernel import Kernel, variant_of
+from .gpu_kernel import Edit, GpuKernel, gpu_plan
+from .gpu_source import gpu_source, usual_shape
+from .kernel import Kernel, KernelBase, build_text, variant_of
 from .kernel import compile as compile_cpu
 from .shapes import asked_shape, in_groups
-
-if TYPE_CHECKING:
-    from ..backends.cuda.nvrtc import CudaArtifact
-    from ..backends.hip.clang import HipArtifact
-
-COMPILED_FOR = ("cpu", "cuda", "hip")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +35,8 @@ class GpuBuild:
     schedule: str
     launches: tuple[str, ...]
     text: KernelText
-    artifact: CudaArtifact | HipArtifact
+    target: str
+    artifact: Any
 
     @property
     def source(self) -> str:
@@ -47,7 +46,7 @@ class GpuBuild:
     @property
     def fingerprint(self) -> str:
         """SHA-256 over everything that can change the binary."""
-        return self.artifact.fingerprint
+        return str(self.artifact.fingerprint)
 
     def __copy__(self) -> GpuBuild:
         return self
@@ -57,9 +56,9 @@ class GpuBuild:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Another process takes the binary from its build cache, or compiles it again."""
-        arch, compiler = self.artifact.arch, getattr(self.artifact, "compiler", None)  # NVRTC is no choice
-        hip = None if compiler is None else str(compiler.clang.path)
-        return _again, (self.operator, *variant_of(self.graph), self.shape, arch, hip)
+        compiler = getattr(self.artifact, "compiler", None)  # NVRTC is no choice
+        named = None if compiler is None else str(compiler.clang.path)
+        return _again, (self.operator, *variant_of(self.graph), self.target, self.shape, self.artifact.arch, named)
 
     def __repr__(self) -> str:
         return f"<kernels {self.graph.name} {self.graph.dtype} {self.artifact.arch} {self.fingerprint[:12]}>"
@@ -104,71 +103,67 @@ def compile(
     where no architecture is named and there is no card.
     """
     check_operator(operator)
-    if target not in COMPILED_FOR:
-        raise UnknownNameError("target", target, COMPILED_FOR)
-    misplaced: dict[str, object] = dict(shape=shape, arch=arch) if target == "cpu" else dict(isa=isa)
-    misplaced |= dict(compiler=compiler) if target == "cuda" else {}
+    able = {b.name: b for b in backends() if b.ahead}
+    if target not in able:
+        raise UnknownNameError("target", target, able)
+    backend = able[target]
+    for_gpu = backend.language is Language.GPU
+    misplaced: dict[str, object] = dict(isa=isa) if for_gpu else dict(shape=shape, arch=arch)
+    misplaced |= {} if backend.picks_compiler else dict(compiler=compiler)
     for name, value in misplaced.items():
         if value is not None:
             raise ArgumentError(f"{name}={value!r} does not go with the target {target}")
-    if target == "cpu":
+    if not for_gpu:
         return compile_cpu(operator, "cpu", dtype, present, options, compiler, isa)
-    return _for_gpu(operator, target, operator.trace(dtype, present, options), shape, arch, compiler)
-
-
-def _for_gpu(
-    operator: Operator, target: str, graph: Graph, shape: Mapping[str, int] | None, arch: str | None,
-    compiler: str | None,
-) -> GpuBuild:  # fmt: skip
-    from ..backends.hip import clang as hip
-    from .gpu_source import usual_shape
-
+    graph = operator.trace(dtype, present, options)
     sizes = in_groups(graph, asked_shape(operator, shape) or usual_shape(operator))
-    if target == "cuda":
-        arch = arch or _arch_here()
-    elif arch is None:
-        raise ArgumentError(f"arch: none is named; accepted: one of {', '.join(hip.ARCHITECTURES)}")
-    return _build(operator, target, graph, sizes, arch, compiler)
+    return _build(operator, backend, graph, sizes, backend.arch_for(arch), compiler)
 
 
 def _build(
-    operator: Operator, target: str, graph: Graph, sizes: tuple[int, int], arch: str, compiler: str | None
-) -> GpuBuild:
-    from ..backends.cuda import nvrtc
-    from ..backends.hip import clang as hip
-    from .gpu_hip import holds_f64, holds_fma
-    from .gpu_kernel import gpu_plan
-    from .gpu_source import gpu_source
-
-    plan = gpu_plan(graph, target)
-    artifact: CudaArtifact | HipArtifact
-    if target == "cuda":
-        nvrtc.options_of(arch)
-        made = gpu_source(plan, sizes)
-        artifact = nvrtc.build(Source(made.text.text, made.text.headers, graph.name), arch)
-    else:
-        hip.flags_of(arch)
-        made = gpu_source(plan, sizes, hip.ARCHITECTURES[arch], staged=False)
-        source = Source(made.text.text, made.text.headers, graph.name)
-        artifact = hip.build(
-            source, arch, fma_allowed=holds_fma(graph), compiler=hip.find_hip(compiler), f64_allowed=holds_f64(graph)
-        )
-    return GpuBuild(operator, graph, plan, made.shape, made.schedule, made.launches, made.text, artifact)
+    operator: Operator, backend: Backend, graph: Graph, sizes: tuple[int, int], arch: str, compiler: str | None
+) -> GpuBuild:  # fmt: skip
+    plan = gpu_plan(graph, backend.name)
+    warp, staged = backend.layout_of(arch)
+    made = gpu_source(plan, sizes, warp, staged)
+    source = Source(made.text.text, made.text.headers, graph.name)
+    artifact = backend.compile(source, graph, arch, compiler)
+    return GpuBuild(
+        operator, graph, plan, made.shape, made.schedule, made.launches, made.text, backend.name, artifact
+    )  # fmt: skip
 
 
 def _again(
-    operator: Operator, dtype: str, present: Iterable[str], options: Mapping[str, object], sizes: tuple[int, int],
-    arch: str, compiler: str | None,
+    operator: Operator, dtype: str, present: Iterable[str], options: Mapping[str, object], target: str,
+    sizes: tuple[int, int], arch: str, compiler: str | None,
 ) -> GpuBuild:  # fmt: skip
     """The kernels that another process has pickled. Raises what `compile` does."""
     graph = operator.trace(dtype, present, options)
-    return _build(operator, "cuda" if compiler is None else "hip", graph, sizes, arch, compiler)
+    return _build(operator, backend_named(target), graph, sizes, arch, compiler)
 
 
-def _arch_here() -> str:
-    from ..backends.cuda.device import open_device
+def plan_on(backend: Backend, graph: Graph) -> Plan:
+    """The plan of a graph's kernels for a backend. Raises DefinitionError, TargetMissingError."""
+    return gpu_plan(graph, backend.name) if backend.language is Language.GPU else make_plan(graph)
 
-    try:
-        return open_device(0).arch
-    except DeviceMissingError as missing:
-        raise DeviceMissingError(f"{missing}; without one, name the architecture: arch='sm_90', say") from None
+
+def kernel_on(
+    device: str, operator: Operator, graph: Graph, structure: bool, compiler: str | None = None, isa: Isa | None = None,
+    edit: Edit | None = None,
+) -> KernelBase:  # fmt: skip
+    """A kernel that is launched on a device, over numbers or, of a `structure` build, over hashes. ``edit`` changes the
+    emitted source before it is compiled. Raises UnknownNameError, UnavailableError, CompileError."""
+    backend = backend_of(device)
+    if backend.language is Language.GPU:
+        opened = backend.open(device, compiler, graph)
+        return GpuKernel(operator, graph, gpu_plan(graph, backend.name), structure, opened, edit)
+    if backend.language is Language.OWN:
+        if edit is not None:
+            raise ArgumentError(f"edit on {device}, whose kernels have no source; accepted: None")
+        made: KernelBase = backend.kernel(operator, graph, structure)
+        return made
+    plan = make_plan(graph)
+    text = emit_cpu(plan)
+    if edit is not None:
+        text = KernelText(edit(text.text), {name: edit(t) for name, t in text.headers.items()})
+    return build_text(operator, graph, plan, text.text, text.headers, compiler, isa, structure)

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.backend import Array
 from ..errors import ArgumentError
 from ..families.grouped.arguments import check_offsets, shared_by
 from ..formats import format_of
 from ..lang import GROUPS, Contract, Matrix, Operator, Outputs, Sizes, operator, outputs, row_max, storage
 from .checks import check_indices, check_nan_rows
 from .gpu_device import GpuDevice, kernel_on
-from .kernel import Array
 
 
 @operator(contract=Contract(min_cols=1))

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from ..backends.backend import Array, Target
 from ..backends.cuda.driver import call
+from ..backends.cuda.target import CudaProgram, CudaTarget
 from ..backends.sim.device import SIM, open_sim
+from ..backends.sim.target import SimTarget
 from ..lang import Operator
-from .gpu_kernel import GpuKernel, Ready, Target, gpu_plan
-from .gpu_targets import CudaProgram, CudaTarget, SimTarget
-from .kernel import Array
+from .gpu_kernel import GpuKernel, Ready, gpu_plan
 
 Launcher = Callable[[int], None]  # puts a kernel into a stream
 

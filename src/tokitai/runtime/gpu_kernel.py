@@ -6,42 +6,27 @@ schedule decides speed, never a bit.
 
 from __future__ import annotations
 
-import hashlib
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ..backends import backend_of
+from ..backends.backend import Array, Identity, Inspected, Target
 from ..backends.cuda.tensor_map import Matrix, TensorMaps
 from ..emit.cpp import KernelText
+from ..errors import ArgumentError
 from ..families import Plan, make_plan
-from ..families.gpu_family import Capabilities, Program, Table
+from ..families.gpu_family import Program, Table
 from ..lang import Graph, Operator
 from ..lower.gpu import WIDTHS, Step
-from .kernel import Array, Identity, KernelBase, Scalars
+from .kernel import KernelBase, Placed, Scalars, variant_of
 
 Edit = Callable[[str], str]
 T = TypeVar("T")
-
-
-class Target(Capabilities, Protocol):
-    """Where kernels of a source run: the simulated device, or a GPU."""
-
-    def entered(self) -> AbstractContextManager[None]:
-        """Make the device's context the current one of this thread, and the caller's again afterwards."""
-
-    def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
-        """Compile a text, or take it from the build cache, and load it."""
-
-    def place(self, values: Array) -> tuple[int, object]:
-        """The address at which kernels can read these values, and what keeps them there."""
-
-    def workspace(self, nbytes: int) -> tuple[int, object]:
-        """The address of so many bytes, whatever they hold, and what keeps them there."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +61,23 @@ class GpuKernel(KernelBase):
         self.plan = self.plan.family.gpu.plan(self.plan, self.target.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from .gpu_targets import pickled
-
-        return pickled(self)
+        """What a device has loaded stays there, and another process builds it for its own. Raises ArgumentError for a
+        kernel that cannot be built again."""
+        where = self.target.again() if self.edit is None else None
+        if where is None:
+            text = f"{self.graph.name} for {self.target.name}: its kernels stay in their process"
+            raise ArgumentError(f"{text}; accepted: kernels for cuda and sim of which no source was edited")
+        return _again, (self.operator, *variant_of(self.graph), *where, self.structure)
 
     def described(self) -> dict[str, object]:
         """The plan in words; of a product with the tiles that were used so far."""
         return self.plan.family.gpu.describe(self.plan, self.settled.values())
 
     def identities(self) -> list[Identity]:
-        """The binaries that were used so far."""
-        return [identity for _, identity in self.programs.values()]
+        """The binaries that were used so far, then those that ran in place of inspected ones."""
+        made = list(self.programs.values())
+        beside = [i for program, _ in made if isinstance(program, Inspected) for i in program.beside]
+        return [*(identity for _, identity in made), *beside]
 
     def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
         """How much workspace a launch needs; ``entries`` of a table that is summed into."""
@@ -117,6 +108,20 @@ class GpuKernel(KernelBase):
         return 1
 
     # ------------------------------------------------------------------ launches
+    def launch_buffers(
+        self, tensors: Sequence[Mapping[str, Placed]], results: Sequence[Mapping[str, Placed]],
+        shapes: Sequence[tuple[int, int]], scalars: Scalars, threads: int, workspace: Placed | None = None,
+    ) -> None:  # fmt: skip
+        """Run on buffers of the host in guard zones, which the device lends or has copies of."""
+        ordered = self._in_order(tensors, results)
+        every = {id(b): b for b in (*ordered, *((workspace,) if workspace is not None else ()))}
+        given, made = ([{n: b.array for n, b in some.items()} for some in many] for many in (tensors, results))
+        with self.target.lent([b.raw for b in every.values()]) as addresses:
+            at = dict(zip(every, addresses, strict=True))
+            place = None if workspace is None else at[id(workspace)] + workspace.start()
+            begins = [at[id(b)] + b.start() for b in ordered]
+            self._launch_at(begins, given, made, shapes, scalars, threads, place=place)
+
     def launch_raw(
         self, addresses: Sequence[int], sizes: Sequence[int], shapes: Sequence[tuple[int, int]], table: Array,
         threads: int, workspace: Array | None = None, *, place: int | None = None, stream: int = 0,
@@ -218,6 +223,16 @@ class GpuKernel(KernelBase):
         return f"<kernel {self.graph.name} {self.graph.dtype} {self.target.name}>"
 
 
+def _again(
+    operator: Operator, dtype: str, present: Iterable[str], options: Mapping[str, object], device: str,
+    compiler: str | None, structure: bool,
+) -> GpuKernel:  # fmt: skip
+    """The kernel that another process has pickled, for the device of the same name here. Raises DeviceMissingError."""
+    graph = operator.trace(dtype, present, options)
+    target = backend_of(device).open(device, compiler, graph)
+    return GpuKernel(operator, graph, gpu_plan(graph, target.name), structure, target)
+
+
 def gpu_plan(graph: Graph, target: str) -> Plan:
     """The plan of a kernel for a GPU. Raises TargetMissingError for a product that has none there."""
     plan = make_plan(graph)
@@ -225,9 +240,4 @@ def gpu_plan(graph: Graph, target: str) -> Plan:
     return made
 
 
-def source_digest(text: KernelText) -> str:
-    """SHA-256 of a text."""
-    return hashlib.sha256(text.text.encode()).hexdigest()
-
-
-__all__ = ["GpuKernel", "Program", "Ready", "Table", "Target", "gpu_plan", "source_digest"]
+__all__ = ["GpuKernel", "Program", "Ready", "Table", "gpu_plan"]

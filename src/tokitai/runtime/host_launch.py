@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..arrays.dlpack import as_numpy
+from ..backends.backend import Array
 from ..backends.cpu import device as cpu
 from .binding import MOST_SCALARS, bind, check_params
 from .checks import check_indices
-from .kernel import Array, Kernel
+from .kernel import Kernel
 from .launch_cache import CallSignature
 from .problem import Problem
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
+from ..backends.backend import Array, Identity
 from ..backends.cpu import device as cpu
 from ..errors import TokitaiError, UnknownNameError
 from ..families import Plan, emit_cpu, make_plan
@@ -20,19 +21,7 @@ from ..lower.scalars import HostScalars, rounded_scalars, whole_scalars
 from ..toolchain.build import Artifact, Isa, Source, build, native_isa
 from ..toolchain.compilers import find_compiler
 
-Array = np.ndarray[Any, Any]
 T = TypeVar("T")
-
-TARGETS = ("cpu", "sim", "cuda", "hip")
-
-
-def target_of(device: str) -> str:
-    """The target of a device: a target's own name, or ``cuda:N`` for a card by its number. Raises UnknownNameError."""
-    target, _, number = device.partition(":")
-    numbered = target == "cuda" and number.isascii() and number.isdigit()
-    if target not in TARGETS or (device != target and not numbered):
-        raise UnknownNameError("device", device, [*TARGETS, "cuda:N"])
-    return target
 
 
 def is_product(operator: Operator) -> bool:
@@ -56,21 +45,6 @@ class Scalars:
 
     table: Array
     whole: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A binary, as certificates name it: what it was made of, by what, and what came out."""
-
-    structure: bool
-    fingerprint: str  # SHA-256 over everything that can change the binary
-    digest: str  # SHA-256 of the binary
-    source_digest: str
-    compiler: str
-    compiler_version: str
-    compiler_digest: str
-    isa: str
-    flags: tuple[str, ...]
 
 
 class Placed(Protocol):
@@ -345,6 +319,5 @@ def build_text(
 
 
 __all__ = [
-    "TARGETS", "Identity", "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_attention", "is_grouped",
-    "is_product", "target_of",
+    "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_attention", "is_grouped", "is_product",
 ]  # fmt: skip

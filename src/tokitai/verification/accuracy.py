@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.backend import CaseSet
 from ..elementary.exact import REAL
 from ..errors import TokitaiError
 from ..formats import FORMATS, Format
@@ -23,10 +24,10 @@ MEASURED_ELSEWHERE = 1 << 14  # elements of a case of another device than the CP
 BOUNDED = 1 << 18  # elements: beyond, the bounds are not computed
 
 
-def is_measured(case: Case, target: str) -> bool:
+def is_measured(case: Case, case_set: CaseSet) -> bool:
     """Whether a case's distance from the exact value is measured. On other devices than the CPU the bits are those of
     the CPU's kernels, whose distance is measured at every shape: small ones do there."""
-    large = target != "cpu" and case.shape[0] * case.shape[1] > MEASURED_ELSEWHERE
+    large = case_set is not CaseSet.VECTORS and case.shape[0] * case.shape[1] > MEASURED_ELSEWHERE
     return case.kind != "structure" and case.in_domain and 0 not in case.shape and not large
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ..backends.backend import CaseSet
 from ..evidence.check import printable
 from ..families.elementwise.plan import is_flat
 from ..formats import format_of
@@ -151,10 +152,11 @@ def _case(
     inputs_of, results_of = (
         {n.partition("[")[0] for n in case[digests]} for digests in ("input_digests", "oracle_digests")
     )
+    case_set = derived.case_set_of(predicate["target"])
     for graph in graphs_of(operator, dtype):
         if inputs_of != {t.name for t in graph.inputs} or results_of != {o.name for o in graph.outputs}:
             continue
-        made = recomputed(operator, graph, case, predicate["target"], 2 if "suite" in predicate else 1)
+        made = recomputed(operator, graph, case, case_set, 2 if "suite" in predicate else 1)
         if made is None:
             continue
         said = [*_digests_said(case, made), *_figures_said(case, made, predicate, shape)]
@@ -223,7 +225,7 @@ class Recomputed(NamedTuple):
 
 
 def recomputed(
-    operator: Operator, graph: Graph, case: Mapping[str, Any], target: str = "cpu", version: int = 2
+    operator: Operator, graph: Graph, case: Mapping[str, Any], case_set: CaseSet = CaseSet.VECTORS, version: int = 2
 ) -> Recomputed | None:  # fmt: skip
     """What the case of a graph is; None where the graph has no such case. In the first ``version`` gradients were held
     against the derivative of the rest of the function, with what was saved as it is stored."""
@@ -246,7 +248,7 @@ def recomputed(
     want = bits.evaluate(graph, made.tensors, made.shape, made.params)
     told, elements = _told(graph, False, made.id, made.shape, seed, made.tensors, want)
     result = CaseResult(made.kind, made.name, made.shape, made.seed, made.id, made.params)
-    if is_measured(made, target):
+    if is_measured(made, case_set):
         measure_error(graph, made if version > 1 else replace(made, saved=()), want, operator, result)
     inputs = _digests({t.name: made.tensors[t.name] for t in graph.inputs})
     measured = (result.max_ulp, result.max_bound, result.worst)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..backends.cuda.driver import in_use
+from ..backends import DEFAULT, backend_of
+from ..backends.backend import Language
 from ..errors import TokitaiError, UsageError
 from ..evidence.sign import SigningKey, signing_key
 from ..lang import Operator
-from ..runtime import gpu_hip
-from ..runtime.kernel import compile, target_of
+from ..runtime.compile import kernel_on
 from ..runtime.shapes import asked_shape
 from ..toolchain.build import Isa
 from ..toolchain.process import Stop
@@ -44,7 +44,7 @@ def verify_many(
     jobs: Sequence[Job],
     *,
     shape: Mapping[str, int] | None = None,
-    device: str = "cpu",
+    device: str = DEFAULT,
     out: Path | str | None = None,
     sign: SigningKey | None = None,
     seed: int = 0,
@@ -60,18 +60,19 @@ def verify_many(
 ) -> list[Verdict]:
     """`verify` for each job, in order. ``started`` and ``ended`` are told of each job, ``progress`` of each case.
 
-    With more ``processes`` than one, cases are not told of, and verdicts hold no kernels. They are forked: on a card
-    one process does all where this one has used CUDA, which does not survive that. ``isolate`` runs kernels in a worker
+    With more ``processes`` than one, cases are not told of, and verdicts hold no kernels. They are forked: one
+    process does all where the device does not survive that. ``isolate`` runs kernels in a worker
     process. Every argument is checked before anything is compiled. Raises UsageError for the first that is wrong.
     """
     for job in jobs:
         _check(job, shape, device)
-    gpu_hip.archs_of(device, arch)
+    backend = backend_of(device)
+    backend.parts(device, arch)
     key = signing_key(sign, out)
-    if device != "cpu" and (isolate or target_of(device) == "hip" or (target_of(device) == "cuda" and in_use())):
+    if not backend.forks(isolate):
         processes = 1
     # A driver needs more of the system than a kernel for the processor, and kernels for GPUs are built over there.
-    pool = Pool(1, deadline=ISOLATED_SECONDS, limits=Limits(sandbox=device == "cpu")) if isolate else None
+    pool = Pool(1, deadline=ISOLATED_SECONDS, limits=Limits(sandbox=backend.confined)) if isolate else None
     tasks = [
         functools.partial(
             verify, job.operator, shape=shape, dtype=job.dtype, device=device, inputs=job.inputs, out=out, sign=key,
@@ -81,7 +82,8 @@ def verify_many(
         for job in jobs
     ]  # fmt: skip
     verdicts = []
-    ahead = _compiled_ahead(jobs, compiler, isa) if processes < 2 and device == "cpu" else nullcontext()
+    fills = processes < 2 and backend.language is Language.HOST  # kernels for GPUs follow from what a case launches
+    ahead = _compiled_ahead(jobs, device, compiler, isa) if fills else nullcontext()
     with ahead, pool or nullcontext():
         found = run_tasks(tasks, processes)
         for job in jobs:
@@ -102,7 +104,7 @@ def overall(verdicts: Iterable[Verdict]) -> Literal["verified", "refuted", "unde
 
 
 def _check(job: Job, shape: Mapping[str, int] | None, device: str) -> None:
-    target_of(device)
+    backend_of(device)
     for v in _variants(job):
         job.operator.trace(job.dtype, v.present, dict(v.options))
     asked_shape(job.operator, shape)
@@ -115,14 +117,14 @@ def _variants(job: Job) -> list[Variant]:
 
 
 @contextmanager
-def _compiled_ahead(jobs: Sequence[Job], compiler: str | None, isa: Isa | None) -> Iterator[None]:
+def _compiled_ahead(jobs: Sequence[Job], device: str, compiler: str | None, isa: Isa | None) -> Iterator[None]:
     """Fill the build cache from other threads. `verify` takes what is there, and waits for what is under way."""
     pool, stop = ThreadPoolExecutor(BUILDS, thread_name_prefix="tokitai-build"), Stop()
     try:
         for job in jobs:
             for v in _variants(job):
                 for structure in (False, True):
-                    pool.submit(_fill, job, v, compiler, isa, structure, stop)
+                    pool.submit(_fill, job, v, device, compiler, isa, structure, stop)
         yield
     except BaseException:
         stop.now()  # an interrupt does not wait for compilers
@@ -131,6 +133,9 @@ def _compiled_ahead(jobs: Sequence[Job], compiler: str | None, isa: Isa | None) 
         pool.shutdown(cancel_futures=True)
 
 
-def _fill(job: Job, v: Variant, compiler: str | None, isa: Isa | None, structure: bool, stop: Stop) -> None:
+def _fill(
+    job: Job, v: Variant, device: str, compiler: str | None, isa: Isa | None, structure: bool, stop: Stop
+) -> None:  # fmt: skip
     with stop, suppress(TokitaiError):  # `verify` meets the same error, where it can be told
-        compile(job.operator, "cpu", job.dtype, v.present, dict(v.options), compiler, isa, structure)
+        graph = job.operator.trace(job.dtype, v.present, dict(v.options))
+        kernel_on(device, job.operator, graph, structure, compiler, isa)

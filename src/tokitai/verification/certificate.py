@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import numerics
+from ..backends import backend_of
+from ..backends.backend import compiled_archs
 from ..backends.cpu import device as cpu
 from ..evidence import statement as ev
 from ..evidence.render import render
 from ..lang import Operator, Sizes
-from ..runtime import gpu_hip
-from ..runtime.kernel import target_of
 from . import sentences, suite
 from .verdict import Verdict
 
@@ -35,7 +35,7 @@ def certify(operator: Operator, verdict: Verdict, folder: Path, key: Ed25519Priv
                 ev.Contract(c.formats, c.max_rows, c.max_cols, c.domain),
             ),
             dtype=verdict.dtype,
-            target=target_of(verdict.device),
+            target=backend_of(verdict.device).name,
             device=verdict.about or cpu.describe(),
             compiler=ev.CompilerIdentity(binary.compiler, binary.compiler_version, binary.compiler_digest),
             isa=binary.isa,
@@ -88,10 +88,10 @@ def _worst(verdict: Verdict) -> str | None:
 
 def _facts(operator: Operator, verdict: Verdict) -> sentences.Facts:
     """What the sentences of a verdict are made of."""
+    backend, archs = backend_of(verdict.device), compiled_archs(verdict.kernels)
     return sentences.Facts(
-        operator, verdict.dtype, target_of(verdict.device), [k.graph for k in verdict.kernels],
+        operator, verdict.dtype, backend.name, [k.graph for k in verdict.kernels],
         [sentences.Ran(r.kind, r.shape, r.compared, r.equal, r.layouts, r.split) for r in verdict.results],
-        bool(verdict.failure), verdict.isolation, verdict.derivative, verdict.only,
-        gpu_hip.compiled(verdict.kernels), str((verdict.about or {}).get("warp", "")),
-        (verdict.not_run or gpu_hip.not_run(verdict.kernels)) if verdict.device == "hip" else "", suite.VERSION,
+        bool(verdict.failure), verdict.isolation, verdict.derivative, verdict.only, archs,
+        str((verdict.about or {}).get("warp", "")), verdict.not_run or backend.not_run(archs), suite.VERSION,
     )  # fmt: skip

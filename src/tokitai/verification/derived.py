@@ -12,39 +12,28 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..backends.cuda import nvrtc
-from ..backends.hip import clang as hip
+from ..backends import backend_named, places
+from ..backends.backend import CaseSet, Language
 from ..errors import TokitaiError
-from ..families import Plan, make_plan
+from ..families import Plan
 from ..formats import format_of
 from ..lang import NARROW_ACCUMULATORS, Graph, Operator, Sizes, shape_text
 from ..meaning.derivative import check_backward
-from ..runtime.gpu_kernel import gpu_plan
+from ..runtime.compile import plan_on
 from ..runtime.shapes import in_groups
-from ..toolchain import build
 from . import cases, sentences, suite
 from .lists import lists_of
 from .run import FIRST_LAYOUTS, SMALL
 
 Predicate = Mapping[str, Any]
-LANES: Mapping[str, int] = {"avx512": 16, "avx2": 8, "neon": 4, "scalar": 1}
-GPU_LANES = 8  # a thread's chunk: the cases of a GPU kernel do not depend on the host's processor
-
-_CPU = {
-    *build.COMMON, *build.STRUCTURE, "-fno-threadsafe-statics", *build.LIBRARIES["gcc"], *build.LIBRARIES["clang"],
-    *build.BOUNDS.values(),
-    *(f for rows in build.ISAS.values() for row in rows.values() for f in row.flags),
-}  # fmt: skip
-KNOWN = {"cpu": _CPU, "sim": _CPU, "cuda": set(nvrtc.OPTIONS), "hip": {*_CPU, *hip.FRONT}}
-NEEDED = {
-    "cpu": ("-ffp-contract=off",), "sim": ("-ffp-contract=off",), "hip": ("-ffp-contract=off",),
-    "cuda": ("-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"),
-}  # fmt: skip
 
 
 def departures(predicate: Predicate, operator: Operator) -> Iterator[str]:
     """Where what a certificate of `operator` states is not what follows from the definition and its other parts."""
     c, stated = operator.contract, predicate["operator"]["contract"]
+    if predicate["target"] not in places():
+        yield f"its target is {predicate['target']} (accepted: {', '.join(sorted(places()))})"
+        return
     there = dict(formats=list(c.formats), max_rows=c.max_rows, max_cols=c.max_cols, domain=c.domain)
     wrong = [name for name, value in there.items() if stated[name] != value]
     if wrong:
@@ -56,8 +45,9 @@ def departures(predicate: Predicate, operator: Operator) -> Iterator[str]:
     if predicate["operator"]["graph_digest"] != graphs[0].digest:
         yield "its definition is not that of the first variant that was run"
     yield from _build(predicate)
-    plans = [_plan(graph, predicate["target"]) for graph in graphs]
-    of_gpu = predicate["target"] != "cpu" and plans[0].has_inner
+    backend = backend_named(predicate["target"])
+    plans = [plan_on(backend, graph) for graph in graphs]
+    of_gpu = backend.language is Language.GPU and plans[0].has_inner
     planned, plan = dict(plans[0].describe()), dict(predicate["plan"])
     if of_gpu:  # which tiles were used only the device knows
         planned, plan = ({k: v for k, v in p.items() if k not in _TILES} for p in (planned, plan))
@@ -81,10 +71,6 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return first == second
 
 
-def _plan(graph: Graph, target: str) -> Plan:
-    return make_plan(graph) if target == "cpu" else gpu_plan(graph, target)
-
-
 def _sentences(what: str, there: Sequence[Any], here: Sequence[Any]) -> Iterator[str]:
     """Sentences that do not follow, and those that are not there."""
     for line in (line for line in there if line not in here):
@@ -97,21 +83,13 @@ def _sentences(what: str, there: Sequence[Any], here: Sequence[Any]) -> Iterator
 
 def _build(predicate: Predicate) -> Iterator[str]:
     """Where target, device, compiler, instruction set and flags do not belong together."""
-    target, device, isa, flags = (predicate[k] for k in ("target", "device", "isa", "flags"))
-    if target not in KNOWN:
-        yield f"its target is {target} (accepted: {', '.join(KNOWN)})"
-        return
-    named = (f"-arch={isa}", f"--offload-arch={isa}")
-    odd = [f for f in flags if f not in KNOWN[target] and f not in named and not f.startswith("-DTOKITAI_")]
+    target, isa, flags = (predicate[k] for k in ("target", "isa", "flags"))
+    backend = backend_named(target)
+    known, named = backend.known_flags(), (f"-arch={isa}", f"--offload-arch={isa}")
+    odd = [f for f in flags if f not in known and f not in named and not f.startswith("-DTOKITAI_")]
     yield from (f"the flag {flag} is none that kernels are built with" for flag in odd)
-    yield from (f"the flag {flag} is not there" for flag in NEEDED[target] if flag not in flags)
-    if target == "cuda":
-        if device.get("arch") != isa or named[0] not in flags:
-            yield f"built for {isa}, on a device whose arch is {device.get('arch')}"
-        if predicate["compiler"]["kind"] != "nvrtc" or device.get("nvrtc") != predicate["compiler"]["version"]:
-            yield "its compiler is not the one that its device names"
-    elif target == "cpu" and isa not in list(device["isas"] if isinstance(device.get("isas"), list) else ()):
-        yield f"built for {isa}, on a device that has {device.get('isas')}"
+    yield from (f"the flag {flag} is not there" for flag in backend.needed_flags() if flag not in flags)
+    yield from backend.departures(predicate)
 
 
 # ------------------------------------------------------------------ the suite
@@ -146,13 +124,18 @@ def _counted(predicate: Predicate, operator: Operator) -> tuple[Counter[str], Co
     """The ids of the cases that the suite has, and of those that are there; None where one was asked for."""
     stated = predicate.get("suite")
     graphs = sentences.stated_graphs(operator, predicate["dtype"], sentences.as_now(operator, predicate["claims"]))
-    if graphs is None or (stated is not None and stated["only"] is not None):
+    if predicate["target"] not in places() or graphs is None or (stated is not None and stated["only"] is not None):
         return None
-    plans = [_plan(graph, predicate["target"]) for graph in graphs]
+    plans = [plan_on(backend_named(predicate["target"]), graph) for graph in graphs]
     shape = None if stated is None or stated["shape"] is None else _asked(stated["shape"], plans[0])
     seed, version = (_seed(predicate), 1) if stated is None else (int(stated["seed"]), int(stated["version"]))
     wanted = Counter(i for plan in plans for i in ids(operator, plan, predicate, shape, seed, version))
     return wanted, _there(predicate, plans)
+
+
+def case_set_of(target: str) -> CaseSet:
+    """Which shapes verification tries on a target; those of a GPU on one that is not known here."""
+    return backend_named(target).cases if target in places() else CaseSet.SCHEDULES
 
 
 def _there(predicate: Predicate, plans: Sequence[Plan]) -> Counter[str]:
@@ -164,10 +147,9 @@ def ids(
     operator: Operator, plan: Plan, predicate: Predicate, shape: tuple[int, int] | None, seed: int, version: int
 ) -> Iterator[str]:
     """The ids of the cases that the suite has for a plan."""
-    target = predicate["target"]
-    lanes = LANES.get(predicate["isa"], GPU_LANES) if target == "cpu" else GPU_LANES
-    device = "sim" if target == "hip" else target
-    for s in suite.structure_ids(operator, plan, lanes, shape, seed, device, version):
+    backend = backend_named(predicate["target"])
+    lanes, case_set = backend.lanes(predicate["isa"]), backend.cases
+    for s in suite.structure_ids(operator, plan, lanes, shape, seed, case_set, version):
         yield f"structure/all inputs@{shape_text(s)}#{seed}"
     if version > 1:
         yield from (f"structure/rows alike@{shape_text(s)}#{seed}" for s in suite.expanded_shapes(operator, plan))
@@ -178,7 +160,7 @@ def ids(
     every = cases.exhaustive(operator, plan.graph)
     if every is not None:
         yield every.id
-    for how, s in suite.seeded_ids(operator, plan, lanes, shape, seed, device, version):
+    for how, s in suite.seeded_ids(operator, plan, lanes, shape, seed, case_set, version):
         yield f"seeded/{how}@{shape_text(in_groups(plan.graph, s))}#{seed}"
 
 
@@ -243,9 +225,9 @@ def _layouts(case: Mapping[str, Any], stated: object, shape: tuple[int, int]) ->
 
 
 def _not_run(predicate: Predicate) -> str:
-    """Why a kernel for AMD GPUs was not run, which only the machine knew."""
-    start = "No kernel ran on an AMD device: "
-    return next((s[len(start) : -1] for s in predicate["non_claims"] if s.startswith(start)), "")
+    """Why kernels ran on a stand-in, which only the machine knew."""
+    start = backend_named(predicate["target"]).not_run_start
+    return next((s[len(start) : -1] for s in predicate["non_claims"] if start and s.startswith(start)), "")
 
 
 def _derivative(

@@ -11,14 +11,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ..backends import backend_named
+from ..backends.backend import Shown
 from ..errors import DefinitionError
 from ..evidence.statement import Proof
 from ..formats import FORMATS
-from ..lang import NARROW_ACCUMULATORS, Graph, Operator, Sizes, shape_text
+from ..lang import Graph, Operator, Sizes, shape_text
 from .buffers import GUARD
 from .variant import Variant, variants
-
-SIMULATED = " on the simulated device"
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Ran:
 @dataclass(frozen=True)
 class Facts:
     """What the sentences are made of. ``graphs`` are those of the variants that were run, in order; ``derivative`` is a
-    result, its error and what rounding explains; ``only`` the id of the one case that was asked for; ``archs`` and
-    ``not_run`` are told of kernels for AMD GPUs."""
+    result, its error and what rounding explains; ``only`` the id of the one case that was asked for; ``archs``,
+    ``warp`` and ``not_run`` are what `backends.backend.Shown` has."""
 
     operator: Operator
     dtype: str
@@ -53,6 +53,11 @@ class Facts:
     not_run: str = ""
     layouts: int = 1  # the version by which layouts are chosen
     integers: frozenset[str] = field(init=False)
+
+    @property
+    def shown(self) -> Shown:
+        """What a backend's own sentences are made of."""
+        return Shown(self.graphs, self.archs, self.warp, self.not_run)
 
     def __post_init__(self) -> None:
         found = {t.name for g in self.graphs for t in g.inputs if not FORMATS[str(t.format)].is_float}
@@ -71,7 +76,7 @@ def proofs(facts: Facts) -> list[Proof]:
         Proof(
             f"for {_inputs(facts)} at {sides} of {listed}, the kernel evaluates exactly the defined expression",
             "proved",
-            f"structure run{SIMULATED if facts.target == 'hip' else ''}: 64-bit hashes in place of numbers, "
+            f"structure run{backend_named(facts.target).where}: 64-bit hashes in place of numbers, "
             "collision probability below 2**-50",
         )
     ]
@@ -81,7 +86,7 @@ def claims(facts: Facts) -> list[str]:
     """What the certificate says."""
     compared = sum(r.compared for r in facts.cases if r.kind != "structure")
     outcome = "not all equal" if facts.failed else "all equal"
-    made = _compiled(facts) if facts.target == "hip" else []
+    made = backend_named(facts.target).claims(facts.shown)
     if facts.isolation is not None:
         limits = ", ".join(facts.isolation)
         made.append(f"Kernels ran in a worker process, apart from the comparison ({limits}).")
@@ -110,25 +115,14 @@ def non_claims(facts: Facts) -> list[str]:
     """What it does not say."""
     there = math.prod([*(len(o.accepted) for o in facts.operator.options),
                        *(2 for t in facts.operator.tensors if t.optional)])  # fmt: skip
+    backend = backend_named(facts.target)
     others = there > len(in_words(facts.operator, facts.graphs))
     return [
-        *([f"No kernel ran on an AMD device: {facts.not_run}."] if facts.target == "hip" else []),
+        *backend.non_claims(facts.shown),
         *([f"The suite was not run: only its case {facts.only}."] if facts.only is not None else []),
         *(["Combinations of optional inputs and options that are not listed were not run."] * others),
-        *([BY_NUMBERS] if facts.target == "cuda" and any(_has_steps(g) for g in facts.graphs) else []),
         *ALWAYS,
     ]
-
-
-BY_NUMBERS = (
-    "Products of 16-bit operands by Hopper's warpgroups were compared by numbers alone: structure runs take the other "
-    "kernels of the same plan, as hashes are no operands of a matrix unit."
-)
-
-
-def _has_steps(graph: Graph) -> bool:
-    """Whether a product is added up by a matrix unit's steps."""
-    return any(n.op == "matmul" and n.data[1] in NARROW_ACCUMULATORS for n in graph.nodes)
 
 
 RUN_WITH = "It was run with: "
@@ -210,20 +204,6 @@ def _unchanged(facts: Facts) -> str:
         f"results had the same bits under {tried}"
         + (f" and, in {split} of the cases, in batches split in two." if split else ".")
     )
-
-
-def _compiled(facts: Facts) -> list[str]:
-    """What was seen of kernels for AMD GPUs, which were not run on one."""
-    inspected = (
-        f"Every text over numbers was compiled for {', '.join(facts.archs)}. In LLVM's text and in the assembly there "
-        "was no contraction, no flushed subnormal number, no approximate division or square root and no float atomic; "
-        "no kernel takes another argument, fewer threads, other wavefronts or more LDS than its launches have."
-    )
-    return [
-        *([inspected] if facts.archs else []),
-        f"All cases ran{SIMULATED}: the same text as HIP, with its header over fibers of the CPU, in wavefronts of "
-        f"{facts.warp} lanes.",
-    ]
 
 
 ALWAYS = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..backends.backend import CaseSet
 from ..families import Plan
 from ..families.shapes import Seeded, Shape
 from ..lang import Operator, Sizes
@@ -19,7 +20,7 @@ STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes long
 
 
 def structure_ids(
-    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int, device: str = "cpu",
+    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int, device: str = CaseSet.VECTORS,
     version: int = VERSION,
 ) -> list[tuple[int, int]]:  # fmt: skip
     """The shapes of all structure runs: those of the plan, and the shape asked for or those of ordinary use."""
@@ -36,7 +37,7 @@ def structure_ids(
 
 
 def number_cases(
-    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int, device: str = "cpu",
+    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int, device: str = CaseSet.VECTORS,
     version: int = 1,
 ) -> Iterator[Case]:  # fmt: skip
     """The cases of a verification, cheapest first: hard inputs, all values, seeded noise, the shape asked for."""
@@ -66,7 +67,7 @@ def seeded_ids(
     return [(how, s) for how, s in dict.fromkeys(tried) if isinstance(s, Sizes) or allowed(operator, s)]
 
 
-def default_shapes(operator: Operator, plan: Plan, device: str = "cpu", version: int = 1) -> Sequence[Shape]:
+def default_shapes(operator: Operator, plan: Plan, device: str = CaseSet.VECTORS, version: int = 1) -> Sequence[Shape]:
     """Shapes of ordinary use, where none is asked for."""
     found: Sequence[Shape] = plan.family.shapes.of_use(operator, plan, device, version)
     return found

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..backends import DEFAULT, Backend, backend_of, backends
+from ..backends.backend import Language, compiled_archs
 from ..errors import ArgumentError, UnavailableError, UsageError
 from ..evidence.sign import SigningKey, signing_key
 from ..formats import format_of
 from ..lang import Graph, Operator, Sizes, check_operator, shape_from_text, shape_text
-from ..runtime import gpu_hip
-from ..runtime.kernel import Kernel, KernelBase, KernelList, build_text, compile, target_of
+from ..runtime.compile import kernel_on
+from ..runtime.kernel import KernelBase, KernelList
 from ..runtime.shapes import asked_shape
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
 from .accuracy import is_measured, measure_error
-from .derived import GPU_LANES, LANES, derivatives
+from .derived import derivatives
 from .files import case_from_file
 from .lists import run_lists
 from .run import CaseResult
@@ -104,7 +106,7 @@ def verify(
     *,
     shape: Mapping[str, int] | None = None,
     dtype: object = "f32",
-    device: str = "cpu",
+    device: str = DEFAULT,
     inputs: Path | str | Iterable[Path | str] | None = None,
     out: Path | str | None = None,
     sign: SigningKey | None = None,
@@ -120,22 +122,24 @@ def verify(
 ) -> Verdict:
     """Verify one operator in one storage format on one device.
 
-    ``device`` is ``cpu``, ``sim``, ``hip``, ``cuda`` or ``cuda:N``, a card by its number. ``shape`` is
-    ``dict(rows=.., cols=..)`` to try beside the suite's own shapes; ``inputs`` are files of the user's own
-    tensors; ``out`` a folder for the certificate; ``sign`` an Ed25519 private key, or its PEM file, that signs it;
-    ``case`` the id of the only case to run; ``edit`` changes the emitted text before it is compiled (that is how wrong
-    kernels are made); ``pool`` runs kernels in worker processes, so that one that crashes is refuted, and one that does
-    not end undecided. ``arch`` is the AMD architecture that kernels of the device hip are compiled for (default: one of
-    each width of wavefronts). They are run on fibers, not on a card: the verdict is `refuted` or `undecided`.
+    ``device`` is one that a backend takes: ``cpu``, ``sim``, ``cuda``, ``cuda:N`` (a GPU by its number), ``hip`` or
+    ``hip:ARCH``. ``shape`` is ``dict(rows=.., cols=..)`` to try beside the suite's own shapes; ``inputs`` are files of
+    the user's own tensors; ``out`` a folder for the certificate; ``sign`` an Ed25519 private key, or its PEM file, that
+    signs it; ``case`` the id of the only case to run; ``edit`` changes the emitted text before it is compiled (that is
+    how wrong kernels are made); ``pool`` runs kernels in worker processes, so that one that crashes is refuted, and one
+    that does not end undecided. ``arch`` is the architecture that kernels are compiled for, of a device that has
+    several (default: one of each width of wavefronts). Where a backend's kernels run on a stand-in alone, the verdict
+    is `refuted` or `undecided`.
     Raises UsageError for wrong arguments; a compiler that is missing or fails gives the verdict `undecided`.
     """
     check_operator(operator)
-    target_of(device)
-    archs = gpu_hip.archs_of(device, arch)
-    if edit is not None and pool is not None and device != "cpu":
+    backend = backend_of(device)
+    parts = backend.parts(device, arch)
+    if edit is not None and pool is not None and backend.language is not Language.HOST:
         raise ArgumentError(f"edit on {device} in a worker process; accepted: on the cpu, or in this process")
-    if archs and pool is not None:
-        raise ArgumentError("device hip in a worker process; accepted: cpu, sim or cuda")
+    if pool is not None and not backend.isolated:
+        able = ", ".join(b.name for b in backends() if b.isolated)
+        raise ArgumentError(f"device {device} in a worker process; accepted: {able}")
     key = signing_key(sign, out)
     fmt = format_of(dtype).name
     asked = asked_shape(operator, shape)
@@ -156,17 +160,10 @@ def verify(
     try:
         isa = isa or native_isa()
         verdict.isolation = None if pool is None else pool.applied
-        if archs:
-            verdict.about = gpu_hip.describe(archs, compiler)
-        elif device != "cpu":
-            verdict.about = _describe(device, compiler, pool)
-        for v, amd in ((v, a) for v in chosen for a in archs or (None,)):
+        verdict.about = _describe(backend, parts, compiler, pool)
+        for v, part in ((v, p) for v in chosen for p in parts):
             mine = [c for present, c in yours if present == v.present]
-            if amd is None:
-                kernels = _kernels(operator, device, fmt, v, compiler, isa, edit, pool)
-            else:
-                graph = operator.trace(fmt, v.present, dict(v.options))
-                kernels = gpu_hip.kernels(operator, graph, amd, compiler, edit)
+            kernels = _kernels(operator, part, fmt, v, compiler, isa, edit, pool)
             verdict.kernels += kernels
             _run_variant(verdict, operator, v, kernels, asked, seed, case, mine, isa, progress)
             if verdict.failure:
@@ -176,13 +173,13 @@ def verify(
         if not verdict.results:
             accepted = "an id as a failure prints it, KIND/NAME@ROWSxCOLS#SEED (of a product ROWSxCOLSxINNER)"
             raise UsageError(f"{operator.name}: no case {case!r}; accepted: {accepted}")
-        verdict.verdict = "refuted" if verdict.failure else "undecided" if device == "hip" else "verified"
+        verdict.verdict = "refuted" if verdict.failure else backend.strongest
     except UnavailableError as error:
         verdict.failure = str(error)
     verdict.evidence = _evidence(verdict)
     verdict.seconds = time.perf_counter() - started
     if verdict.verdict == "undecided" and not verdict.failure:
-        verdict.not_run = gpu_hip.not_run(verdict.kernels)
+        verdict.not_run = backend.not_run(compiled_archs(verdict.kernels))
     if out is not None and (verdict.verdict != "undecided" or verdict.not_run):
         from .certificate import certify
 
@@ -206,14 +203,14 @@ def named_sizes(shape: tuple[int, int]) -> dict[str, int]:
     return named
 
 
-def _describe(device: str, compiler: str | None, pool: Pool | None) -> dict[str, Any]:
-    if pool is not None:
-        from ..worker.isolated import describe
+def _describe(
+    backend: Backend, parts: Sequence[str], compiler: str | None, pool: Pool | None
+) -> dict[str, Any] | None:  # fmt: skip
+    if pool is None or backend.language is Language.HOST:
+        return backend.describe(parts, compiler)
+    from ..worker.isolated import describe
 
-        return describe(pool, device, compiler)
-    from ..runtime.gpu_targets import target_named
-
-    return target_named(device, compiler).describe()
+    return describe(pool, parts[0], compiler)
 
 
 def _kernels(
@@ -221,36 +218,12 @@ def _kernels(
     pool: Pool | None,
 ) -> list[KernelBase]:  # fmt: skip
     """The kernel over numbers, and the same text over hashes."""
+    graph = operator.trace(dtype, v.present, dict(v.options))
     if pool is None:
-        return _kernels_here(operator, device, dtype, v, compiler, isa, edit)
-    from ..worker.isolated import isolate, isolated_gpu
+        return [kernel_on(device, operator, graph, s, compiler, isa, edit) for s in (False, True)]
+    from ..worker.isolated import isolated_kernel
 
-    if device == "cpu":
-        made = _kernels_here(operator, device, dtype, v, compiler, isa, edit)
-        return [isolate(k, pool) for k in made if isinstance(k, Kernel)]
-    graph = operator.trace(dtype, v.present, dict(v.options))
-    return [isolated_gpu(operator, graph, device, s, compiler, pool) for s in (False, True)]
-
-
-def _kernels_here(
-    operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None
-) -> list[KernelBase]:
-    from ..families import emit_cpu, make_plan
-
-    if device != "cpu":
-        from ..runtime.gpu_kernel import gpu_plan
-        from ..runtime.gpu_targets import gpu_kernel_class, target_named
-
-        target, graph = target_named(device, compiler), operator.trace(dtype, v.present, dict(v.options))
-        made, plan = gpu_kernel_class(device), gpu_plan(graph, device)
-        return [made(operator, graph, plan, s, target, edit) for s in (False, True)]
-    if edit is None:
-        return [compile(operator, "cpu", dtype, v.present, dict(v.options), compiler, isa, s) for s in (False, True)]
-    graph = operator.trace(dtype, v.present, dict(v.options))
-    cpu_plan = make_plan(graph)
-    text = emit_cpu(cpu_plan)
-    changed = {name: edit(t) for name, t in text.headers.items()}
-    return [build_text(operator, graph, cpu_plan, edit(text.text), changed, compiler, isa, s) for s in (False, True)]
+    return [isolated_kernel(device, operator, graph, s, compiler, isa, edit, pool) for s in (False, True)]
 
 
 def _run_variant(
@@ -258,12 +231,12 @@ def _run_variant(
     seed: int, only: str | None, mine: list[cases.Case], isa: Isa, progress: Progress | None,
 ) -> None:  # fmt: skip
     numbers, hashed = kernels
-    lanes = LANES[isa] if verdict.device == "cpu" else GPU_LANES
+    backend = backend_of(verdict.device)
+    lanes, case_set = backend.lanes(isa), backend.cases
     threads, plan = run.default_threads(), numbers.plan
-    device = "sim" if verdict.device == "hip" else target_of(verdict.device)  # whose shapes
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
-    runs = [(s, "all inputs") for s in suite.structure_ids(operator, plan, lanes, asked, seed, device)]
+    runs = [(s, "all inputs") for s in suite.structure_ids(operator, plan, lanes, asked, seed, case_set)]
     for shape, name in [*runs, *((s, "rows alike") for s in suite.expanded_shapes(operator, plan))]:
         if only not in (None, f"structure/{name}@{shape_text(shape)}#{seed}"):
             continue
@@ -295,10 +268,10 @@ def _run_variant(
                 return
 
     def measure(graph: Graph, c: cases.Case, want: Mapping[str, Any], result: CaseResult) -> None:
-        if is_measured(c, target_of(verdict.device)):
+        if is_measured(c, case_set):
             measure_error(graph, c, want, operator, result)
 
-    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, device, suite.VERSION)):
+    for c in chain(mine, suite.number_cases(operator, plan, lanes, asked, seed, case_set, suite.VERSION)):
         if only in (None, c.id):
             _add(verdict, operator, v, run.run_numbers(numbers, c, measure, threads), progress)
             if verdict.failure:
@@ -339,7 +312,7 @@ def _evidence(verdict: Verdict) -> list[str]:
     tried = {r.kind for r in verdict.results}
     kinds: list[str] = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
     kinds += ["derivative"] if verdict.derivative else []
-    return kinds + (["compiled"] if gpu_hip.compiled(verdict.kernels) else [])
+    return kinds + (["compiled"] if compiled_archs(verdict.kernels) else [])
 
 
 __all__ = ["Progress", "Variant", "Verdict", "named_sizes", "variants", "verify"]

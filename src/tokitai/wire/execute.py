@@ -10,16 +10,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..backends.backend import Identity, Program
 from ..backends.cpu import device as cpu
+from ..backends.cuda.target import CudaProgram, CudaTarget
+from ..backends.sim.target import SimProgram, SimTarget
 from ..emit.cpp import KernelText
 from ..errors import DeviceMissingError, UnknownNameError
 from ..formats import FORMATS
 from ..lang import Operator, extent
 from ..runtime.binding import bind, check_params
 from ..runtime.call import call
-from ..runtime.gpu_kernel import GpuKernel, Program, gpu_plan
-from ..runtime.gpu_targets import CudaKernel, CudaProgram, CudaTarget, SimProgram, SimTarget
-from ..runtime.kernel import Identity, Kernel, KernelBase, Scalars, compile
+from ..runtime.gpu_kernel import GpuKernel, gpu_plan
+from ..runtime.kernel import Kernel, KernelBase, Scalars, compile
 from ..toolchain.build import native_isa
 from .reply import Reply
 
@@ -114,8 +116,7 @@ class Runner:
                 made: KernelBase = compile(operator, "cpu", STORAGE, present, dict(options))
             else:
                 graph = operator.trace(STORAGE, present, dict(options))
-                kind = GpuKernel if self.device == "sim" else CudaKernel
-                made = kind(operator, graph, gpu_plan(graph, self.device), False, self.target)
+                made = GpuKernel(operator, graph, gpu_plan(graph, self.device), False, self.target)
             self._kernels[key] = made
         return self._kernels[key]
 

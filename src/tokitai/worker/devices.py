@@ -8,13 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from ..backends import backend_of
+from ..backends.backend import Array
 from ..lang import Operator, Sizes
-from ..runtime.gpu_kernel import GpuKernel, gpu_plan
-from ..runtime.gpu_targets import gpu_kernel_class, target_named
-from ..runtime.kernel import Array, Scalars
+from ..runtime.compile import kernel_on
+from ..runtime.kernel import KernelBase, Scalars
 from .graphs import restored
 
-_kernels: dict[tuple[object, ...], GpuKernel] = {}
+_kernels: dict[tuple[object, ...], KernelBase] = {}
 
 
 class Buffer:
@@ -29,9 +30,10 @@ class Buffer:
         return self.first
 
 
-def describe(arguments: dict[str, Any], tensors: list[memoryview]) -> dict[str, Any]:
+def describe(arguments: dict[str, Any], tensors: list[memoryview]) -> dict[str, Any] | None:
     """The device, as certificates show it."""
-    return target_named(arguments["device"], arguments["compiler"]).describe()
+    device = arguments["device"]
+    return backend_of(device).describe([device], arguments["compiler"])
 
 
 def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> list[dict[str, Any]]:
@@ -68,12 +70,11 @@ def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> list[dict[st
     return [asdict(identity) for identity in kernel.identities()]
 
 
-def _kernel(arguments: dict[str, Any], graph: Array) -> GpuKernel:
+def _kernel(arguments: dict[str, Any], graph: Array) -> KernelBase:
     key = (arguments["graph"], arguments["device"], arguments["structure"], arguments["compiler"])
     if key not in _kernels:
         made = restored(pickle.loads(graph.tobytes()))
-        target = target_named(arguments["device"], arguments["compiler"])
-        build, plan = gpu_kernel_class(arguments["device"]), gpu_plan(made, arguments["device"])
         # What a kernel knows of its operator is the graph.
-        _kernels[key] = build(cast(Operator, None), made, plan, arguments["structure"], target)
+        none = cast(Operator, None)
+        _kernels[key] = kernel_on(arguments["device"], none, made, arguments["structure"], arguments["compiler"])
     return _kernels[key]

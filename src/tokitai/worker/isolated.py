@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from ..backends import backend_of
+from ..backends.backend import Array, Identity, Language, Program
 from ..backends.cpu.device import check_runs_here
 from ..emit.cpp import KernelText
 from ..errors import ArgumentError, DeviceError, UnavailableError
 from ..lang import MATRICES, Graph, Operator, Sizes
 from ..runtime.call import call_with
-from ..runtime.gpu_kernel import GpuKernel, Program, gpu_plan
+from ..runtime.compile import kernel_on
+from ..runtime.gpu_kernel import Edit, GpuKernel, gpu_plan
 from ..runtime.host_executor import kernel_here
-from ..runtime.kernel import Array, Identity, Kernel, Placed, Scalars
+from ..runtime.kernel import Kernel, KernelBase, Placed, Scalars
+from ..toolchain.build import Isa
 from .graphs import flattened
 from .pool import Pool
 
@@ -193,9 +197,23 @@ def _whole_buffers(
 
 # ------------------------------------------------------------------ devices that the worker process owns
 def describe(pool: Pool, device: str, compiler: str | None = None) -> dict[str, Any]:
-    """The device, as the worker process sees it. Raises what `target_named` raises, and WorkerError."""
+    """The device, as the worker process sees it. Raises what `Backend.describe` raises, and WorkerError."""
     found: dict[str, Any] = pool.run("tokitai.worker.devices:describe", {"device": device, "compiler": compiler})
     return found
+
+
+def isolated_kernel(
+    device: str, operator: Operator, graph: Graph, structure: bool, compiler: str | None, isa: Isa | None,
+    edit: Edit | None, pool: Pool,
+) -> KernelBase:  # fmt: skip
+    """A kernel for a device that runs in a worker process. One for the processor is compiled here and not loaded;
+    others are compiled there, and none of them is edited. Raises ArgumentError and what `kernel_on` raises."""
+    if backend_of(device).language is Language.GPU and edit is None:
+        return isolated_gpu(operator, graph, device, structure, compiler, pool)
+    made = kernel_on(device, operator, graph, structure, compiler, isa, edit)
+    if not isinstance(made, Kernel):
+        raise ArgumentError(f"a kernel for {device} in a worker process; accepted: kernels that are compiled, unedited")
+    return isolate(made, pool)
 
 
 def isolated_gpu(
@@ -237,6 +255,18 @@ class _Elsewhere:
     def workspace(self, nbytes: int) -> tuple[int, object]:
         """Nothing is allocated here."""
         raise self._refuse()
+
+    def lent(self, memory: Sequence[Array]) -> AbstractContextManager[list[int]]:
+        """Nothing is launched here."""
+        raise self._refuse()
+
+    def describe(self) -> dict[str, Any]:
+        """The other process describes the device."""
+        raise self._refuse()
+
+    def again(self) -> tuple[str, str | None] | None:
+        """A kernel there belongs to a pool of this process."""
+        return None
 
 
 @dataclass(eq=False)

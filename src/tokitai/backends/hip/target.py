@@ -8,22 +8,18 @@ is shown is the text's bits and structure, and that the code of the architecture
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ..backends.hip import clang as hip
-from ..backends.hip.probe import probe
-from ..emit.cpp import KernelText
-from ..errors import ArgumentError, CompileError
-from ..lang import Graph, Node, Operator
-from ..lower.gpu import Step
-from ..toolchain.build import Source
-from .gpu_kernel import Edit, GpuKernel, Program, gpu_plan, source_digest
-from .gpu_targets import SimTarget
-from .kernel import Array, Identity, KernelBase
-
-DEFAULT = ("gfx942", "gfx1101")  # one for each width of wavefronts
+from ...emit.cpp import KernelText
+from ...errors import CompileError
+from ...lang import Graph, Node
+from ...lower.gpu import Step
+from ...toolchain.build import Source
+from ..backend import Array, Identity, Inspected, Program, source_digest
+from ..sim.target import SimTarget
+from . import clang as hip
 
 
 class HipTarget:
@@ -68,12 +64,24 @@ class HipTarget:
         """Memory of this process."""
         return self.sim.workspace(nbytes)
 
+    def lent(self, memory: Sequence[Array]) -> AbstractContextManager[list[int]]:
+        """Host memory where it lies."""
+        return self.sim.lent(memory)
 
-class HipProgram:
+    def again(self) -> tuple[str, str | None] | None:
+        """Its kernels stay in their process."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """Where the kernels run, as certificates show it."""
+        return {**self.sim.describe(), "architectures": self.arch, "warp": str(self.warp)}
+
+
+class HipProgram(Inspected):
     """The kernels of one text, compiled for an architecture and run by fibers."""
 
     def __init__(self, artifact: hip.HipArtifact, runs: Program, ran: Identity) -> None:
-        self.artifact, self.runs, self.ran = artifact, runs, ran
+        self.artifact, self.runs, self.beside = artifact, runs, (ran,)
 
     def spills(self, name: str) -> int:
         """Bytes of vector registers that a lane keeps in scratch memory."""
@@ -98,15 +106,6 @@ class HipProgram:
             raise CompileError(f"{arch}, kernel {name}: {step.block} threads are no whole wavefronts of {have.warp}")
 
 
-class HipKernel(GpuKernel):
-    """Kernels of which each text has two binaries."""
-
-    def identities(self) -> list[Identity]:
-        """The code objects, and what the fibers ran."""
-        ran = [program.ran for program, _ in self.programs.values() if isinstance(program, HipProgram)]
-        return [*super().identities(), *ran]
-
-
 def holds_fma(graph: Graph) -> bool:
     """Whether a definition holds a fused multiply-add, in a function that it calls perhaps; the sums of products do."""
 
@@ -122,42 +121,3 @@ def holds_fma(graph: Graph) -> bool:
 def holds_f64(graph: Graph) -> bool:
     """Whether a definition holds sums in f64."""
     return any(n.op == "matmul" and n.data[1] == "f64" for n in graph.nodes)
-
-
-def archs_of(device: str, arch: str | None) -> tuple[str, ...]:
-    """The AMD architectures that kernels of a device are compiled for: none but for hip. Raises UsageError."""
-    if arch is None:
-        return DEFAULT if device == "hip" else ()
-    if device != "hip":
-        raise ArgumentError(f"arch={arch!r} goes with the device hip, not with {device}")
-    hip.flags_of(arch)
-    return (arch,)
-
-
-def kernels(
-    operator: Operator, graph: Graph, arch: str, compiler: str | None = None, edit: Edit | None = None
-) -> list[KernelBase]:  # fmt: skip
-    """The kernel over numbers, and the same text over hashes. Raises what `HipTarget` raises."""
-    target, plan = HipTarget(arch, holds_fma(graph), compiler, f64=holds_f64(graph)), gpu_plan(graph, "hip")
-    return [HipKernel(operator, graph, plan, structure, target, edit) for structure in (False, True)]
-
-
-def compiled(kernels: Iterable[KernelBase]) -> list[str]:
-    """The architectures for which some text was compiled and inspected: a case over hashes alone needs none."""
-    some = [k for k in kernels if isinstance(k, HipKernel)]
-    made = [p.artifact.arch for k in some for p, _ in k.programs.values() if isinstance(p, HipProgram)]
-    return list(dict.fromkeys(made))
-
-
-def not_run(kernels: Iterable[KernelBase]) -> str:
-    """What was done in place of running kernels on an AMD device, and why."""
-    archs = compiled(kernels)
-    done = f"compiled and inspected for {', '.join(archs)}, not run" if archs else "neither compiled nor run"
-    return f"{done}: {probe()}"
-
-
-def describe(archs: Iterable[str], compiler: str | None = None) -> dict[str, Any]:
-    """Where the kernels ran, as certificates show it."""
-    widths = sorted({hip.ARCHITECTURES[a] for a in archs})
-    about = SimTarget(compiler, widths[0], hip=True).describe()
-    return {**about, "architectures": ", ".join(archs), "warp": ", ".join(map(str, widths))}
