@@ -71,7 +71,7 @@ class SimCard:
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
 
     @contextmanager
-    def room(self, nbytes: int, stream: int) -> Iterator[int]:
+    def workspace(self, nbytes: int, stream: int) -> Iterator[int]:
         memory = np.empty(nbytes + 16, np.uint8)
         self.said.append(("room", stream))
         yield (memory.ctypes.data + 15) // 16 * 16

@@ -107,7 +107,7 @@ class Form:
         self.cacheable = self.fits and not operator.contract.lists
         self.by_scalars = bool(operator.contract.switches) or "entries" in scalars  # options or sizes follow from them
 
-    def told(self, kwargs: Mapping[str, Any]) -> tuple[object, ...]:
+    def scalar_key(self, kwargs: Mapping[str, Any]) -> tuple[object, ...]:
         """The scalars that a call gives, so that equal ones are the same: True is not 1 and -0.0 is not 0.0, although
         they compare equal. Raises TypeError for what cannot be hashed, and so is no scalar."""
         if not self.scalars:

@@ -68,7 +68,7 @@ class Checks:
         values = np.empty(shape[0], np.float32)
         scalars = kernel.scalar_bytes(kernel.scalar_table(*shape, {}))
         room = -(-values.nbytes // 16) * 16
-        with self.where.room(room + kernel.workspace_bytes([shape], 1), stream) as place:
+        with self.where.workspace(room + kernel.workspace_bytes([shape], 1), stream) as place:
             ready = kernel.ready([address, place], [*shape, like.strides[0] // like.itemsize], shape)
             pointers, workspace = struct.pack("<2q", address, place), struct.pack("<q", place + room)
             call = ready.head + pointers + ready.middle + scalars + workspace

@@ -39,7 +39,7 @@ class GpuDevice(Protocol):
     def write(self, address: int, values: Array, stream: int) -> None:
         """Copy a contiguous array to the device, in the order of a stream; `values` may be changed afterwards."""
 
-    def room(self, nbytes: int, stream: int) -> AbstractContextManager[int]:
+    def workspace(self, nbytes: int, stream: int) -> AbstractContextManager[int]:
         """Memory for the work that is put into a stream meanwhile."""
 
 
@@ -72,7 +72,7 @@ class CudaGpu:
             call("cuMemcpyHtoDAsync", address, values.ctypes.data, values.nbytes, stream, about=about)
 
     @contextmanager
-    def room(self, nbytes: int, stream: int) -> Iterator[int]:
+    def workspace(self, nbytes: int, stream: int) -> Iterator[int]:
         """From the driver's pool, in the order of the stream: calls in other streams have other memory."""
         with self.device.entered():
             address = int(call("cuMemAllocAsync", nbytes, stream, about=f"{nbytes} bytes of workspace"))
@@ -105,7 +105,7 @@ class SimGpu:
         """A copy."""
         self.device.upload(values, address)
 
-    def room(self, nbytes: int, stream: int) -> AbstractContextManager[int]:
+    def workspace(self, nbytes: int, stream: int) -> AbstractContextManager[int]:
         """Poisoned like all new memory."""
         return self.device.room(nbytes)
 

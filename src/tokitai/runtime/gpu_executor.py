@@ -112,7 +112,7 @@ class GpuExecutor(Executor[GpuKernel]):
             workspace = empty_like(example, (ready.workspace,), "bool", stream)
             launch_all(ready, parameter, as_device("workspace", workspace).address, stream)
         else:
-            with self.device.room(ready.workspace, stream) as address:
+            with self.device.workspace(ready.workspace, stream) as address:
                 launch_all(ready, parameter, address, stream)
 
 

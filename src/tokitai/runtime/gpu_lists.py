@@ -38,7 +38,7 @@ class _Placed:
     addresses: Array
     table: Table
     ready: Ready
-    room: Callable[[], Any] | None  # gives new workspace of torch's, where there is any
+    workspace: Callable[[], Any] | None  # gives new workspace of torch's, where there is any
     frames: list[Frame] = field(default_factory=list)  # free ones
 
 
@@ -59,17 +59,17 @@ class PreparedOnGpu(Prepared):
         self.placed: _Placed | None = None
         self.layout: _CheckedLists | None = None
         super().__init__(operator, kernel, lists, arrays, copy)
-        self.lying = np.array(self.addresses, np.int64)
+        self.table_addresses = np.array(self.addresses, np.int64)
         outputs = self.kernel.graph.outputs
         self.names = [t.name for t in self.kernel.graph.inputs] + [o.name for o in outputs]
         first = len(self.kernel.graph.inputs)
         self.single = [(k, o.name) for k, o in enumerate(outputs, first) if o.space == "s" and not o.inplace]
         self.of_torch = library_of(self.arrays.example) == "torch"
 
-    def turned_to(self, lists: Mapping[str, Sequence[Any]], addresses: Any, example: Any) -> PreparedOnGpu:
+    def for_tensors(self, lists: Mapping[str, Sequence[Any]], addresses: Any, example: Any) -> PreparedOnGpu:
         """The same for other tensors of the same formats and sizes; this object stays as it is."""
         other = copy_of(self)
-        other.lists, other.lying, other._alive = lists, addresses, {}
+        other.lists, other.table_addresses, other._alive = lists, addresses, {}
         other.arrays = self.arrays.beside_example(example)
         return other
 
@@ -92,14 +92,14 @@ class PreparedOnGpu(Prepared):
             frame = Frame(ready, scalars, 0)
         if not ready.workspace:
             frame.launch(scalars, 0, stream)
-        elif placed.room is not None:
-            room = placed.room()
-            frame.launch(scalars, room.data_ptr(), stream)
+        elif placed.workspace is not None:
+            workspace = placed.workspace()
+            frame.launch(scalars, workspace.data_ptr(), stream)
         elif library_of(self.arrays.example) == "cupy":
-            room = empty_like(self.arrays.example, (ready.workspace,), "bool", stream)
-            frame.launch(scalars, as_device("workspace", room).address, stream)
+            workspace = empty_like(self.arrays.example, (ready.workspace,), "bool", stream)
+            frame.launch(scalars, as_device("workspace", workspace).address, stream)
         else:
-            with self.where.room(ready.workspace, stream) as place:
+            with self.where.workspace(ready.workspace, stream) as place:
                 frame.launch(scalars, place, stream)
         placed.frames.append(frame)
 
@@ -107,10 +107,10 @@ class PreparedOnGpu(Prepared):
         """The addresses, those of single results as they are now."""
         for k, name in self.single:
             address = as_device(name, self.made[name][0].value).address
-            if self.lying.size and self.lying[k] != address:
-                self.lying = self.lying.copy()
-                self.lying[k :: len(self.names)] = address
-        return self.lying
+            if self.table_addresses.size and self.table_addresses[k] != address:
+                self.table_addresses = self.table_addresses.copy()
+                self.table_addresses[k :: len(self.names)] = address
+        return self.table_addresses
 
     def _placed(self, addresses: Array, stream: int) -> _Placed:
         """The table on the device, written in the order of the stream."""
@@ -135,8 +135,8 @@ class PreparedOnGpu(Prepared):
             table = self.kernel.table(addresses.tolist(), self.sizes, self.shapes, place)
             need = self.kernel.workspace_bytes(table.shapes, 1)
             ready = Ready(self.kernel.program_for(table), table.steps, table.packed, b"", need)
-            room = torch_workspace(self.arrays.example, need) if self.of_torch and need else None
-            placed = self.placed = _Placed(stream, addresses, table, ready, room)
+            workspace = torch_workspace(self.arrays.example, need) if self.of_torch and need else None
+            placed = self.placed = _Placed(stream, addresses, table, ready, workspace)
             if self.layout is not None:
                 self.layout.bare.placed = placed
         if capturing and placed.table not in _recorded:
@@ -158,7 +158,7 @@ def prepare_on_gpu(
     """
     signature = _ListSignature.of(operator, given, options)
     found = None if signature is None else _layouts.get(signature.key)
-    if signature is not None and found is not None and signature.apart(found.items, found.counts):
+    if signature is not None and found is not None and signature.is_disjoint(found.items, found.counts):
         return found.with_tensors(given, signature)
     name, example = next((n, v[0]) for n, v in given.items() if isinstance(v, (list, tuple)) and v)
     arrays = DeviceArrays(name, example)
@@ -213,7 +213,7 @@ class _ListSignature:
             key += name, formats[0], devices[0]
         return cls((*key, shapes), np.array(addresses, np.int64))
 
-    def apart(self, items: Array, counts: Array) -> bool:
+    def is_disjoint(self, items: Array, counts: Array) -> bool:
         """Whether no two tensors of the lists share memory, as far as a quick look tells, and all are aligned."""
         begin, size = self.addresses.ravel(), (items * counts).ravel()
         order = np.argsort(begin, kind="stable")
@@ -227,7 +227,7 @@ class _CheckedLists:
     """Lists that were checked, without the tensors."""
 
     def __init__(self, made: PreparedOnGpu, given: Mapping[str, Sequence[Any]]) -> None:
-        self.bare = made.turned_to({}, np.empty(0, np.int64), None)
+        self.bare = made.for_tensors({}, np.empty(0, np.int64), None)
         self.items = np.array([[values[0].element_size()] for values in given.values()], np.int64)
         self.counts = np.array([n for _, n in made.shapes], np.int64)
         at = {name: i for i, name in enumerate(given)}
@@ -236,7 +236,7 @@ class _CheckedLists:
 
     def with_tensors(self, given: Mapping[str, Sequence[Any]], signature: _ListSignature) -> PreparedOnGpu:
         """The same for other tensors."""
-        made = self.bare.turned_to(given, signature.addresses[self.order].T.ravel(), next(iter(given.values()))[0])
+        made = self.bare.for_tensors(given, signature.addresses[self.order].T.ravel(), next(iter(given.values()))[0])
         made.layout = self
         return made
 

@@ -72,7 +72,7 @@ def signature_of(
                 return None
         if low & ALIGNED:
             key += [address & ALIGNED for address in addresses]
-        scalars = form.told(kwargs)
+        scalars = form.scalar_key(kwargs)
         if form.by_scalars:
             key.append(scalars)
         for n in form.others:
