@@ -24,16 +24,16 @@ from .products import matmul as matmul
 
 F32_EPS = torch.finfo(torch.float32).eps
 
-SHAPED = (  # as torch has them
+__all__ = [  # as torch has them
     "attention", "cross_entropy", "dropout", "embedding", "gelu", "layer_norm", "linear", "log_softmax", "matmul",
     "rms_norm", "rotary", "scaled_dot_product_attention", "softmax",
-)  # fmt: skip
+]  # fmt: skip
 WITHIN = ("rotate_pairs", "soft_cross_entropy")  # what `rotary` and `cross_entropy` call for other arguments
-OWN = {n: f for n, f in operators.FUNCTIONS.items() if n not in (*SHAPED, *WITHIN)}
+OWN = {n: f for n, f in operators.FUNCTIONS.items() if n not in (*__all__, *WITHIN)}
 """What torch does not have, or has under this name with these arguments."""
 
 globals().update(OWN)
-__all__ = sorted([*SHAPED, *OWN])
+__all__ += sorted(OWN)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
