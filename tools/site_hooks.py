@@ -19,13 +19,13 @@ DIRECTIVE = re.compile(r"^::: (tokitai[\w.]*)$(?!\n +options)", re.MULTILINE)
 
 
 def names_of(module: str) -> list[str] | None:
-    """The module's `__all__`, or None where it has none."""
+    """The names that the module's `__all__` spells out, or None where there are none: others are made at import."""
     path = ROOT.joinpath("src", *module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            names: list[str] = ast.literal_eval(node.value)
-            return names
+            written = node.value.elts if isinstance(node.value, ast.List | ast.Tuple) else []
+            return [e.value for e in written if isinstance(e, ast.Constant) and isinstance(e.value, str)] or None
     return None
 
 
