@@ -186,13 +186,13 @@ def test_kernels_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both builds of every variant are in the cache, or under way, before the oracle asks for them."""
     asked: list[tuple[str, frozenset[str], bool]] = []
 
-    def spy(operator: Any, target: str, dtype: str, present: frozenset[str], *rest: Any) -> None:
-        asked.append((dtype, present, rest[-1]))
+    def spy(device: str, operator: Any, graph: Any, structure: bool, *rest: Any) -> None:
+        asked.append((graph.dtype, frozenset(t.name for t in graph.inputs) - {"x"}, structure))
 
     monkeypatch.setattr(batch, "kernel_on", spy)
     monkeypatch.setattr(batch, "verify", lambda o, dtype, **_: Verdict(o.name, dtype, "cpu", None, "verified"))
     jobs = [batch.Job(get("rms_norm"), "f16"), batch.Job(get("rms_norm"), "f32")]
-    with batch._compiled_ahead(jobs, None, None):
+    with batch._compiled_ahead(jobs, "cpu", None, None):
         deadline = time.monotonic() + 10
         while len(asked) < 8 and time.monotonic() < deadline:
             time.sleep(0.01)

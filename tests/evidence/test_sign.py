@@ -281,7 +281,7 @@ def test_verify_signs_what_it_writes(keys: Path, given: str) -> None:
 def test_a_bad_key_is_found_before_anything_is_run(
     monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], error: type[TokitaiError]
 ) -> None:
-    monkeypatch.setattr(verdict, "compile", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr(verdict, "kernel_on", lambda *_, **__: pytest.fail("compiled"))
     with pytest.raises(error):
         verify(get("silu"), dtype="f16", **arguments)
     monkeypatch.setattr(batch, "_compiled_ahead", lambda *_: pytest.fail("compiled"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tokitai.backends.cuda import backend as cuda_backend
 from tokitai.ops import get
 from tokitai.verification import Verdict, batch
 from tokitai.verification.batch import Job, verify_many
@@ -94,7 +95,7 @@ def test_no_process_is_forked_that_could_not_use_the_device(
     used: bool, device: str, isolate: bool, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(batch, "in_use", lambda: used)
+    monkeypatch.setattr(cuda_backend, "in_use", lambda: used)
     monkeypatch.setattr(batch, "run_tasks", lambda tasks, n: (asked.append(n), iter([verdict("silu")]))[1])
     verify_many([Job(get("silu"), "f16")], device=device, processes=4, isolate=isolate)
     assert asked == [processes]
