@@ -16,7 +16,7 @@ from typing import Any
 
 from tokitai.backends.backend import Identity
 from tokitai.backends.cpu import device as cpu
-from tokitai.backends.sim.device import LoadedSim
+from tokitai.backends.sim.device import OUTSIDE, LoadedSim
 from tokitai.backends.sim.target import SimProgram, SimTarget
 from tokitai.emit.cpp import KernelText
 from tokitai.lower.gpu import Step
@@ -62,7 +62,7 @@ class Library:
             for header, content in text.headers.items():
                 (place / header).write_text(content)
         parts = [*heads, *(f'#line 1 "{n}.kernel"\n{inside(n, self.waiting[n].text)}' for n in names)]
-        (place / "kernels.cpp").write_text("\n".join(parts))
+        (place / "kernels.cpp").write_text("\n".join([*parts, *([OUTSIDE] if self.simulated else [])]))
         compiler = find_compiler(None)
         flags = flags_of(compiler, self.isa, self.structure, [SIMULATED, "TOKITAI_WARP=32"] if self.simulated else [])
         fast = [f for f in flags if f not in ("-O3", "-Og")]
@@ -151,6 +151,7 @@ def of_library(library: ctypes.CDLL) -> LoadedSim:
     made._library = library
     made._message = library.tokitai_sim_message
     made._message.restype = ctypes.c_char_p
+    library.tokitai_outside.restype = ctypes.c_void_p
     library.tokitai_sim_room.restype = ctypes.c_size_t
     library.tokitai_sim_lend.argtypes = [ctypes.c_void_p]
     made._running, made._kernels = threading.Lock(), {}
