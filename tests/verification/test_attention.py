@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokitai import ops, verify
-from tokitai.backends.cuda import device as cuda
+from tokitai.backends.cuda import target as cuda
 from tokitai.errors import DeviceMissingError
 from tokitai.evidence.check import check
 from tokitai.lang import Sizes
