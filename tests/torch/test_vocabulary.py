@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tokitai import ops
 from tokitai.errors import ArgumentError
 from tokitai.torch import functional as F
 from tokitai.torch.vocabulary import parallel_cross_entropy
@@ -76,19 +77,21 @@ def test_ranks_have_the_bits_of_whole_rows(tmp_path: Path, dtype: str, width: in
 
 
 @pytest.mark.slow
-def test_uneven_parts_agree_with_torch(tmp_path: Path) -> None:
-    """Parts of other sizes add in another order: they differ from float64 by no more than rows in one piece may."""
-    ranks = in_parts(tmp_path, "float32", [7, 60, CLASSES])
+def test_uneven_parts_have_the_bits_of_the_operators(tmp_path: Path) -> None:
+    """Which `tests/ops/test_vocabulary.py` holds to their bounds, one part after another in one process."""
+    ends = [7, 60, CLASSES]
+    ranks = in_parts(tmp_path, "float32", ends)
     logits, target = drawn(torch.float32)
-    whole = logits.double().requires_grad_()
-    loss = torch.nn.functional.cross_entropy(whole, target)
-    loss.backward(torch.full((), 0.5, dtype=torch.float64))
-    assert all(torch.equal(r["mean"][0], ranks[0]["mean"][0]) for r in ranks)
-    # gamma_n of Higham, section 3.1: additions and functions of a row, then of the rows
-    unit = 2.0**-24
-    gamma = (CLASSES + ROWS + 8) * unit
-    assert abs(ranks[0]["mean"][0].double() - loss.detach()) <= gamma * loss.detach().abs() * 2
-    assert (torch.cat([r["mean"][1] for r in ranks], dim=1).double() - whole.grad).abs().max() <= gamma
+    parts = [(begin, logits[:, begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+    top = logits.amax(1)
+    sums = torch.stack([torch.stack(ops.part_sums(x, target, top, first=first)) for first, x in parts], dim=-1)
+    loss, _, rest, total = ops.merged_cross_entropy(*sums, top, target)
+    for rank, (first, x) in zip(ranks, parts, strict=True):
+        assert torch.equal(rank["none"][0].reshape(-1), loss)
+        dloss = torch.linspace(0.5, 2, ROWS)
+        want = ops.part_cross_entropy_backward(dloss, x, target, top, rest, total, first=first)
+        assert torch.equal(rank["none"][1], want)
+        assert torch.equal(rank["sum"][0], ops.linear_backward_bias(loss[:, None])[0])
 
 
 def test_without_a_group_it_says_what_is_missing() -> None:

@@ -1,7 +1,7 @@
-"""Arrays on an NVIDIA card, as torch, CuPy and JAX have them: read in place, and results in the caller's own library.
+"""Arrays on an NVIDIA GPU, as torch, CuPy and JAX have them: read in place, and results in the caller's own library.
 
 None of these libraries is imported: a tensor of one means that it is there already. `DeviceArray` is for callers
-without any, on a card or on the simulated device.
+without any, on a GPU or on the simulated device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .capsule import CUDA, export, opened
 from .dlpack import SIMULATED
 from .libraries import IMMUTABLE, dense, holds_its_elements, library_of, place_of_torch
 
-_MANAGED = 13  # DLPack's kDLCUDAManaged: memory that a card can read, wherever it lies now
+_MANAGED = 13  # DLPack's kDLCUDAManaged: memory that a GPU can read, wherever it lies now
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def name_of(index: int) -> str:
 
 
 def device_named(name: str) -> Device | SimDevice:
-    """The device ``cuda`` (the first card), ``cuda:N`` or ``sim``, for a `DeviceArray`. Raises UnknownNameError, and
-    DeviceMissingError where there is no such card."""
+    """The device ``cuda`` (the first GPU), ``cuda:N`` or ``sim``, for a `DeviceArray`. Raises UnknownNameError, and
+    DeviceMissingError where there is no such GPU."""
     if name == "sim":
         return open_sim()
     target, colon, number = name.partition(":")
@@ -177,7 +177,7 @@ class DeviceArray:
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError(f"{self!r} is handed out where it lies, without a copy")
         if self.device.index == SIM or not self.contiguous:
-            raise BufferError(f"{self!r}, strides {self.strides}; accepted: a contiguous array on a card, or numpy()")
+            raise BufferError(f"{self!r}, strides {self.strides}; accepted: a contiguous array on a GPU, or numpy()")
         if stream != -1:  # -1: the caller takes care of the order itself
             self.device.wait(self.stream)
         return export(self.address, self.shape, self.format, self.device.index, self._memory)
@@ -187,7 +187,7 @@ class DeviceArray:
         if self.format.name == "bf16":
             raise AttributeError("__cuda_array_interface__ has no bf16; accepted: DLPack")
         if self.device.index == SIM:
-            raise AttributeError("__cuda_array_interface__ is for cards; accepted on the simulated device: numpy()")
+            raise AttributeError("__cuda_array_interface__ is for GPUs; accepted on the simulated device: numpy()")
         self.device.wait(self.stream)
         strides = None if self.contiguous else tuple(s * self.format.bytes for s in self.strides)
         return {

@@ -98,9 +98,9 @@ def compile(
     ``present`` names the optional tensors that calls will give (default: all of them). For the CPU ``compiler`` is a
     C++ compiler and ``isa`` an instruction set (default: the widest one here). For a GPU ``shape`` is
     ``dict(rows=.., cols=..)``, and ``inner`` and ``batch`` of a product (default: a shape of ordinary use), and
-    ``arch`` the architecture, for which no card is needed: ``sm_90``, ``gfx942`` (default: the first NVIDIA card's).
+    ``arch`` the architecture, for which no GPU is needed: ``sm_90``, ``gfx942`` (default: the first NVIDIA GPU's).
     Raises UnknownNameError, ArgumentError, DefinitionError, CompilerMissingError, CompileError, and DeviceMissingError
-    where no architecture is named and there is no card.
+    where no architecture is named and there is no GPU.
     """
     check_operator(operator)
     able = {b.name: b for b in backends() if b.ahead}

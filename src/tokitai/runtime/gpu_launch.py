@@ -7,13 +7,12 @@ import functools
 import struct
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays.results import torch_pattern
-from .binding import MOST_SCALARS, bind, check_params
 from .gpu_checks import Checks
 from .gpu_device import Launcher, launchers
 from .gpu_kernel import GpuKernel, Ready
@@ -67,22 +66,12 @@ class GpuLaunch:
     empty_like: Callable[[Any], Any]
     stream: Callable[[int], int]  # the current one of a device
     checks: bool
-    scalars: dict[object, LaunchScalars] = field(default_factory=dict)
     on_device: bool = True
 
-    def scalars_of(self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LaunchScalars:
-        """Computed once for each set of scalars. Raises ArgumentError for one that is not accepted."""
-        found = self.scalars.get(signature[2])
-        if found is None:
-            operator, problem = self.kernel.operator, self.problem
-            _, params, _ = bind(operator, args, kwargs)
-            check_params(operator, params)
-            packed = self.kernel.scalar_bytes(self.kernel.scalar_table(problem.rows, problem.cols, params))
-            found = LaunchScalars(packed, params, [])
-            if len(self.scalars) >= MOST_SCALARS:
-                self.scalars.clear()
-            self.scalars[signature[2]] = found
-        return found
+    def scalars_of(self, params: Mapping[str, float]) -> LaunchScalars:
+        """The host scalars of a launch, which no frame holds yet."""
+        table = self.kernel.scalar_table(self.problem.rows, self.problem.cols, params)
+        return LaunchScalars(self.kernel.scalar_bytes(table), params, [])
 
     def check(self, signature: CallSignature, inputs: tuple[int, ...], scalars: LaunchScalars) -> None:
         """Check indices, offsets of groups and NaN, which waits for the stream. Raises ArgumentError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy as np
 from ..arrays.dlpack import as_numpy
 from ..backends.backend import Array
 from ..backends.cpu import device as cpu
-from .binding import MOST_SCALARS, bind, check_params
 from .checks import check_indices
 from .kernel import Kernel
 from .launch_cache import CallSignature
@@ -43,23 +42,13 @@ class HostLaunch:
     tensors: Any  # the ctypes array of addresses
     alone: bool  # so small that more threads would only make it slower
     checks: bool
-    scalars: dict[object, LaunchScalars] = field(default_factory=dict)
     on_device: bool = False
 
-    def scalars_of(self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LaunchScalars:
-        """Computed once for each set of scalars. Raises ArgumentError for one that is not accepted."""
-        found = self.scalars.get(signature[2])
-        if found is None:
-            operator, problem = self.kernel.operator, self.problem
-            _, params, _ = bind(operator, args, kwargs)
-            check_params(operator, params)
-            made = self.kernel.scalar_table(problem.rows, problem.cols, params)
-            sizes = (*self.strides, *made.whole)
-            found = LaunchScalars((ctypes.c_int64 * len(sizes))(*sizes), made.table, made.table.ctypes.data, params)
-            if len(self.scalars) >= MOST_SCALARS:
-                self.scalars.clear()
-            self.scalars[signature[2]] = found
-        return found
+    def scalars_of(self, params: Mapping[str, float]) -> LaunchScalars:
+        """The sizes and host scalars of a launch."""
+        made = self.kernel.scalar_table(self.problem.rows, self.problem.cols, params)
+        sizes = (*self.strides, *made.whole)
+        return LaunchScalars((ctypes.c_int64 * len(sizes))(*sizes), made.table, made.table.ctypes.data, params)
 
     def check(self, signature: CallSignature, inputs: tuple[int, ...], scalars: LaunchScalars) -> None:
         """Check indices. Raises ArgumentError."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +20,8 @@ from ..arrays.libraries import holds_its_elements, written
 from ..arrays.results import NewArray
 from ..backends.cpu import device as cpu
 from ..lang import Graph, Operator
-from .binding import MOST_CALLS, Form, form_of
+from .binding import MOST_CALLS, MOST_SCALARS, Form, bind, check_params, form_of
+from .kernel import KernelBase
 
 ALIGNED = 15  # kernels choose their accesses by addresses' remainders by 16
 
@@ -97,8 +98,12 @@ class Launch(Protocol):
     on_device: bool
     checks: bool  # whether values have to be checked before each launch
 
-    def scalars_of(self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The host scalars of a call, as the launch takes them. Raises ArgumentError for one that is not accepted."""
+    @property
+    def kernel(self) -> KernelBase:
+        """What is launched."""
+
+    def scalars_of(self, params: Mapping[str, float]) -> Any:
+        """The host scalars that follow from those of a call, as the launch takes them."""
 
     def check(self, signature: CallSignature, inputs: tuple[int, ...], scalars: Any) -> None:
         """Check the values of the arrays that choose elements. Raises ArgumentError."""
@@ -119,6 +124,7 @@ class Replay:
     versions: tuple[int, ...]  # places of torch tensors that are written
     empty_like: Callable[[Any], Any] | None  # torch's, where a result is made by it
     on_device: bool
+    scalars: dict[object, Any] = field(default_factory=dict)  # of the launch, by those of a call
 
     def is_disjoint(self, addresses: list[int]) -> bool:
         """Whether what is written is disjoint from all else, as ranges of addresses; if not, the full checks decide."""
@@ -127,13 +133,26 @@ class Replay:
                 return False
         return True
 
+    def new_scalars(self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Compute the host scalars of a call and cache them. Raises ArgumentError for one that is not accepted."""
+        operator = self.launch.kernel.operator
+        _, params, _ = bind(operator, args, kwargs)
+        check_params(operator, params)
+        found = self.launch.scalars_of(params)
+        if len(self.scalars) >= MOST_SCALARS:
+            self.scalars.clear()
+        self.scalars[signature.scalars] = found
+        return found
+
     def run(
         self, signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any], threads: int | None,
         check: bool,
     ) -> Any:  # fmt: skip
         """Run a call; on a device, put it into the current stream."""
         launch = self.launch
-        scalars = launch.scalars_of(signature, args, kwargs)
+        scalars = self.scalars.get(signature[2])
+        if scalars is None:
+            scalars = self.new_scalars(signature, args, kwargs)
         if launch.checks and check:
             launch.check(signature, self.inputs, scalars)
         _, _, _, tensors, addresses = signature

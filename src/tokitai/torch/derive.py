@@ -41,8 +41,8 @@ def differentiable(
 
     It returns what the operator returns, to the bit, less what only its backward pass needs (the mean of a row, say).
     A scalar may be a tensor that holds one number; inputs of int32 may be given as int64. Where an operator looks at
-    whole numbers or for NaN before it runs, ``check=False`` leaves that out for tensors on a card, as it waits for the
-    card.
+    whole numbers or for NaN before it runs, ``check=False`` leaves that out for tensors on a GPU, as it waits for the
+    GPU.
 
     ``backward`` names the operators that give gradients, where they are not among `tokitai.ops`. ``same`` says whose
     gradient is also another input's: of x + residual, x's is residual's; ``constant`` which inputs have none, and which

@@ -168,7 +168,7 @@ def _embed(table: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
 def _embedding_backward(dy: Tensor, ids: Tensor, entries: int, padding_idx: int | None) -> Tensor:
     """As `ops.embedding_backward`: for each entry the sum of dy over the rows that chose it."""
     padding = NO_PADDING if padding_idx is None else padding_idx
-    unchecked = {"check": False} if dy.is_cuda else {}  # the forward pass looked at the ids; that waits for a card
+    unchecked = {"check": False} if dy.is_cuda else {}  # the forward pass looked at the ids; that waits for a GPU
     made: Tensor = ops.embedding_backward(plain(dy), ids, entries=entries, padding_idx=padding, **unchecked)
     return made
 

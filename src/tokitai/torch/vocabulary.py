@@ -7,7 +7,7 @@ as `tokitai.ops.vocabulary` defines it: results do not depend on who was ready f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,10 @@ from torch.autograd.function import once_differentiable
 from .. import ops
 from ..errors import ArgumentError
 from .arguments import checked
+from .reductions import Spread, spread_of
 
 REDUCTIONS = ("mean", "sum", "none")
+_over_rows = cast("Spread", spread_of(ops.cross_entropy))
 
 
 @checked
@@ -33,8 +35,8 @@ def parallel_cross_entropy(
     the bits of `functional.cross_entropy` on whole rows, and so have the gradients.
 
     A collective call: every rank of the group makes it with as many rows, forwards and backwards, and with the same
-    gradient of the loss. Raises ArgumentError on every rank, where targets lie outside of all classes or shapes do not
-    agree.
+    gradient of the loss. Raises ArgumentError: on every rank where the ranks' rows do not agree or the targets, which
+    are the same on each, lie outside of all classes; for a wrong argument on those that give it, before any exchange.
     """
     name = "parallel_cross_entropy"
     if not dist.is_available() or not dist.is_initialized():
@@ -53,11 +55,9 @@ def parallel_cross_entropy(
         found = int(target[outside][0])
         raise ArgumentError(f"{name}: target {found}; accepted: 0 to {classes - 1}, or ignore_index={ignore_index}")
     flat = logits.reshape(-1, logits.shape[-1])
-    made: Tensor = _Parts.apply(flat, target.reshape(-1), first, ignore_index, group)  # type: ignore[no-untyped-call]
-    if reduction == "none":
-        return made.reshape(target.shape)
-    reduced: Tensor = _Reduced.apply(made, kept.sum() if reduction == "mean" else None)  # type: ignore[no-untyped-call]
-    return reduced
+    given = dict(logits=flat.detach(), target=target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
+    made: Tensor = _Parts.apply(flat, given, first, group)  # type: ignore[no-untyped-call]
+    return made.reshape(target.shape) if reduction == "none" else made
 
 
 def _columns(name: str, logits: Tensor, group: Any) -> tuple[int, int]:
@@ -76,45 +76,32 @@ def _columns(name: str, logits: Tensor, group: Any) -> tuple[int, int]:
 
 
 class _Parts(torch.autograd.Function):
-    """The loss of each row."""
+    """The loss of all rows, or of each."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, first: int, ignore_index: int, group: Any) -> Tensor:
-        logits = logits.detach()
-        top = ops.part_top(logits)
+    def forward(ctx: Any, logits: Tensor, given: dict[str, Any], first: int, group: Any) -> Tensor:
+        target, ignore_index, reduction = given["target"], given["ignore_index"], given["reduction"]
+        top = ops.part_top(given["logits"])
         dist.all_reduce(top, dist.ReduceOp.MAX, group=group)  # exact, in whichever order
-        here = torch.stack(ops.part_sums(logits, target, top, first=first))
+        here = torch.stack(ops.part_sums(given["logits"], target, top, first=first))
         every = [torch.empty_like(here) for _ in range(dist.get_world_size(group))]
         dist.all_gather(every, here, group=group)
         largest, others, chosen = torch.stack(every, dim=-1)
+        loss: Tensor
         loss, _, rest, total = ops.merged_cross_entropy(largest, others, chosen, top, target, ignore_index=ignore_index)
         ctx.save_for_backward(logits, target, top, rest, total)
-        ctx.first, ctx.ignore_index = first, ignore_index
-        made: Tensor = loss
-        return made
+        ctx.words, ctx.first = dict(ignore_index=ignore_index, reduction=reduction), first
+        if reduction == "none":
+            return loss
+        loss = ops.linear_backward_bias(loss.reshape(-1, 1)).reshape(())  # the operators' sum over rows
+        return loss / (target != ignore_index).sum().clamp(min=1) if reduction == "mean" else loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        (dloss,) = slopes
         logits, target, top, rest, total = ctx.saved_tensors
+        dloss = _over_rows(slopes[0], dict(logits=logits, target=target, **ctx.words)).contiguous()
         dlogits = ops.part_cross_entropy_backward(
-            dloss.contiguous(), logits, target, top, rest, total, first=ctx.first, ignore_index=ctx.ignore_index
+            dloss, logits.detach(), target, top, rest, total, first=ctx.first, ignore_index=ctx.words["ignore_index"]
         )
-        return dlogits, None, None, None, None
-
-
-class _Reduced(torch.autograd.Function):
-    """The sum of the rows' losses in the order of the operators, over ``count`` where one is given."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, count: Tensor | None) -> Tensor:
-        ctx.rows, ctx.count = len(loss), None if count is None else count.clamp(min=1).float()
-        total: Tensor = ops.linear_backward_bias(loss.detach().reshape(-1, 1)).reshape(())
-        return total if ctx.count is None else total / ctx.count
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = slopes
-        return (slope if ctx.count is None else slope * (1 / ctx.count)).expand(ctx.rows), None
+        return dlogits, None, None, None

@@ -53,7 +53,7 @@ class Verdict:
     failure: str | None = None
     seed: int = 0
     only: str | None = None  # the id of the one case that was asked for
-    not_run: str | None = None  # why a kernel that was compiled for a card was not run on one
+    not_run: str | None = None  # why a kernel that was compiled for a GPU was not run on one
     seconds: float = 0.0
     certificate: Path | None = None
 

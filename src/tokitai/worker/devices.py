@@ -1,4 +1,4 @@
-"""Entries that own a device: kernels for a card, or for the simulated one, built and run in the worker process."""
+"""Entries that own a device: kernels for a GPU, or for the simulated one, built and run in the worker process."""
 
 from __future__ import annotations
 

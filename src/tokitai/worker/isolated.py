@@ -219,7 +219,7 @@ def isolated_kernel(
 def isolated_gpu(
     operator: Operator, graph: Graph, device: str, structure: bool, compiler: str | None, pool: Pool
 ) -> IsolatedGpuKernel:
-    """A kernel for a card or the simulated device that is built and run in a worker process."""
+    """A kernel for a GPU or the simulated device that is built and run in a worker process."""
     return IsolatedGpuKernel(
         operator, graph, gpu_plan(graph, device), structure, _Elsewhere(device), None, pool=pool, compiler=compiler
     )

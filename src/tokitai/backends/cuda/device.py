@@ -1,4 +1,4 @@
-"""Run compiled kernels on an NVIDIA card, in the primary context that torch, CuPy and JAX use as well.
+"""Run compiled kernels on an NVIDIA GPU, in the primary context that torch, CuPy and JAX use as well.
 
 A kernel takes one parameter, a plain C struct, and its launch is ordered by a stream only: nothing is waited for. What
 a kernel does wrong therefore shows in a later call (`Device.synchronize`), as an IllegalAddressError.
@@ -27,7 +27,7 @@ __all__ = ["Device", "DeviceMemory", "Module", "current_stream", "open_device", 
 MOST_BLOCKS = 2**31 - 1
 MOST_THREADS = 1024
 ELSEWHERE = (201, 400)  # CUresult where the current context is not the kernel's
-PORTABLE_CLUSTER = 8  # a larger one needs a card's consent
+PORTABLE_CLUSTER = 8  # a larger one needs a GPU's consent
 
 
 class LaunchConfig(ctypes.Structure):
@@ -78,7 +78,7 @@ def _free(device: Device, address: int) -> None:
 
 
 class Device:
-    """One card. `open_device` gives the same object for the same index.
+    """One GPU. `open_device` gives the same object for the same index.
 
     Raises DeviceMissingError where there is none, and UnknownNameError for one that no kernel is built for.
     """
@@ -116,7 +116,7 @@ class Device:
         return cuda_driver.attribute(self._device, name)
 
     def describe(self) -> dict[str, Any]:
-        """This card, as certificates and `doctor` show it: plain JSON values."""
+        """This GPU, as certificates and `doctor` show it: plain JSON values."""
         return {
             "name": self.name,
             "capability": f"{self.capability[0]}.{self.capability[1]}",
@@ -130,7 +130,7 @@ class Device:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Make this card's context the current one of this thread, and the caller's again afterwards."""
+        """Make this GPU's context the current one of this thread, and the caller's again afterwards."""
         pushed = self._enter()
         try:
             yield
@@ -147,7 +147,7 @@ class Device:
         return True
 
     def synchronize(self) -> None:
-        """Wait for everything that runs on the card. Here the faults of earlier launches show."""
+        """Wait for everything that runs on the GPU. Here the faults of earlier launches show."""
         with self.entered():
             call("cuCtxSynchronize", about=f"device cuda:{self.index}")
 
@@ -158,11 +158,11 @@ class Device:
         return DeviceMemory(self, nbytes)
 
     def upload(self, values: NDArray[Any], address: int) -> None:
-        """Copy an array to the card, after everything that runs there has ended."""
+        """Copy an array to the GPU, after everything that runs there has ended."""
         self._copy("cuMemcpyHtoD", address, values, up=True)
 
     def download(self, address: int, values: NDArray[Any]) -> None:
-        """Fill a contiguous array from the card, after everything that runs there has ended."""
+        """Fill a contiguous array from the GPU, after everything that runs there has ended."""
         if not values.flags.writeable:
             raise ArgumentError("values: is read-only; accepted: an array that can be written")
         self._copy("cuMemcpyDtoH", address, values, up=False)
@@ -179,7 +179,7 @@ class Device:
 
     def copy_rows(self, source: int, pitch: int, to: int, width: int, rows: int, stream: int = 0) -> None:
         """Copy ``rows`` rows of ``width`` bytes, which begin ``pitch`` bytes apart, to where they lie densely: on the
-        card, in the order of a stream."""
+        GPU, in the order of a stream."""
         driver = cuda_driver.bindings()
         what = driver.CUDA_MEMCPY2D()
         what.srcMemoryType = what.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
@@ -194,7 +194,7 @@ class Device:
             call("cuStreamSynchronize", stream, about=f"device cuda:{self.index}")
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
-        """Set `nbytes` bytes, after everything that runs on the card has ended."""
+        """Set `nbytes` bytes, after everything that runs on the GPU has ended."""
         with self.entered():
             call("cuCtxSynchronize", about=f"device cuda:{self.index}")
             if nbytes:
@@ -222,9 +222,9 @@ class Device:
             fail(status, "cuMemsetD32Async", f"{nbytes} bytes at {address:#x}")
 
     def load(self, artifact: CudaArtifact) -> Module:
-        """The kernels of `artifact` on this card, loaded once for each fingerprint.
+        """The kernels of `artifact` on this GPU, loaded once for each fingerprint.
 
-        Raises DeviceMissingError where they are built for other cards, CacheError where the file is not as built.
+        Raises DeviceMissingError where they are built for other GPUs, CacheError where the file is not as built.
         """
         with self._loading:
             identity = (artifact.fingerprint, artifact.digest)
@@ -233,7 +233,7 @@ class Device:
             return self._modules[identity]
 
     def time_ms(self, run: Callable[[], object], stream: int = 0) -> float:
-        """Milliseconds on the card between the beginning and the end of what `run` puts into `stream`."""
+        """Milliseconds on the GPU between the beginning and the end of what `run` puts into `stream`."""
         with self.entered():
             events = [call("cuEventCreate", 0) for _ in range(2)]
             try:
@@ -249,12 +249,12 @@ class Device:
 
 @lru_cache(maxsize=64)
 def open_device(index: int = 0) -> Device:
-    """The card with this index among those that the process sees, opened once."""
+    """The GPU with this index among those that the process sees, opened once."""
     return Device(index)
 
 
 class Module:
-    """The kernels of one text on one card. It stays loaded for as long as the process lives."""
+    """The kernels of one text on one GPU. It stays loaded for as long as the process lives."""
 
     def __init__(self, device: Device, artifact: CudaArtifact) -> None:
         self.device, self.artifact = device, artifact

@@ -237,7 +237,7 @@ def source() -> Source:
 
 
 def adds_in_order(device: Any) -> bool:
-    """Whether every one of half a million sums on this card has the bits of its chain."""
+    """Whether every one of half a million sums on this GPU has the bits of its chain."""
     if device.arch not in ARCHITECTURES:
         return False
     return _none_wrong(device, source())

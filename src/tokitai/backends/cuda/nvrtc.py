@@ -1,6 +1,6 @@
 """Compile one text of kernels for an NVIDIA architecture by NVRTC, with options that leave its bits alone.
 
-NVRTC needs no driver and no card, so kernels of every architecture are built and examined anywhere. The text sees its
+NVRTC needs no driver and no GPU, so kernels of every architecture are built and examined anywhere. The text sees its
 own headers and nothing else: no include path is given, and the one that NVRTC adds by itself is taken away.
 
 `OPTIONS` ask for ptxas' resource report (``-Xptxas=-v``), which NVRTC 13 puts into the program log and which leaves the
@@ -145,9 +145,9 @@ def key_of(source: Source, compiler: Nvrtc, options: Sequence[str]) -> str:
 
 
 def arch_of(capability: tuple[int, int]) -> str:
-    """The architecture to build for a card of this compute capability: the newest one that it runs.
+    """The architecture to build for a GPU of this compute capability: the newest one that it runs.
 
-    Raises UnknownNameError for a card older than sm_80 or of a later generation than those known here.
+    Raises UnknownNameError for a GPU older than sm_80 or of a later generation than those known here.
     """
     major, minor = capability
     runs = [name for name in ARCHITECTURES if _split(name)[0] == major and _split(name)[1] <= minor]

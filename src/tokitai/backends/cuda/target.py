@@ -19,7 +19,7 @@ from .matrix_checks import adds_in_order, takes_fused_steps, warpgroups_take_fus
 
 
 class CudaTarget:
-    """Kernels on one NVIDIA card. Raises DeviceMissingError where there is none."""
+    """Kernels on one NVIDIA GPU. Raises DeviceMissingError where there is none."""
 
     name, warp = "cuda", 32
 
@@ -30,7 +30,7 @@ class CudaTarget:
 
     @cached_property
     def matrix_units(self) -> bool:
-        """Whether the card has FP64 matrix units that add up in order: tried out on it, once."""
+        """Whether the GPU has FP64 matrix units that add up in order: tried out on it, once."""
         return adds_in_order(self.device)
 
     @cached_property
@@ -48,7 +48,7 @@ class CudaTarget:
         return self.device.entered()
 
     def describe(self) -> dict[str, Any]:
-        """The card, as certificates show it."""
+        """The GPU, as certificates show it."""
         return self.device.describe()
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
@@ -60,14 +60,14 @@ class CudaTarget:
         return CudaProgram(self.device.load(made)), identity
 
     def place(self, values: Array) -> tuple[int, object]:
-        """Copy values to the card."""
+        """Copy values to the GPU."""
         memory = self.device.allocate(values.nbytes)
         if values.nbytes:
             self.device.upload(np.ascontiguousarray(values), memory.address)
         return memory.address, memory
 
     def workspace(self, nbytes: int) -> tuple[int, object]:
-        """Memory on the card."""
+        """Memory on the GPU."""
         memory = self.device.allocate(nbytes)
         return memory.address, memory
 
@@ -100,7 +100,7 @@ class CudaTarget:
 
 
 class CudaProgram:
-    """The kernels of one text on a card."""
+    """The kernels of one text on a GPU."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -135,7 +135,7 @@ class CudaProgram:
         return int(resources.spill_stores + resources.spill_loads)
 
     def _fit(self, step: Step) -> int:
-        """Blocks that the card runs at a time, by threads, registers, shared memory (each takes 1 KiB more)."""
+        """Blocks that the GPU runs at a time, by threads, registers, shared memory (each takes 1 KiB more)."""
         resources = self.module.artifact.resources[step.name]
         registers = -(-resources.registers // 8) * 8
         threads = -(-step.block // 32) * 32

@@ -1,4 +1,4 @@
-"""Compile one text of kernels for an AMD architecture by clang alone: no card, no driver, nothing of ROCm is needed.
+"""Compile one text of kernels for an AMD architecture by clang alone: no GPU, no driver, nothing of ROCm is needed.
 
 A build has three steps, each by the same clang: the text becomes LLVM's intermediate text, that becomes assembly, and
 the assembly becomes the code object that a driver loads. So both texts that `amd_asm.scan` reads are those that the
@@ -124,7 +124,7 @@ def build(
 
     The text sees ``TOKITAI_HIP=1`` and, in a structure build, ``TOKITAI_STRUCTURE=1``. Every kernel takes one argument
     by value. Raises UnknownNameError, ArgumentError, CompilerMissingError, CacheError, and CompileError also where the
-    scan of the made texts finds something, or a kernel takes more of a card than there is.
+    scan of the made texts finds something, or a kernel takes more of a GPU than there is.
     """
     flags = flags_of(arch, structure, defines)
     check_names(source)

@@ -47,7 +47,7 @@ class HipTarget:
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
         """Compile a text for the fibers and, where it computes with numbers, for the architecture."""
         runs, ran = self.sim.build(text, stem, structure)
-        if structure or self.clang is None:  # hashes are never launched on a card that is not there
+        if structure or self.clang is None:  # hashes are never launched on a GPU that is not there
             return runs, ran
         source = Source(text.text, text.headers, stem)
         made = hip.build(source, self.arch, fma_allowed=self.fma, compiler=self.clang, f64_allowed=self.f64)

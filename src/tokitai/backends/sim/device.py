@@ -1,6 +1,6 @@
 """Run the text of GPU kernels on this machine's processor: every thread a fiber, warps and barriers in software.
 
-A stand-in for a card that checks bits, structure, barriers and shuffles of a kernel, slowly; it says nothing of speed.
+A stand-in for a GPU that checks bits, structure, barriers and shuffles of a kernel, slowly; it says nothing of speed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ...toolchain.compilers import Compiler
 from ...toolchain.fingerprint import file_digest
 from ..cpu.device import aligned_empty
 
-SIM = -1  # the simulated device's number, where cards count from 0
+SIM = -1  # the simulated device's number, where GPUs count from 0
 POISON = 0xFF  # every byte of new memory: NaN in every format
 
-# What the compiler calls for an access outside an array whose size it knows: registers on a card, memory of other
+# What the compiler calls for an access outside an array whose size it knows: registers on a GPU, memory of other
 # variables here. The thread stops, and with it its block. It stands behind a kernel's text, which it does not change.
 OUTSIDE = r"""
 namespace tokitai {

@@ -18,7 +18,7 @@ from ...lower.gpu import Step
 from ..matmul.tiling import MOST_BLOCKS, ROOMS, Tiling
 from .plan import AttentionPlan
 
-ENOUGH = 200  # blocks that keep a card at work
+ENOUGH = 200  # blocks that keep a GPU at work
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def kernels_of(plan: AttentionPlan) -> list[str]:
 
 
 def tiling_of(plan: AttentionPlan, sizes: Sizes, width: int) -> WalkTiling:
-    """The largest tiling with blocks enough for a card, or the smallest."""
+    """The largest tiling with blocks enough for a GPU, or the smallest."""
     side = sizes[0] if "work" in kernels_of(plan) else sizes[1]
     enough = (t for t in TILINGS if sizes.batch * -(-side // t.rows) >= ENOUGH)
     chosen = next(enough, TILINGS[-1])

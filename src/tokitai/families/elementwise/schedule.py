@@ -13,7 +13,7 @@ from .plan import FlatPlan
 
 TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
 MOST_RUN = 16  # neighbouring tiles whose total a block finds: a power of two
-MANY_UNITS = 4096  # runs of tiles that keep a card busy: fewer, longer ones only beyond
+MANY_UNITS = 4096  # runs of tiles that keep a GPU busy: fewer, longer ones only beyond
 COUNTERS = 8  # bytes at the beginning of a workspace, for blocks that wait for each other
 
 

@@ -15,7 +15,7 @@ from ...lang import MATMUL_BLOCK, Sizes
 from ...lower.gpu import Step
 from .plan import ProductPlan
 
-ENOUGH = 100  # blocks that keep a card at work
+ENOUGH = 100  # blocks that keep a GPU at work
 MOST_UNITS = 256  # blocks among which chains are shared out, where nobody says how many
 PIPELINE_BLOCKS = 144  # as many as a Hopper GPU has multiprocessors
 ROOMS = 1024  # blocks at a time that keep sums which wait
@@ -139,7 +139,7 @@ def described(plan: ProductPlan, used: Iterable[Tiling] = ()) -> dict[str, objec
 
 
 def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False, pipeline: bool = False) -> Tiling:
-    """The largest tiling with blocks enough for a card, or the smallest that there is; with ``pipeline`` those for
+    """The largest tiling with blocks enough for a GPU, or the smallest that there is; with ``pipeline`` those for
     warpgroups."""
     every = pipelines(plan) if pipeline else list(offered(plan, width, matrix))
     found = next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
@@ -201,7 +201,7 @@ def _units(tiling: Tiling, sizes: Sizes, most: int) -> tuple[int, int, int]:
 
 
 def product_steps(tiling: Tiling, sizes: Sizes, most: int = MOST_UNITS, products: int = 1) -> list[Step]:
-    """The launches, in order. Units of groups differ: a card's own order balances them better than equal turns."""
+    """The launches, in order. Units of groups differ: a GPU's own order balances them better than equal turns."""
     parts, units, levels = _units(tiling, sizes, most)
     in_turn = (levels > 0 and not sizes.ragged) or tiling.stages > 0
     most_blocks = PIPELINE_BLOCKS if tiling.stages else ROOMS if levels else MOST_BLOCKS

@@ -205,7 +205,7 @@ def row_steps(plan: RowPlan, schedule: Schedule, rows: int, cols: int) -> list[S
     joined = blocked(plan) and not schedule.apart
     units = -(-rows // plan.block) if joined else rows
     if units and (cols or has_row_results(plan)):
-        # Blocks that fetch nothing ahead gain nothing by taking rows in turn: a card's own order balances better.
+        # Blocks that fetch nothing ahead gain nothing by taking rows in turn: a GPU's own order balances better.
         in_turn = not joined and schedule.kept and (schedule.ahead > 0 or schedule.staged)
         shared = stage_bytes(plan, schedule)
         slices = -(-cols // (schedule.threads * schedule.chunks * CHUNK)) if schedule.sliced else 1
