@@ -15,7 +15,7 @@ import pytest
 from sample_kernels import HEAD, scale_of, scaling
 
 from tokitai.backends.cpu import device as cpu
-from tokitai.errors import ArgumentError, CompileError, CompilerMissingError, UnknownNameError
+from tokitai.errors import ArgumentError, CompileError, CompilerMissingError, DeviceMissingError, UnknownNameError
 from tokitai.toolchain import build as building
 from tokitai.toolchain.build import ISAS, Source, build, flags_of, isas_here, native_isa
 from tokitai.toolchain.compilers import Compiler, all_compilers, find_compiler
@@ -311,9 +311,22 @@ def test_wrong_arguments_are_refused(compiler: Compiler) -> None:
 def test_isas_of_a_machine(machine: str, features: str, isas: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     sets = {"v3": ISAS["x86_64"]["avx2"].needs, "v4": ISAS["x86_64"]["avx512"].needs}
     base, _, missing = features.partition(" without ")
+    monkeypatch.delenv("TOKITAI_ISA", raising=False)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(building, "cpu_features", lambda: (sets.get(base, frozenset({base}))) - {missing})
     assert isas_here() == isas
+
+
+def test_the_widest_set_may_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(building, "cpu_features", lambda: ISAS["x86_64"]["avx2"].needs)
+    for said, isas in {"": ("avx2", "scalar"), "avx2": ("avx2", "scalar"), "scalar": ("scalar",)}.items():
+        monkeypatch.setenv("TOKITAI_ISA", said)
+        assert isas_here() == isas
+    for said in ("avx512", "AVX2", "neon"):
+        monkeypatch.setenv("TOKITAI_ISA", said)
+        with pytest.raises(DeviceMissingError, match=f"TOKITAI_ISA='{said}': this machine runs avx2, scalar"):
+            isas_here()
 
 
 @pytest.mark.parametrize("isa", ["neon", "scalar"])

@@ -6,8 +6,10 @@ from __future__ import annotations
 import pytest
 from mutants import Edit, centred, examine, scaled, smaller
 
+from tokitai.backends import backend_of
 from tokitai.lang import Operator
 from tokitai.ops import dropout
+from tokitai.toolchain.build import isas_here
 
 ENTRY = r"(int32_t threads\) \{)"
 NUMBERS = "#if !TOKITAI_STRUCTURE\n{}\n#endif\n"
@@ -41,7 +43,7 @@ TAILS = {
         r"(INLINE void copy\(P\* to, const P\* from, int64_t count\) \{)",
         rf"\1\n{NUMBERS.format(f'if (count == {n}) --count;')}",
     )
-    for n in (11, 13)
+    for n in (5, 7, 11, 13)
 }
 SCALED = {
     **TAILS,
@@ -75,6 +77,10 @@ def test_what_is_wrong_in_some_layouts_is_refuted(what: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SCALED)
 def test_what_is_wrong_at_some_tails_and_sizes_is_refuted(what: str) -> None:
+    isa = isas_here()[0]
+    lanes = backend_of("cpu").lanes(isa)
+    if what in TAILS and int(what.split()[-1]) >= lanes:
+        pytest.skip(f"a vector of {isa} has {lanes} lanes: no tail is as long")
     assert "seeded/" in shown(Edit(*SCALED[what]), scaled, "f16"), "hashes do not see it"
 
 

@@ -178,10 +178,17 @@ def machine_here() -> str:
 
 
 def isas_here() -> tuple[Isa, ...]:
-    """The instruction sets that this machine runs, widest first; empty on a machine that has no row in `ISAS`."""
+    """The instruction sets that this machine runs, widest first, from `TOKITAI_ISA` on where that is set; empty on a
+    machine that has no row in `ISAS`. Raises DeviceMissingError for a `TOKITAI_ISA` that this machine does not run."""
     features = cpu_features()
     rows = ISAS.get(machine_here(), {})
-    return tuple(isa for isa, row in rows.items() if row.needs <= features)
+    isas = tuple(isa for isa, row in rows.items() if row.needs <= features)
+    widest = os.environ.get("TOKITAI_ISA")
+    if not widest:
+        return isas
+    if widest not in isas:
+        raise DeviceMissingError(f"TOKITAI_ISA={widest!r}: this machine runs {', '.join(isas)}")
+    return isas[isas.index(widest) :]
 
 
 def native_isa() -> Isa:

@@ -139,6 +139,8 @@ FIRST_DRAWS = {
     "nans": _nans,
 }  # fmt: skip
 DRAWS = {**FIRST_DRAWS, "exponents": _exponents, "tiled": _tiled}
+IN_THREADS = "threads"
+"""Plain noise, which is run in every number of threads."""
 
 
 def other_nans(rng: np.random.Generator, values: Array, fmt: Format) -> Array:
@@ -184,7 +186,8 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
         return to_format(rng.random(size) * 8 + 12, fmt)
     if wish == "positive":
         return to_format(np.exp(rng.standard_normal(size) * 0.5), fmt)
-    values = to_format(DRAWS[how](rng, size, fmt), fmt)
+    draws = _normal if how == IN_THREADS else DRAWS[how]
+    values = to_format(draws(rng, size, fmt), fmt)
     return other_nans(rng, values, fmt) if how == "nans" else values
 
 

@@ -24,9 +24,9 @@ from ..lang.graph import Space
 from ..meaning import bits, structure
 from ..runtime.kernel import KernelBase, Scalars
 from .buffers import CANARY, RESULT_CANARY, Buffer, GuardError, digest
-from .cases import TILE, Case, rng_for, size_of, work_of
+from .cases import IN_THREADS, TILE, Case, rng_for, size_of, work_of
 from .compare import Mismatch, first_mismatch
-from .drawn import Place, place_of, threads_of
+from .drawn import MOST_THREADS, Place, place_of, threads_of
 
 Array = np.ndarray[Any, Any]
 
@@ -197,7 +197,10 @@ class Launch:
 
 def layouts(case: str, work: int, seed: int) -> tuple[Layout, ...]:
     """Those of a case, by its id and its elements: small ones are run under four, larger ones under two, and
-    those whose results are stored past the caches under one in which these are aligned."""
+    those whose results are stored past the caches under one in which these are aligned. One case is run in every number
+    of threads that others may draw."""
+    if case.startswith(f"seeded/{IN_THREADS}@"):
+        return tuple(replace(PLAIN, threads=n) for n in range(1, MOST_THREADS + 1))
     rng = rng_for(seed, "threads", case)
     drawn = [
         Layout(f"drawn {i}", threads_of(rng), draws=(case, str(i)), seed=seed, aligned=i == 2) for i in (1, 2, 3)

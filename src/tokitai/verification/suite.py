@@ -14,8 +14,9 @@ from .cases import Case
 
 # Of what is run. Certificates that do not name it are of the first, and the cases of each go on being what they were:
 # the second draws from its seed, the third has shapes at which blocks take several units in turn, and NaN behind the
-# last vector.
-VERSION = 3
+# last vector, the fourth runs a case of a processor in every number of threads.
+VERSION = 4
+MOST_IN_THREADS = 1 << 14  # elements
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
 
 
@@ -64,6 +65,8 @@ def seeded_ids(
         tried += drawn.seeded_ids(operator, plan, lanes, device, seed)
     if version > 2:
         tried += plan.family.shapes.seeded_last(operator, plan)
+    if version > 3 and device == CaseSet.VECTORS:
+        tried.append(drawn.in_threads(operator, plan, device, seed, MOST_IN_THREADS))
     return [(how, s) for how, s in dict.fromkeys(tried) if isinstance(s, Sizes) or allowed(operator, s)]
 
 
