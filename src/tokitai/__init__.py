@@ -22,14 +22,14 @@ from .numerics import VERSION
 
 if TYPE_CHECKING:
     from .judging import Judgement, judge
-    from .runtime.compile import GpuBuild, compile
+    from .runtime.compile import compile
     from .runtime.kernel import Kernel
     from .verification import Verdict, verify
 
 __version__ = VERSION
 
 _LAZY = {
-    "compile": "runtime.compile", "GpuBuild": "runtime.compile", "Kernel": "runtime.kernel", "verify": "verification",
+    "compile": "runtime.compile", "Kernel": "runtime.kernel", "verify": "verification",
     "Verdict": "verification", "judge": "judging", "Judgement": "judging",
 }  # fmt: skip
 
@@ -53,6 +53,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "GpuBuild", "Judgement", "Kernel", "Operator", "Verdict", "compile", "errors", "formats", "judge", "lang", "ops",
+    "Judgement", "Kernel", "Operator", "Verdict", "compile", "errors", "formats", "judge", "lang", "ops",
     "verify",
 ]  # fmt: skip

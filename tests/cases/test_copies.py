@@ -22,8 +22,7 @@ from tokitai import errors, ops
 from tokitai.errors import ArgumentError, TokitaiError, UnknownNameError, WireError
 from tokitai.lang import Matrix, Outputs, operator, outputs, storage
 from tokitai.ops import registry
-from tokitai.runtime.kernel import build_text
-from tokitai.runtime.kernel import compile as compile_cpu
+from tokitai.runtime.kernel import build_text, host_kernel
 from tokitai.verification.verdict import Verdict, verify
 from tokitai.worker import Pool, isolate
 
@@ -94,7 +93,7 @@ def test_operators_go_to_a_pool_and_results_come_back() -> None:
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("structure", [False, True])
 def test_a_kernel_is_the_same_elsewhere(how: str, structure: bool) -> None:
-    kernel = compile_cpu(ops.layer_norm, "cpu", "f16", ["gamma"], structure=structure)
+    kernel = host_kernel(ops.layer_norm, "f16", ["gamma"], structure=structure)
     _ = kernel._run, kernel.tensor_sizes  # loaded, and used
     again = COPIES[how](kernel)
     assert (again is kernel) is ("pickle" not in how)
@@ -111,7 +110,7 @@ def test_a_kernel_runs_after_its_journey() -> None:
 
 
 def test_an_altered_source_stays_altered() -> None:
-    kernel = compile_cpu(ops.scale)
+    kernel = host_kernel(ops.scale)
     graph, plan = kernel.graph, kernel.plan
     from tokitai.families import emit_cpu
 

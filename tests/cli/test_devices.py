@@ -1,4 +1,4 @@
-"""`--device` and `--target`: cuda without a card, the simulated device, names that there are not."""
+"""`--device`: cuda without a card, the simulated device, names that there are not."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def show(tokitai: Command) -> Show:
 
 def test_show_gives_the_schedule_of_a_shape(show: Show) -> None:
     plan = plan_rows(get("layer_norm_backward").trace("f16"))
-    words = ("layer_norm_backward", "--target", "cuda", "--dtype", "f16", "--what", "plan")
+    words = ("layer_norm_backward", "--device", "cuda", "--dtype", "f16", "--what", "plan")
     usual = show(*words)
     assert f"schedule         {schedule_rows(plan, 4096, 8)}\n" in usual and "rows x cols      4096 x 4096\n" in usual
     assert f"passes           {len(plan.passes)}\n" in usual
@@ -149,7 +149,7 @@ def test_show_gives_the_schedule_of_a_shape(show: Show) -> None:
 
 
 def test_show_gives_the_source_of_a_shape(show: Show) -> None:
-    words = ("softmax", "--target", "cuda", "--dtype", "bf16", "--what", "source")
+    words = ("softmax", "--device", "cuda", "--dtype", "bf16", "--what", "source")
     usual = show(*words)
     assert usual.count("KERNEL(") == 1 and "bf16* const out_y" in usual and "FIT = FULL" in usual
     assert "Tower" not in usual and "Tower" in show(*words, "--shape", "rows=1,cols=65536")
@@ -158,20 +158,20 @@ def test_show_gives_the_source_of_a_shape(show: Show) -> None:
 
 
 def test_show_of_an_elementwise_operator(show: Show) -> None:
-    plan = show("global_norm", "--target", "cuda", "--what", "plan", "--shape", f"rows=1,cols={3 * TILE + 1}")
+    plan = show("global_norm", "--device", "cuda", "--what", "plan", "--shape", f"rows=1,cols={3 * TILE + 1}")
     assert "totals: 6 blocks" in plan and f"tiles of {TILE} elements" in plan and "16384" not in plan
-    assert show("global_norm", "--target", "cuda", "--what", "source").count("KERNEL(") == 1
+    assert show("global_norm", "--device", "cuda", "--what", "source").count("KERNEL(") == 1
     assert "elements in a tile" in show("silu", "--what", "plan"), "the plan that is compiled"
 
 
 @pytest.mark.parametrize("name", registry())
 def test_show_has_text_for_every_operator(show: Show, name: str) -> None:
-    text = show(name, "--target", "cuda")
+    text = show(name, "--device", "cuda")
     assert "KERNEL(" in text and "schedule " in text
 
 
 def test_show_of_a_product_follows_its_sizes(show: Show) -> None:
-    words = ("linear_backward_weight", "--target", "cuda", "--dtype", "f16", "--what", "plan")
+    words = ("linear_backward_weight", "--device", "cuda", "--dtype", "f16", "--what", "plan")
     usual, long = show(*words), show(*words, "--shape", "rows=1024,cols=1024,inner=32768")
     assert "tiles of 128 x 256" in usual and "launches         work: 512 blocks of 256 threads\n" in usual
     assert "1024x1024x32768" in long and "finish: 4096 blocks of 256 threads" in long
@@ -181,7 +181,7 @@ def test_show_of_a_product_follows_its_sizes(show: Show) -> None:
 
 def test_show_refuses_wrong_shapes(tokitai: Command) -> None:
     for shape in ("rows=1", "rows=1,cols=1048577"):
-        done = tokitai("show", "softmax", "--target", "cuda", "--shape", shape)
+        done = tokitai("show", "softmax", "--device", "cuda", "--shape", shape)
         assert (done.code, done.out) == (2, "") and "accepted: " in done.err
 
 
@@ -237,7 +237,7 @@ def test_doctor_tells_what_hip_can_and_cannot(tokitai: Command) -> None:
 
 
 def test_show_takes_the_wavefronts_of_an_architecture(tokitai: Command, show: Show) -> None:
-    words = ("softmax", "--target", "hip", "--dtype", "f16", "--what", "source", "--shape", "rows=3,cols=1000")
+    words = ("softmax", "--device", "hip", "--dtype", "f16", "--what", "source", "--shape", "rows=3,cols=1000")
     narrow, wide = show(*words, "--arch", "gfx1101"), show(*words, "--arch", "gfx942")
     assert "THREADS = 32" in narrow and "THREADS = 64" in wide and wide == show(*words)
     assert narrow == show(*(w.replace("hip", "cuda") for w in words)), "one text where lanes are as many"

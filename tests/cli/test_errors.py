@@ -45,7 +45,7 @@ CASE = ("--dtype", "f32", "--case", "seeded/normal@3x17#0")
         (["verify", "softmax", "more"], "unexpected extra argument"),
         (["nope"], "No such command 'nope'"),
         (["show", "softmax", "--what", "nope"], "'nope' is not one of"),
-        (["show", "softmax", "--target", "tpu"], "no target named 'tpu'; did you mean cpu?"),
+        (["show", "softmax", "--device", "tpu"], "no device named 'tpu'; did you mean cpu?"),
         (["show", "softmax", "--dtype", "f8"], "(accepted: bf16, f16, f32)"),
         (["show", "softmax", "--dtype", "all"], "no storage format of softmax named 'all' (accepted: bf16, f16, f32)"),
         (["show", "nope"], "no operator named 'nope'"),

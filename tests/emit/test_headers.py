@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokitai import ops
-from tokitai.runtime.kernel import compile
+from tokitai.runtime.kernel import host_kernel
 from tokitai.toolchain.build import Isa, machine_here, native_isa
 from tokitai.toolchain.compilers import find_compiler
 from tokitai.toolchain.fingerprint import parse_depfile
@@ -13,7 +13,7 @@ from tokitai.toolchain.fingerprint import parse_depfile
 
 def read(isa: Isa, structure: bool, report: str = "compiler.d") -> set[str]:
     """The names of the files that a build of softmax reads."""
-    kernel = compile(ops.softmax, dtype="f16", isa=isa, structure=structure)
+    kernel = host_kernel(ops.softmax, dtype="f16", isa=isa, structure=structure)
     listed = parse_depfile((kernel.artifact.path.parent / report).read_text())
     return {name.rpartition("/")[2] for name in listed}
 

@@ -11,7 +11,7 @@ from tokitai import ops
 from tokitai.families import emit_cpu
 from tokitai.families.rowwise.plan import plan_rows
 from tokitai.lang import Matrix, Operator, Outputs, operator, outputs, row_max, storage
-from tokitai.runtime.kernel import Kernel, build_text, compile
+from tokitai.runtime.kernel import Kernel, build_text, host_kernel
 from tokitai.toolchain.build import Isa, isas_here
 from tokitai.verification.cases import Case, defaults, seeded
 from tokitai.verification.run import run_numbers, run_structure
@@ -50,7 +50,7 @@ def text_kernel(op: Operator, dtype: str, isa: Isa, structure: bool, *edits: Edi
 @pytest.mark.parametrize("name", NAMES)
 def test_sixteen_lanes_evaluate_the_definition_on_any_processor(name: str) -> None:
     """A structure build for AVX-512 has no wide instruction in it."""
-    kernel = compile(ops.get(name), "cpu", "f16", isa="avx512", structure=True)
+    kernel = host_kernel(ops.get(name), "f16", isa="avx512", structure=True)
     for shape in (*kernel.plan.family.shapes.branches(kernel.plan, 16), *SHAPES):
         assert run_structure(kernel, shape, {}, defaults(kernel.operator), 0).failure is None
 
@@ -115,7 +115,7 @@ def peaks() -> Case:
 @pytest.mark.parametrize("isa", isas_here())
 def test_a_row_maximum_orders_zeros_and_keeps_nan(isa: Isa) -> None:
     case = peaks()
-    assert run_numbers(compile(peak, "cpu", "f32", isa=isa), case, None, 1).failure is None
+    assert run_numbers(host_kernel(peak, "f32", isa=isa), case, None, 1).failure is None
     careless: tuple[tuple[str, str], ...] = (("m.signs &= pattern;", ""), ("m.size = where(", "where("))
     for old, new in careless:
         assert run_numbers(text_kernel(peak, "f32", isa, False, replaced(old, new)), case, None, 1).failure

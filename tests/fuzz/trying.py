@@ -134,7 +134,7 @@ class Batch:
         text = emit_cpu(t.plan)
         for s in (False, True):
             self.cpu[s].add(t.program.name, text)
-            t.kernels[f"cpu{s}"] = Kernel(t.operator, t.graph, t.plan, text.text, None, s)  # type: ignore[arg-type]
+            t.kernels[f"cpu{s}"] = Kernel(t.operator, t.graph, t.plan, text, None, s)
         try:
             plan = gpu_plan(t.graph, "sim")
         except TargetMissingError as error:

@@ -6,7 +6,7 @@ from tokitai.backends import backend_of
 from tokitai.formats import format_of
 from tokitai.lang import Operator
 from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
-from tokitai.runtime.kernel import KernelBase, compile
+from tokitai.runtime.kernel import KernelBase, host_kernel
 from tokitai.toolchain.build import Isa
 from tokitai.verification import cases
 from tokitai.verification.run import run_numbers, run_structure
@@ -18,7 +18,7 @@ def kernels(op: Operator, device: str, dtype: str = "f32", **options: object) ->
     """The kernel over numbers, and over hashes; for vectors of one element on the device "scalar"."""
     if device in ("cpu", "scalar"):
         isa: Isa | None = "scalar" if device == "scalar" else None
-        return [compile(op, "cpu", dtype, options=options, isa=isa, structure=s) for s in (False, True)]
+        return [host_kernel(op, dtype, options=options, isa=isa, structure=s) for s in (False, True)]
     graph = op.trace(dtype, options=options)
     plan = gpu_plan(graph, device)
     return [GpuKernel(op, graph, plan, s, backend_of(device).open(device)) for s in (False, True)]

@@ -31,7 +31,7 @@ from tokitai.lang import (
     where,
 )
 from tokitai.meaning import bits, bounds
-from tokitai.runtime.kernel import Kernel, build_text, compile
+from tokitai.runtime.kernel import Kernel, build_text, host_kernel
 from tokitai.toolchain.build import Isa, isas_here
 from tokitai.verification import cases
 from tokitai.verification.run import run_numbers, run_structure
@@ -242,7 +242,7 @@ def test_instruction_sets_and_threads_change_no_bit(name: str, isa: Any) -> None
     if isa not in isas_here():
         pytest.skip(f"this machine runs {', '.join(isas_here())}, not {isa}")
     op = ops.get(name)
-    kernel = compile(op, dtype="f16", isa=isa)
+    kernel = host_kernel(op, dtype="f16", isa=isa)
     for shape in (Sizes(37, 29, 19), Sizes(18, 70, 9, 3)):
         case = cases.seeded(op, kernel.graph, "normal", shape, 4)
         found = run_numbers(kernel, case, None, 2)  # one thread, and as many as are drawn
@@ -252,7 +252,7 @@ def test_instruction_sets_and_threads_change_no_bit(name: str, isa: Any) -> None
 def test_sixteen_lanes_evaluate_the_definition_on_any_processor() -> None:
     """A structure build for AVX-512 has no wide instruction in it."""
     for name in ("attention", "attention_backward"):
-        kernel = compile(ops.get(name), "cpu", "f16", isa="avx512", structure=True)
+        kernel = host_kernel(ops.get(name), "f16", isa="avx512", structure=True)
         for shape in (Sizes(65, 70, 33), Sizes(33, 13, 5, 2), Sizes(1, 1, 1)):
             limit = cases.draw(kernel.operator, kernel.graph.inputs[-1], "normal", shape, 3)
             assert run_structure(kernel, shape, dict(limit=limit), dict(scale=SCALE), 3).failure is None
@@ -262,7 +262,7 @@ def test_memory_does_not_grow_with_queries_times_keys() -> None:
     """That of a kernel does not know how many queries there are, but for the levels of the tree above sums over them;
     and a call takes no other that is large."""
     keys, dim = 1000, 64
-    forward, backward = (compile(ops.get(n), dtype="f16") for n in ("attention", "attention_backward"))
+    forward, backward = (host_kernel(ops.get(n), dtype="f16") for n in ("attention", "attention_backward"))
     few, many = (forward.workspace_bytes([Sizes(r, keys, dim, 8)], 2) for r in (64, 1 << 20))
     assert few == many
     assert few <= 2 * 4 * (keys + 64) * (2 * (dim + 80) + 2 * 32)  # packed keys and values, panels

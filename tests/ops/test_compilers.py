@@ -16,7 +16,7 @@ from tokitai.errors import CompilerMissingError
 from tokitai.families import emit_cpu, make_plan
 from tokitai.lang import Operator
 from tokitai.meaning import bits
-from tokitai.runtime.kernel import Kernel, compile
+from tokitai.runtime.kernel import Kernel, host_kernel
 from tokitai.toolchain.build import Source, build, isas_here
 from tokitai.toolchain.compilers import Compiler, find_compiler
 from tokitai.verification import cases
@@ -54,7 +54,7 @@ def test_compilers_instruction_sets_and_threads_agree_with_the_oracle(
     if isa not in isas_here():
         pytest.skip(f"this machine runs {', '.join(isas_here())}, not {isa}")
     compiler_or_skip(compiler)
-    kernel = compile(op, dtype=dtype, compiler=compiler, isa=isa)
+    kernel = host_kernel(op, dtype=dtype, compiler=compiler, isa=isa)
     for case in inputs_of(kernel):
         want = bits.evaluate(kernel.graph, case.tensors, case.shape, case.params)
         scalars = kernel.scalar_table(*case.shape, case.params)
@@ -148,7 +148,7 @@ def test_aarch64_has_the_same_bits(op: Operator, dtype: str, isa: Any, driver: P
     plan = make_plan(op.trace(dtype))
     text = emit_cpu(plan)
     artifact = build(Source(text.text, text.headers, op.name), find_compiler("aarch64-linux-gnu-g++"), isa)
-    kernel = Kernel(op, plan.graph, plan, text.text, artifact, structure=False)
+    kernel = Kernel(op, plan.graph, plan, text, artifact)
     for case in inputs_of(kernel):
         content, listed = packed(kernel, case, threads=2)
         (tmp_path / "input").write_bytes(content)

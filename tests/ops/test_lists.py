@@ -19,7 +19,7 @@ from tokitai.lang import Matrix, element_word, operator, outputs, storage
 from tokitai.meaning import bits
 from tokitai.ops.adam import stochastic_bits
 from tokitai.ops.dropouts import philox_reference
-from tokitai.runtime.kernel import Kernel, compile
+from tokitai.runtime.kernel import Kernel, host_kernel
 
 Array = np.ndarray[Any, Any]
 LENGTHS = [0, 1, 2, 3, 17, 1000, TILE - 1, TILE, TILE + 1, 3 * TILE + 5]
@@ -133,7 +133,7 @@ def test_places_beyond_32_bits() -> None:
     """2**32 + 16,384 elements: both words of the last row's places. (The oracle counts with NumPy's 64-bit integers
     and is not run at this size.)"""
     rows = 2**32 // TILE + 1
-    kernel = compile(words, "cpu", "f16")
+    kernel = host_kernel(words, "f16")
     results = dict(y=np.ones(TILE, F16), low=np.zeros(TILE, np.uint32), high=np.zeros(TILE, np.uint32))
     launch_repeated(kernel, rows, dict(x=np.zeros(TILE, F16)), results)
     assert (results["low"] == np.arange(TILE)).all() and (results["high"] == 1).all() and not results["y"].any()
@@ -144,7 +144,7 @@ def test_a_norm_of_more_than_2_to_the_32_elements() -> None:
     """C30: of ones, whose tree sums are exact."""
     rows = 2**32 // TILE + 2**6
     norm = np.zeros(1, np.float32)
-    launch_repeated(compile(ops.global_norm, "cpu", "f32"), rows, dict(grad=np.ones(TILE, F32)), dict(norm=norm))
+    launch_repeated(host_kernel(ops.global_norm, "f32"), rows, dict(grad=np.ones(TILE, F32)), dict(norm=norm))
     assert norm[0] == np.float32(math.sqrt(rows * TILE))
 
 
@@ -154,7 +154,7 @@ def test_dropout_beyond_32_bits() -> None:
     rows, cols = 2**32 // TILE + 1, TILE
     y = np.zeros(cols, F16)
     launch_repeated(
-        compile(ops.dropout, "cpu", "f16"), rows, dict(x=np.ones(cols, F16)), dict(y=y), p=0.5, seed=7, stream=1
+        host_kernel(ops.dropout, "f16"), rows, dict(x=np.ones(cols, F16)), dict(y=y), p=0.5, seed=7, stream=1
     )
     kept = [philox_reference((i, 1, 0, 0), (7, 1))[0] >= 2**31 for i in range(cols)]
     assert (y != 0).tolist() == kept
@@ -165,7 +165,7 @@ def test_adamw_beyond_32_bits() -> None:
     """C64: 2**32 + 16,384 elements with stochastic rounding, which draws by the place; the moments and the step are
     those of one row."""
     rows, n = 2**32 // TILE + 1, TILE
-    kernel = compile(ops.adamw, "cpu", "bf16", present=(), options=dict(rounding="stochastic"))
+    kernel = host_kernel(ops.adamw, "bf16", present=(), options=dict(rounding="stochastic"))
     rng = np.random.default_rng(1)
     given = dict(
         param=rng.standard_normal(n).astype(BF16), grad=rng.standard_normal(n).astype(BF16),

@@ -201,7 +201,7 @@ def record_cpu(operator: Operator, graph: Graph, structure: bool, trace: Trace) 
     plan = make_plan(graph)
     text = emit_cpu(plan)
     trace.unit(text, graph.name)
-    kernel = Kernel(operator, graph, plan, text.text, None, structure)  # type: ignore[arg-type]
+    kernel = Kernel(operator, graph, plan, text, None, structure)
     for name, shapes, wide in points(operator, graph, plan.flat):
         given, made = tensors_of(kernel, shapes, wide)
         scalars = scalars_of(kernel, shapes[0])

@@ -12,7 +12,7 @@ from mutants import centred, smaller
 
 from tokitai.families.shapes import LARGE
 from tokitai.formats import FORMATS
-from tokitai.runtime.kernel import compile
+from tokitai.runtime.kernel import host_kernel
 from tokitai.verification.buffers import GUARD, POISON, Buffer, GuardError, digest
 from tokitai.verification.cases import rng_for
 from tokitai.verification.drawn import Place, place_of
@@ -133,7 +133,7 @@ def test_tensors_without_a_stride_lie_anywhere(space: Any) -> None:
 
 def test_layouts_tell_tensors_apart() -> None:
     """Over a few cases any tensor has any stride beside those of the others."""
-    kernel = compile(smaller, dtype="f32")
+    kernel = host_kernel(smaller, dtype="f32")
     tensors = {n: np.ones((3, 9), np.float32) for n in "ab"}
     strides = []
     for layout in drawn_layouts(10):
@@ -144,14 +144,14 @@ def test_layouts_tell_tensors_apart() -> None:
 
 
 def test_the_rows_of_an_expanded_input_are_the_same_memory() -> None:
-    kernel = compile(smaller, dtype="f32")
+    kernel = host_kernel(smaller, dtype="f32")
     launch = Launch(kernel, (3, 9), {n: np.ones((3, 9), np.float32) for n in "ab"}, replace(PLAIN, expanded=True))
     assert [b.array.strides for b in launch.inputs.values()] == [(0, 4), (0, 4)]
     assert launch.results["y"].array.strides == (36, 4)
 
 
 def test_a_launch_checks_inputs_results_and_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = compile(centred, dtype="f16", present=())
+    kernel = host_kernel(centred, dtype="f16", present=())
     tensors = dict(x=np.ones((40, 5), np.float16), w=np.ones(5, np.float16))
     scalars = kernel.scalar_table(40, 5, dict(eps=0.1))
     layout = Layout("here", 2, offset=1, gap=3)
@@ -171,6 +171,6 @@ def test_a_launch_checks_inputs_results_and_workspace(monkeypatch: pytest.Monkey
 
 def test_a_workspace_holds_poison_not_zeros() -> None:
     """A kernel that forgets to clear its sums must not be saved by memory that happens to be zero."""
-    kernel = compile(centred, dtype="f16", present=())
+    kernel = host_kernel(centred, dtype="f16", present=())
     launch = Launch(kernel, (40, 5), dict(x=np.ones((40, 5), np.float16), w=np.ones(5, np.float16)), PLAIN)
     assert launch.workspace.array.size and np.isnan(launch.workspace.array).all()

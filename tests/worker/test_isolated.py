@@ -20,7 +20,7 @@ from tokitai import ops
 from tokitai.cli import run
 from tokitai.errors import ArgumentError, CacheError, UnavailableError
 from tokitai.ops import registry
-from tokitai.runtime.kernel import compile
+from tokitai.runtime.kernel import host_kernel
 from tokitai.verification import verify
 from tokitai.verification.batch import Job, verify_many
 from tokitai.verification.cases import seeded
@@ -120,7 +120,7 @@ def test_wrong_arguments_are_told_as_in_this_process(pool: Pool) -> None:
 
 
 def test_a_file_that_was_changed_is_not_loaded(pool: Pool, tmp_path: Path) -> None:
-    kernel = compile(ops.softmax, dtype="f32")
+    kernel = host_kernel(ops.softmax, dtype="f32")
     path = tmp_path / "kernel.so"
     path.write_bytes(kernel.artifact.path.read_bytes() + b"\0")
     other = isolate(dataclasses.replace(kernel, artifact=dataclasses.replace(kernel.artifact, path=path)), pool)

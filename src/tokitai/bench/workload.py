@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 from ..formats import format_of
 from ..lang import GROUPS, Operator, TensorSpec
 from ..meaning.structure import drawn_entries
-from ..runtime.kernel import Kernel, compile, is_attention, is_product
+from ..runtime.kernel import Kernel, host_kernel, is_attention, is_product
 from ..runtime.shapes import allowed, in_groups
 from ..verification import cases
 
@@ -86,7 +86,7 @@ def timed(operator: Operator) -> list[str]:
 
 def workload(operator: Operator, dtype: str, shapes: tuple[tuple[int, int], ...]) -> Workload:
     """Inputs for one operator, of its optional tensors those that `timed` names."""
-    kernel = compile(operator, "cpu", dtype, timed(operator))
+    kernel = host_kernel(operator, dtype, timed(operator))
     shapes = tuple(in_groups(kernel.graph, s) for s in shapes)
     scalars = _scalars(operator, shapes)
     tensors = {t.name: [_draw(operator, t, s, SEED + i) for i, s in enumerate(shapes)] for t in kernel.graph.inputs}

@@ -97,7 +97,7 @@ def doctor(as_json: Json = False) -> int:
 def show(
     operator: Annotated[str, typer.Argument(metavar="OP", help=f"An operator, or {parse.OWN_FILE}.")],
     what: Annotated[list[Part] | None, typer.Option(help="The parts to show; all where none is named.")] = None,
-    target: Annotated[str, typer.Option(help=f"Of the plan and the source: {', '.join(sorted(places()))}.")] = DEFAULT,
+    device: Annotated[str, typer.Option(help=f"Of the plan and the source: {', '.join(sorted(places()))}.")] = DEFAULT,
     dtype: Annotated[str, typer.Option(help="The storage format.")] = "f32",
     shape: Annotated[str | None, typer.Option(metavar="rows=N,cols=N", help="Of the schedule for a GPU.")] = None,
     arch: Arch = None,
@@ -113,7 +113,7 @@ def show(
     parts = [p.value for p in what or Part]
     asked = asked_shape(op, parse.shape_from(shape))
     with parse.blame_file_of(op):
-        texts = {part: part_text(op, part, target, fmt, variant, asked, arch) for part in parts}
+        texts = {part: part_text(op, part, device, fmt, variant, asked, arch) for part in parts}
     print("\n\n".join(t if len(texts) == 1 else f"---- {part} ----\n{t}" for part, t in texts.items()))
     return 0
 

@@ -9,12 +9,12 @@ from ..backends import backend_named, backends, places
 from ..backends.backend import Language
 from ..errors import UnknownNameError
 from ..families import Plan, emit_cpu, make_plan
+from ..families.gpu_family import GpuSource
 from ..lang import MATRICES, Operator, Sizes, TensorSpec, shape_text
 from ..lang.graph import Space
 from ..runtime.gpu_kernel import gpu_plan
-from ..runtime.gpu_source import gpu_source, usual_shape
 from ..runtime.kernel import is_product
-from ..runtime.shapes import in_groups
+from ..runtime.shapes import in_groups, usual_shape
 from ..verification.verdict import Variant
 
 SPACES = {
@@ -82,24 +82,25 @@ def operator_text(o: Operator) -> str:
 
 
 def part_text(
-    o: Operator, part: str, target: str, dtype: str, variant: Variant | None, shape: tuple[int, int] | None = None,
+    o: Operator, part: str, device: str, dtype: str, variant: Variant | None, shape: tuple[int, int] | None = None,
     arch: str | None = None,
 ) -> str:  # fmt: skip
     """One part of ``tokitai show``: definition, graph, plan or source. ``shape`` decides on the schedule of a GPU's
-    kernel, for tensors that allow wide accesses; ``arch`` on the wavefronts of AMD's. Raises UnknownNameError,
+    kernel at the first choice for it, of tensors that allow wide accesses (where that spills registers, calls take
+    another); ``arch`` on the wavefronts of AMD's. Raises UnknownNameError,
     ArgumentError, DefinitionError."""
-    if target not in places():
-        raise UnknownNameError("target", target, places())
-    backend = backend_named(target)
-    device = backend.parts(target, arch)[0]
+    if device not in places():
+        raise UnknownNameError("device", device, places())
+    backend = backend_named(device)
+    place = backend.parts(device, arch)[0]
     if part == "definition":
         return inspect.getsource(o.definition).rstrip()
     graph = o.trace(dtype) if variant is None else o.trace(dtype, variant.present, dict(variant.options))
     if part == "graph":
         return str(graph)
     if backend.language is Language.GPU:
-        warp, staged = backend.layout_of(device.partition(":")[2] or None)
-        return _gpu_text(gpu_plan(graph, target), part, shape or usual_shape(o), warp, staged)
+        warp, staged = backend.layout_of(place.partition(":")[2] or None)
+        return _gpu_text(gpu_plan(graph, device), part, shape or usual_shape(o), warp, staged)
     plan = make_plan(graph)
     if part == "plan":
         return _aligned(plan.describe())
@@ -108,7 +109,7 @@ def part_text(
 
 def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int, staged: bool) -> str:
     """The plan with its schedule and launches, or the source, for one shape; of a product in groups for three."""
-    made = gpu_source(plan, in_groups(plan.graph, shape), warp, staged)
+    made: GpuSource = plan.family.gpu.source(plan, in_groups(plan.graph, shape), warp, staged)
     if part == "source":
         return made.text.text.rstrip()
     rows, cols = made.shape

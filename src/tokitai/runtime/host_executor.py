@@ -19,7 +19,7 @@ from ..lang import Operator, Sizes
 from .checks import check_indices, check_no_nan
 from .executor import Executor
 from .host_launch import ALONE, HostLaunch
-from .kernel import Kernel, Scalars, compile
+from .kernel import Kernel, Scalars, host_kernel
 from .launch_cache import LAUNCHES, CallSignature, replay_of
 from .lists import Prepared, prepare
 from .problem import Problem, storage_format
@@ -34,7 +34,7 @@ def kernel_here(
     operator: Operator, dtype: str, present: frozenset[str], options: tuple[tuple[str, object], ...]
 ) -> Kernel:
     """The kernel for this processor, compiled once in a process."""
-    return compile(operator, "cpu", dtype, present, dict(options))
+    return host_kernel(operator, dtype, present, dict(options))
 
 
 class HostExecutor(Executor[Kernel]):

@@ -1,4 +1,4 @@
-"""Compile an operator for a target: graph, plan, text, binary, loaded and ready to launch."""
+"""Compile an operator for a device: graph, plan, source, binary; for the CPU loaded and ready to launch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
+from ..backends import backend_named
 from ..backends.backend import Array, Identity
 from ..backends.cpu import device as cpu
-from ..errors import TokitaiError, UnknownNameError
+from ..emit.cpp import KernelText
+from ..errors import TokitaiError, UnavailableError
 from ..families import Plan, emit_cpu, make_plan
 from ..families.attention.plan import is_attention as has_weighted_sums
 from ..formats import FORMATS
 from ..lang import GROUPS, MATRICES, OPERANDS, Graph, Node, Operator
 from ..lower.scalars import HostScalars, rounded_scalars, whole_scalars
-from ..toolchain.build import Artifact, Isa, Source, build, native_isa
+from ..toolchain.build import Isa, Source, build, native_isa
 from ..toolchain.compilers import find_compiler
 
 T = TypeVar("T")
+CPU = "cpu"
 
 
 def is_product(operator: Operator) -> bool:
@@ -191,33 +194,57 @@ class KernelBase:
 
 @dataclass(frozen=True, eq=False)
 class Kernel(KernelBase):
-    """A compiled kernel for the CPU. In a *structure* build float tensors hold 64-bit hashes instead of numbers."""
+    """A compiled kernel of an operator, whether or not it can run here.
+
+    One for the CPU is launched as it is. One that is compiled for a GPU is of one architecture and one shape, and is
+    run by calling the operator: ``schedule`` and ``launches`` say in words how the shape is shared out. ``artifact``
+    holds the binary and what the compiler tells of it; for a GPU registers, spills and shared memory of each launch. In
+    a *structure* build float tensors hold 64-bit hashes in place of numbers.
+    """
 
     operator: Operator
     graph: Graph
     plan: Plan
-    source: str
-    artifact: Artifact
-    structure: bool
+    text: KernelText
+    artifact: Any
+    structure: bool = False
+    device: str = CPU
+    shape: tuple[int, int] | None = None
+    schedule: str = ""
+    launches: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The emitted source; its headers are in ``text``."""
+        return self.text.text
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 over everything that can change the binary."""
-        return self.artifact.fingerprint
+        return str(self.artifact.fingerprint)
 
     def identities(self) -> list[Identity]:
-        """The one binary."""
+        """The one binary. Raises UnavailableError for a kernel that is compiled for a GPU."""
+        self._runs()
         a = self.artifact
         source = hashlib.sha256(self.source.encode()).hexdigest()
         about = (a.compiler.kind, a.compiler.version, a.compiler.digest, a.isa, a.flags)
         return [Identity(self.structure, a.fingerprint, a.digest, source, *about)]
 
+    def _runs(self) -> None:
+        if self.device != CPU:
+            raise UnavailableError(
+                f"{self}: compiled ahead; accepted: calls of the operator on arrays of such a GPU, and tokitai.verify"
+            )
+
     @cached_property
     def _run(self) -> cpu.LoadedKernel:
+        self._runs()
         return cpu.load(self.artifact)
 
     def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
         """How much workspace a launch needs; ``entries`` of a table that is summed into."""
+        self._runs()
         return self.plan.workspace_bytes(shapes, 8 if self.structure else 4, threads, entries)
 
     def launch_raw(
@@ -245,12 +272,18 @@ class Kernel(KernelBase):
             raise TokitaiError(f"{self}: status {status}; a kernel returns 0")
 
     def __repr__(self) -> str:
-        return f"<kernel {self.graph.name} {self.graph.dtype} {self.artifact.isa} {self.fingerprint[:12]}>"
+        built_for = self.artifact.isa if self.device == CPU else self.artifact.arch
+        return f"<kernel {self.graph.name} {self.graph.dtype} {built_for} {self.fingerprint[:12]}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process takes it from its build cache, or compiles it again."""
+        variant = (self.operator, *variant_of(self.graph))
+        if self.device != CPU:
+            compiler = getattr(self.artifact, "compiler", None)  # NVRTC is no choice
+            named = None if compiler is None else str(compiler.clang.path)
+            return compiled_ahead, (*variant, self.device, self.shape, self.artifact.arch, named)
         compiler, isa = str(self.artifact.compiler.path), self.artifact.isa
-        return _again, (self.operator, *variant_of(self.graph), self.source, compiler, isa, self.structure)
+        return _again, (*variant, self.source, compiler, isa, self.structure)
 
 
 class KernelList(list[KernelBase]):
@@ -272,15 +305,14 @@ def _again(
     operator: Operator, dtype: str, present: Iterable[str], options: Mapping[str, object], source: str, compiler: str,
     isa: Isa, structure: bool,
 ) -> Kernel:  # fmt: skip
-    """The kernel of a source that was emitted, and perhaps altered, elsewhere. Raises what `compile` does."""
+    """The kernel of a source that was emitted, and perhaps altered, elsewhere. Raises what `host_kernel` does."""
     graph = operator.trace(dtype, present, options)
     plan = make_plan(graph)
     return build_text(operator, graph, plan, source, emit_cpu(plan).headers, compiler, isa, structure)
 
 
-def compile(
+def host_kernel(
     operator: Operator,
-    target: str = "cpu",
     dtype: object = "f32",
     present: Iterable[str] | None = None,
     options: Mapping[str, object] | None = None,
@@ -288,18 +320,33 @@ def compile(
     isa: Isa | None = None,
     structure: bool = False,
 ) -> Kernel:
-    """Compile an operator, or take it from the build cache.
+    """Compile an operator for the CPU, or take it from the build cache.
 
     ``present`` names the optional tensors that calls will give (default: all of them), ``compiler`` a C++ compiler,
     ``isa`` an instruction set (default: the widest one here).
     Raises UnknownNameError, DefinitionError, CompilerMissingError, CompileError.
     """
-    if target != "cpu":
-        raise UnknownNameError("target", target, ("cpu",))
     graph = operator.trace(dtype, present, options)
     plan = make_plan(graph)
     text = emit_cpu(plan)
     return build_text(operator, graph, plan, text.text, text.headers, compiler, isa, structure)
+
+
+def compiled_ahead(
+    operator: Operator, dtype: object, present: Iterable[str] | None, options: Mapping[str, object] | None, device: str,
+    sizes: tuple[int, int], arch: str, compiler: str | None = None,
+) -> Kernel:  # fmt: skip
+    """The kernels of an operator for one architecture of GPUs, at one shape: what a pickled one is made of again.
+    Raises what `tokitai.compile` does."""
+    backend = backend_named(device)
+    graph = operator.trace(dtype, present, options)
+    plan = make_plan(graph)
+    plan = plan.family.gpu.plan(plan, device)
+    made = plan.family.gpu.source(plan, sizes, *backend.layout_of(arch))
+    artifact = backend.compile(Source(made.text.text, made.text.headers, graph.name), graph, arch, compiler)
+    return Kernel(
+        operator, graph, plan, made.text, artifact, False, device, made.shape, made.schedule, made.launches
+    )  # fmt: skip
 
 
 def build_text(
@@ -315,9 +362,10 @@ def build_text(
     """A kernel from a given text, which need not be the emitted one: the verifier's own tests alter it."""
     source = Source(text, headers, graph.name)
     artifact = build(source, find_compiler(compiler), isa or native_isa(), structure)
-    return Kernel(operator, graph, plan, text, artifact, structure)
+    return Kernel(operator, graph, plan, KernelText(text, headers), artifact, structure)
 
 
 __all__ = [
-    "Kernel", "KernelBase", "Scalars", "build_text", "compile", "is_attention", "is_grouped", "is_product",
+    "Kernel", "KernelBase", "Scalars", "build_text", "compiled_ahead", "host_kernel", "is_attention", "is_grouped",
+    "is_product",
 ]  # fmt: skip

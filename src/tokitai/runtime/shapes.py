@@ -15,6 +15,12 @@ def allowed(operator: Operator, shape: tuple[int, int]) -> bool:
     return shape[0] <= c.max_rows and c.min_cols <= shape[1] <= c.max_cols
 
 
+def usual_shape(operator: Operator) -> tuple[int, int]:
+    """A shape of ordinary use."""
+    c = operator.contract
+    return min(4096, c.max_rows), min(max(4096, c.min_cols), c.max_cols)
+
+
 def in_groups(graph: Graph, shape: tuple[int, int]) -> tuple[int, int]:
     """The sizes of a graph's call: three groups, where a product in groups is asked for without saying how many."""
     if not graph.ragged or isinstance(shape, Sizes):

@@ -21,7 +21,7 @@ from ..lang import Operator, extent
 from ..runtime.binding import bind, check_params
 from ..runtime.call import call
 from ..runtime.gpu_kernel import GpuKernel, gpu_plan
-from ..runtime.kernel import Kernel, KernelBase, Scalars, compile
+from ..runtime.kernel import Kernel, KernelBase, Scalars, host_kernel
 from ..toolchain.build import native_isa
 from .reply import Reply
 
@@ -113,7 +113,7 @@ class Runner:
         key = (operator.name, present, options)
         if key not in self._kernels:
             if self.target is None:
-                made: KernelBase = compile(operator, "cpu", STORAGE, present, dict(options))
+                made: KernelBase = host_kernel(operator, STORAGE, present, dict(options))
             else:
                 graph = operator.trace(STORAGE, present, dict(options))
                 made = GpuKernel(operator, graph, gpu_plan(graph, self.device), False, self.target)

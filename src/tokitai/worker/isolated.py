@@ -58,7 +58,7 @@ def isolate(kernel: Kernel, pool: Pool) -> IsolatedKernel:
 class IsolatedKernel(Kernel):
     """A kernel for the processor that runs in worker processes."""
 
-    pool: Pool
+    pool: Pool = field(kw_only=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise ArgumentError(f"{self}: belongs to a pool of this process; accepted: pickling the kernel itself")
