@@ -10,7 +10,7 @@ from tokitai.lang import Graph, Node, Operator
 SAME_CODE = "the compiler makes the same machine code of it as of the right program"
 REASONS: dict[str, tuple[str, ...]] = {
     "it says what is fetched into a cache beforehand, and nothing is read from there but what would be read anyway": (
-        r".*: .*\bprefetch\(.*", r".*: .*_next = .*",
+        r".*: .*\bprefetch\(.*", r".*: .*_next = .*", r".*: fetch_panel\(.*",
     ),
     "it decides whether stores pass the caches by, which changes no bit": (r".*: const bool \w+_streams = .*",),
     "it orders stores that pass the caches by before later ones of this thread; threads that meet wait for both": (
@@ -42,7 +42,10 @@ REASONS: dict[str, tuple[str, ...]] = {
         r"(tiles|i) [+-] 1: if \(tiles\) filled\[fill\+\+\] = i;",
         r"(count \+|i -) 1: for \(int64_t i = 0; i < count; \+\+i\) \{",
     ),
-    "how many threads share the work changes no bit": (r"threads [+-] 1: each_(product|task)\b.*",),
+    "how many threads share the work, and in which parts, changes no bit": (
+        r"threads [+-] 1: each_(product|task)\b.*", r"rows [+-] 1: each_task<true>\(.*",
+        r"inner [+-] 1: each_task<false>\(.*",
+    ),
     "where it survives nothing is on its way: a row behind the last one of a block is not fetched": (
         r"left out: wait_for_copies<0>\(\);",
     ),
@@ -79,6 +82,12 @@ def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) ->
     if operator.contract.batched or graph.ragged or "all_in_" not in source:
         return None
     tensor = r"[+-]1 (const )?\w+\* const \w+ = all_\w+ \+ («item» \* \w+_batch|(unit\.)?item \* «\w+_batch»);"
+    room = r"-1 const Room room\(\d+, rows, cols, inner, «batch», .*"
+    if "each_product(" in source and re.fullmatch(room, marked):
+        return ONE_PRODUCT
+    again = r"\+1 each_product\(«batch», .*"
+    if re.fullmatch(again, marked) and not any(o.inplace for o in graph.outputs):
+        return ONE_PRODUCT
     item = r"\+1 const int64_t item = e / (\((«rows» \* cols|rows \* «cols»)\), .*|.*, r = e / cols % «rows», .*)"
     return ONE_PRODUCT if re.fullmatch(tensor, marked) or re.fullmatch(item, marked) else None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from mutants import Edit, centred, examine, scaled, smaller
 
+from tokitai import ops
 from tokitai.backends import backend_of
 from tokitai.lang import Operator
 from tokitai.ops import dropout
@@ -72,6 +73,13 @@ def shown(edit: Edit, op: Operator, dtype: str) -> str:
 @pytest.mark.parametrize("what", SMALLER)
 def test_what_is_wrong_in_some_layouts_is_refuted(what: str) -> None:
     assert "--case '" in shown(Edit(*SMALLER[what]), smaller, "f32")
+
+
+@pytest.mark.slow
+def test_room_for_too_few_threads_of_a_batch_is_refuted() -> None:
+    """Wrong only where products are just as many as are shared out whole among the threads."""
+    edit = Edit(r"(const Room room\(1, rows, cols, inner, )batch,", r"\1batch - 1,")
+    assert "--case '" in shown(edit, ops.matmul, "f16")
 
 
 @pytest.mark.slow

@@ -55,6 +55,10 @@ class Shapes(ABC, Generic[P]):
         """The same, beside what the second version has."""
         return []
 
+    @abstractmethod
+    def in_threads(self, operator: Operator, plan: P) -> Shape:
+        """A shape with work for more threads than a verification tries."""
+
     def in_turn(self, operator: Operator, plan: P, device: str) -> list[Shape]:
         """Shapes at which the units of work meet that blocks take in turn."""
         return []

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..families import Plan
-from ..families.shapes import Seeded
 from ..lang import MATRICES, Operator
 from ..lang.graph import Space
-from .cases import DRAWS, IN_THREADS, rng_for, work_of
+from .cases import DRAWS, rng_for
 
 MOST_THREADS = 33
 SHAPES = 4  # of structure runs; numbers take other ones, twice as many
@@ -37,13 +36,6 @@ def seeded_ids(
     yield from plan.family.shapes.seeded_later(operator, plan, lanes, device)
     for _ in range(2 * SHAPES):
         yield str(rng.choice(list(DRAWS))), plan.family.shapes.sampled(rng, operator, plan, device)
-
-
-def in_threads(operator: Operator, plan: Plan, device: str, seed: int, most: int) -> Seeded:
-    """A case for every number of threads: of some shapes that are drawn, the largest of at most so many elements."""
-    rng = rng_for(seed, IN_THREADS, operator.name)
-    some = [plan.family.shapes.sampled(rng, operator, plan, device) for _ in range(2 * SHAPES)]
-    return IN_THREADS, max(some, key=lambda shape: (work_of(shape) <= most, work_of(shape)))
 
 
 # ------------------------------------------------------------------ layouts

@@ -16,7 +16,6 @@ from .cases import Case
 # the second draws from its seed, the third has shapes at which blocks take several units in turn, and NaN behind the
 # last vector, the fourth runs a case of a processor in every number of threads.
 VERSION = 4
-MOST_IN_THREADS = 1 << 14  # elements
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
 
 
@@ -66,7 +65,7 @@ def seeded_ids(
     if version > 2:
         tried += plan.family.shapes.seeded_last(operator, plan)
     if version > 3 and device == CaseSet.VECTORS:
-        tried.append(drawn.in_threads(operator, plan, device, seed, MOST_IN_THREADS))
+        tried.append((cases.IN_THREADS, plan.family.shapes.in_threads(operator, plan)))
     return [(how, s) for how, s in dict.fromkeys(tried) if isinstance(s, Sizes) or allowed(operator, s)]
 
 

@@ -42,6 +42,11 @@ class InnerShapes(Shapes[P], Generic[P]):
         """The sizes of a plan's call."""
         return Sizes(rows, cols, inner, batch)
 
+    def in_threads(self, operator: Operator, plan: P) -> Shape:
+        """Longer than is packed at a time along k. Where there are several products, just as many as are shared out
+        whole among four threads."""
+        return self.sizes(plan, 21, 27, 530, 8 if operator.contract.batched else 1)
+
     def expanded(self, operator: Operator, plan: P) -> list[Shape]:
         """None."""
         return []

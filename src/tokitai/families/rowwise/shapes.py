@@ -117,6 +117,11 @@ class TableShapes(Shapes[P], Generic[P]):
         """NaN among what is left behind the last vector, in rows that are neighbours and in rows that are apart."""
         return [("nans", (min(3, operator.contract.max_rows), 37))]
 
+    def in_threads(self, operator: Operator, plan: P) -> Shape:
+        """Many rows, or, where there is one, many tiles of it."""
+        most = operator.contract.max_rows
+        return (517, max(13, operator.contract.min_cols)) if most > 1 else (1, 34 * 4096 + 5)
+
     def large(self, operator: Operator, plan: P) -> Shape | None:
         """A shape whose results are stored past the caches, where the oracle of some rows is that of all."""
         sizes = [FORMATS[o.format].dtype.itemsize for o in plan.graph.outputs if o.space == "rc"]
