@@ -272,11 +272,12 @@ def _check_gradient(p: Tensor, grad: Tensor) -> None:
 def _finite(grads: list[Tensor]) -> Tensor:
     """Whether no element of any gradient, on any rank that holds a part, is infinite or NaN; not waited for."""
     flags = []
-    for part in ([g for g in grads if not _is_sharded(g)], [g for g in grads if _is_sharded(g)]):
-        if some := [g for g in part if g.numel()]:
-            largest = torch.nn.utils.get_total_norm(some, math.inf)
-            whole: Any = largest.full_tensor() if _is_sharded(largest) else largest  # type: ignore[attr-defined]
-            flags.append(whole.isfinite())
+    if some := [g for g in grads if g.numel() and not _is_sharded(g)]:
+        flags.append(torch.nn.utils.get_total_norm(some, math.inf).isfinite())
+    if sharded := [g for g in grads if _is_sharded(g)]:
+        from .sharded_norm import finite
+
+        flags.append(finite(sharded))
     return functools.reduce(torch.logical_and, flags) if flags else torch.ones((), dtype=torch.bool)
 
 
@@ -289,8 +290,10 @@ def clip_grad_norm_(
 
     ``parameters`` are one weight or several. Gradients of several formats are taken to f32 together, and each is
     rounded once, when it is stored. Returns the norm before, an f32 scalar on their device; 0 where there are no
-    gradients. How torch would loop (``foreach``) makes no difference. Raises ArgumentError for gradients of several
-    devices, sparse or sharded ones, and another ``norm_type`` than 2; RuntimeError, as torch does, for a norm that is
+    gradients. How torch would loop (``foreach``) makes no difference. Sharded gradients (DTensor, by rows, as
+    `fully_shard` has them) have the norm and the bits of whole ones; then it is a collective call, which waits for the
+    device. Raises ArgumentError for gradients of several devices, sparse ones, ones that are sharded in another way or
+    beside others that are not, and another ``norm_type`` than 2; RuntimeError, as torch does, for a norm that is
     infinite or NaN where ``error_if_nonfinite`` is set, with the gradients as they were.
     """
     if norm_type != 2:
@@ -302,10 +305,12 @@ def clip_grad_norm_(
     for g in grads:
         if g.layout != torch.strided:
             raise ArgumentError(f"a gradient of layout {g.layout}; accepted: dense ones")
-        if _is_sharded(g):
-            raise ArgumentError("a sharded gradient (DTensor); accepted: those of torch.nn.utils.clip_grad_norm_")
     if len({g.device for g in grads}) > 1:
         raise ArgumentError(f"gradients on {', '.join(sorted({str(g.device) for g in grads}))}; accepted: one device")
+    if any(map(_is_sharded, grads)):
+        from .sharded_norm import clip_sharded
+
+        return clip_sharded(grads, max_norm, error_if_nonfinite)
     same = len({g.dtype for g in grads}) == 1
     lists = [g.contiguous() if same else g.to(torch.float32, memory_format=torch.contiguous_format) for g in grads]
     if error_if_nonfinite and not (found := ops.global_norm(lists)).isfinite():
