@@ -45,8 +45,8 @@ def elementary(
 
 def by_elements(f: Callable[[float], float]) -> Callable[[Array], Array]:
     """A function of Python floats as one of arrays."""
-    ufunc = np.frompyfunc(lambda v: f(float(v)), 1, 1)
-    return lambda x: np.asarray(ufunc(x), dtype=REAL)
+    ufunc = np.frompyfunc(f, 1, 1)  # which hands over an element of an f64 array as the Python float that it is
+    return lambda x: np.asarray(ufunc(np.asarray(x, np.float64)), dtype=REAL)
 
 
 def gated(x: Array, gate: Array) -> Array:

@@ -254,9 +254,9 @@ class Bits:
         if node.data[1] == "fused16":
             return over_blocks(node, a, b, lambda x, y: chain(x, y, *formats(node)), np.add, F32(0))
         if node.data[1] == "f32":
-            made = chains(node, a, b, exact_product, lambda p: p.astype(F32), fused)
+            made = chains(node, a, b, exact_product, lambda x, y: exact_product(x, y).astype(F32), fused)
             return np.asarray(tree(made, np.add, axis=0)[0])
-        made = chains(node, a, b, exact_product, np.asarray, np.add)
+        made = chains(node, a, b, exact_product, exact_product, np.add)
         return np.asarray(tree(made, np.add, axis=0)[0].astype(F32))
 
     @staticmethod

@@ -57,17 +57,18 @@ def products(left: Array, right: Array, product: Callable[[Array, Array], Array]
 
 
 def chains(
-    node: Node, a: Array, b: Array, product: Callable[[Array, Array], Array], begin: Callable[[Array], Array],
+    node: Node, a: Array, b: Array, product: Callable[[Array, Array], Array], begin: Callable[[Array, Array], Array],
     go_on: Callable[[Array, Array], Array],
 ) -> Array:  # fmt: skip
-    """The chain along k of each block of 4096, as (blocks, rows, cols). ``begin`` is the first step of a chain, a fused
-    multiply-add to -0.0, which is the product, rounded; ``go_on`` every other, of a product and what there is."""
+    """The chain along k of each block of 4096, as (blocks, rows, cols). ``begin`` is the first step of a chain, of rows
+    x 1 and 1 x cols: a fused multiply-add to -0.0, which is the product, rounded; ``go_on`` every other, of a
+    ``product`` and what there is."""
     left, right = operands(node, a, b)
     blocks = []
     for start in range(0, left.shape[1], MATMUL_BLOCK):
-        steps = products(left[:, start : start + MATMUL_BLOCK], right[start : start + MATMUL_BLOCK], product)
-        total = begin(next(steps))
-        for step in steps:
+        some, others = left[:, start : start + MATMUL_BLOCK], right[start : start + MATMUL_BLOCK]
+        total = begin(some[:, :1], others[:1])
+        for step in products(some[:, 1:], others[1:], product):
             total = go_on(step, total)
         blocks.append(total)
     return np.stack(blocks) if blocks else np.zeros((0, left.shape[0], right.shape[1]), left.dtype)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,7 +164,7 @@ class Structure:
                 return over_blocks(node, args[0], args[1], matrix_unit_chain, add, unary("const", np.zeros((), U64)))
             case "matmul":
                 a, b = (unary("widen_f64", x) for x in args) if node.data[1] == "f64" else args
-                made = chains(node, a, b, _products, lambda p: p[0], lambda p, c: fused(p[1], c))
+                made = chains(node, a, b, partial(symmetric, "fma"), partial(symmetric, "mul"), fused)
                 nothing = unary("const", np.zeros((1, *made.shape[1:]), U64))  # +0: a hash of 0 would be neutral
                 total = tree(made if len(made) else nothing, add, axis=0)[0]
                 return unary("round_f32", total) if node.data[1] == "f64" else total

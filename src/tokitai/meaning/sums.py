@@ -28,14 +28,21 @@ def tree(x: Array, add: Callable[[Array, Array], Array], axis: int = -1) -> Arra
 
 
 def column_sum(x: Array, add: Callable[[Array, Array], Array]) -> Array:
-    """Down the rows: a chain inside aligned blocks of 32 rows, then the tree over the blocks."""
-    blocks = []
-    for start in range(0, len(x), COL_SUM_BLOCK):
-        total = x[start]
-        for row in x[start + 1 : start + COL_SUM_BLOCK]:
-            total = add(total, row)
-        blocks.append(total)
-    return tree(np.stack(blocks) if blocks else x, add, axis=0)
+    """Down the rows: a chain inside aligned blocks of 32 rows, then the tree over the blocks.
+
+    The chains of all whole blocks go on side by side, and that of the last rows after them."""
+    whole = len(x) // COL_SUM_BLOCK * COL_SUM_BLOCK
+    chains = [_chain(x[:whole].reshape(-1, COL_SUM_BLOCK, *x.shape[1:]), add)] if whole else []
+    chains += [_chain(x[None, whole:], add)] if whole < len(x) else []
+    return tree(np.concatenate(chains) if chains else x, add, axis=0)
+
+
+def _chain(blocks: Array, add: Callable[[Array, Array], Array]) -> Array:
+    """Down the rows of each block, of blocks x rows x cols."""
+    total = blocks[:, 0]
+    for i in range(1, blocks.shape[1]):
+        total = add(total, blocks[:, i])
+    return total
 
 
 def scattered_sum(x: Array, index: Array, nothing: Array, add: Callable[[Array, Array], Array]) -> Array:

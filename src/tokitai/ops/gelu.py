@@ -42,20 +42,20 @@ def gelu_tanh_backward(dy: Matrix[storage], x: Matrix[storage]) -> Outputs:
     return outputs(dx=dy * gelu_tanh_slope(x))
 
 
-_erfc = np.frompyfunc(lambda v: math.erfc(float(v)), 1, 1)
+_erfc = np.frompyfunc(math.erfc, 1, 1)
 
 
 @gelu_erf.set_textbook
 def textbook(x: Any) -> dict[str, Any]:
     """Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), with Phi(x) = erfc(-x/sqrt 2)/2."""
-    cdf = _erfc(-x / math.sqrt(2)).astype(x.dtype) / 2
+    cdf = _erfc((-x / math.sqrt(2)).astype(np.float64)).astype(x.dtype) / 2
     return dict(y=np.where(np.isneginf(x), -0.0, x * cdf))
 
 
 @gelu_erf_backward.set_textbook
 def textbook_backward(dy: Any, x: Any) -> dict[str, Any]:
     """The product rule: d(x Phi)/dx = Phi + x phi."""
-    cdf = _erfc(-x / math.sqrt(2)).astype(x.dtype) / 2
+    cdf = _erfc((-x / math.sqrt(2)).astype(np.float64)).astype(x.dtype) / 2
     density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     return dict(dx=dy * (cdf + np.where(np.isinf(x), 0.0, x * density)))
 
