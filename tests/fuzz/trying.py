@@ -140,8 +140,8 @@ class Batch:
         except TargetMissingError as error:
             t.refused_on_sim = str(error)
             return
-        for s in (False, True):
-            t.kernels[f"sim{s}"] = GpuKernel(t.operator, t.graph, plan, s, self.target)
+        s = t.program.number % 2 == 1  # numbers and hashes in turn: on the CPU every graph has both
+        t.kernels[f"sim{s}"] = GpuKernel(t.operator, t.graph, plan, s, self.target)
 
     def _gather(self, t: Tried) -> None:
         """Launch kernels of the simulated device that compute nothing yet, so that their sources are known."""

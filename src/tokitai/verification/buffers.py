@@ -46,41 +46,35 @@ class Buffer:
         self.raw = raw
         strides = tuple(step * self.dtype.itemsize for step in (one, pitch, 1)[3 - len(shape) :])
         self.array: Array = np.ndarray(shape, self.dtype, buffer=raw.data, offset=start, strides=strides)
+        self._start = start if self.array.size else GUARD
 
     def poison(self) -> None:
         """Fill with a pattern that no kernel stores."""
         if self.dtype.itemsize in POISON and self.array.size:
-            word = f"u{self.dtype.itemsize}"
-            np.ndarray(self.array.shape, word, buffer=self.raw.data, offset=self.start(), strides=self.array.strides)[
-                ...
-            ] = POISON[self.dtype.itemsize]
+            self._words(self.raw)[...] = POISON[self.dtype.itemsize]
 
     def start(self) -> int:
         """Bytes from the beginning of the memory to the first element."""
-        return int(self.array.ctypes.data - self.raw.ctypes.data) if self.array.size else GUARD
+        return self._start
 
     def check_guards(self) -> None:
         """Raise GuardError where a byte outside the elements has changed."""
-        start = self.start()
         if self.array.flags.c_contiguous or not self.array.size:
-            end = start + self.array.nbytes
-            before, behind = (np.flatnonzero(part != self.canary) for part in (self.raw[:start], self.raw[end:]))
-            touched = before if before.size else behind + end
+            end = self._start + self.array.nbytes
+            zones = [(0, self.raw[: self._start]), (end, self.raw[end:])]
         else:
-            touched = self._touched_between(start)
-        if touched.size:
-            where = (int(touched[0]) - start) // self.dtype.itemsize
-            raise GuardError(f"{self.name}: wrote outside its elements, first at element offset {where}")
+            round_rows = self.raw.copy()
+            self._words(round_rows)[...] = int.from_bytes(bytes([self.canary]) * self.dtype.itemsize, "little")
+            zones = [(0, round_rows)]
+        for begin, zone in zones:
+            if zone.tobytes() != bytes([self.canary]) * zone.size:
+                where = (begin + int(np.flatnonzero(zone != self.canary)[0]) - self._start) // self.dtype.itemsize
+                raise GuardError(f"{self.name}: wrote outside its elements, first at element offset {where}")
 
-    def _touched_between(self, start: int) -> Array:
-        """Where bytes round and between rows have changed."""
-        intact = np.ones(self.raw.shape, bool)
-        size = self.dtype.itemsize
-        elements = np.ndarray(
-            (*self.array.shape, size), bool, buffer=intact.data, offset=start, strides=(*self.array.strides, 1)
-        )
-        elements[...] = False
-        return np.flatnonzero(intact & (self.raw != self.canary))
+    def _words(self, memory: Array) -> Array:
+        """The patterns of the elements, in this memory or in a copy of it."""
+        word = f"u{self.dtype.itemsize}"
+        return np.ndarray(self.array.shape, word, memory.data, self._start, self.array.strides)
 
 
 def digest(array: Array) -> str:

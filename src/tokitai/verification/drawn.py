@@ -64,8 +64,8 @@ def place_of(rng: np.random.Generator, space: Space, size: tuple[int, ...], item
     """Where a tensor of this size lies. Only those of two sides have a row stride. Where all is ``aligned``, it begins
     at a boundary, and its rows do."""
     line = 64 // itemsize
-    half = rng.choice([0, 16 // itemsize, 32 // itemsize, 48 // itemsize])
-    offset = 0 if aligned else int(half if rng.random() < 0.5 else rng.integers(0, line))
+    quarter = int(rng.integers(0, 4)) * 16 // itemsize
+    offset = 0 if aligned else quarter if rng.random() < 0.5 else int(rng.integers(0, line))
     gap, apart, turned = int(rng.integers(0, 6)), int(rng.integers(0, 4)), bool(rng.random() < 0.25)
     long = int(rng.integers(1001, 1100)) if rng.random() < 0.3 else int(rng.integers(1, 100))
     if space not in MATRICES:

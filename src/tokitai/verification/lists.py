@@ -119,5 +119,5 @@ def _run(
                     made.failure = f"{made.layouts[-1]}: {mismatch}"
                     return made
                 made.compared += values.size
-        made.outputs = {f"{n}[{i}]": digest(np.asarray(a)) for i, some in enumerate(results) for n, a in some.items()}
+        made.outputs = made.outputs or {f"{n}[{i}]": digest(a) for i, x in enumerate(results) for n, a in x.items()}
     return made

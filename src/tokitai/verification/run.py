@@ -173,7 +173,7 @@ class Launch:
         self.workspace = Buffer("workspace", (need,), word)
         self.workspace.poison()
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
-        self.before = {n: digest(b.array) for n, b in self.inputs.items() if n not in replaced}
+        self.before = {n: b.raw.tobytes() for n, b in self.inputs.items() if n not in replaced}
 
     def told(self) -> str:
         """The layout in words."""
@@ -188,11 +188,12 @@ class Launch:
 
     def check(self) -> None:
         """Look at what lies round the buffers and at inputs that must not change. Raises GuardError."""
-        for buffer in (*self.inputs.values(), *self.results.values(), self.workspace):
+        changed = [n for n, was in self.before.items() if self.inputs[n].raw.tobytes() != was]  # guard zones as well
+        replaced = [b for n, b in self.inputs.items() if n not in self.before]
+        for buffer in (*(self.inputs[n] for n in changed), *replaced, *self.results.values(), self.workspace):
             buffer.check_guards()
-        for name, was in self.before.items():
-            if digest(self.inputs[name].array) != was:
-                raise GuardError(f"{name}: the kernel changed this input")
+        if changed:
+            raise GuardError(f"{changed[0]}: the kernel changed this input")
 
 
 def layouts(case: str, work: int, seed: int) -> tuple[Layout, ...]:
@@ -222,7 +223,7 @@ def run_numbers(kernel: KernelBase, case: Case, measure: Measure | None, threads
         got = _launch(kernel, case.shape, case.tensors, layout, scalars, want, result)
         if got is None:
             return result
-        result.outputs = {n: digest(a) for n, a in got.items()}
+        result.outputs = result.outputs or {n: digest(a) for n, a in got.items()}  # every layout's are the same bits
     result.split = kernel.plan.rows_are_apart(case.shape)
     fault = _split(kernel, case, want, scalars, threads) if result.split else None
     if fault is not None:
@@ -281,7 +282,7 @@ def run_structure(
         got = _launch(kernel, shape, tensors, layout, scalars, want, result)
         if got is None:
             break
-        result.outputs = {n: digest(a) for n, a in got.items()}
+        result.outputs = result.outputs or {n: digest(a) for n, a in got.items()}  # every layout's are the same bits
     return result
 
 
