@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from ..formats import FORMATS
 from ..lang import Graph, Node, Operator
 from ..meaning import bits, structure
