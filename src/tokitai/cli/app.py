@@ -24,6 +24,7 @@ from ..verification.verdict import Verdict
 from . import output, parse
 from .bench import bench
 from .check import check
+from .glue import glue
 from .judge import judge
 from .kernel import kernel
 from .progress import Bar
@@ -186,6 +187,7 @@ def verify(
 app.command()(judge)
 app.command()(bench)
 app.command()(check)
+app.command()(glue)
 app.command()(kernel)
 app.command()(report)
 
