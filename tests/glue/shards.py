@@ -80,7 +80,7 @@ def write_safetensors(folder: Path, sections: Sequence[Section]) -> None:
             s.tensor: {k: list(v) for k, v in (("offset", s.offset), ("shape", s.shape)) if v is not None} for s in own
         }
         said = {"tokitai.sections": json.dumps({"rank": rank, "sections": places})}
-        save_file({s.tensor: np.ascontiguousarray(s.values) for s in own}, folder / f"rank{rank}.safetensors", said)
+        save_file({s.tensor: np.array(s.values, order="C") for s in own}, folder / f"rank{rank}.safetensors", said)
 
 
 def write_distributed(folder: Path, sections: Sequence[Section], replicas: bool = False) -> None:

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Box = tuple[tuple[int, int], ...]  # of each axis the first index and the one after the last
 
@@ -42,9 +43,9 @@ def within(inner: Box, outer: Box) -> bool:
     return all(r <= p and q <= s for (p, q), (r, s) in zip(inner, outer, strict=True))
 
 
-def slices(inner: Box, outer: Box) -> tuple[slice, ...]:
-    """Where `inner` lies in an array that holds `outer`."""
-    return tuple(slice(p - r, q - r) for (p, q), (r, _) in zip(inner, outer, strict=True))
+def slices(inner: Box, outer: Box) -> tuple[Any, ...]:
+    """Where `inner` lies in an array that holds `outer`: the index of a view, also where that is a scalar."""
+    return (*(slice(p - r, q - r) for (p, q), (r, _) in zip(inner, outer, strict=True)), ...)
 
 
 def uncovered(whole: Box, boxes: Iterable[Box]) -> Iterator[Box]:

@@ -49,7 +49,7 @@ class Reader:
         agree, placed = True, list[Box]()
         for part in parts:
             box = part[1]
-            target = canvas[(*slices(box, block), ...)]  # a view, also of a scalar
+            target = canvas[slices(box, block)]
             earlier = [] if disjoint else [common for b in placed if (common := meet(b, box)) is not None]
             if not earlier and target.flags.c_contiguous:  # straight to where it belongs
                 bytes_there = target.reshape(-1).view(np.uint8)

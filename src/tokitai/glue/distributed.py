@@ -51,9 +51,11 @@ def distributed_sections(folder: Path) -> tuple[list[Section | Absent], list[str
             continue
         dtype, shape, chunks = _tensor(entry, at)
         for offset, sizes in chunks:
-            if math.prod(sizes) and (name, offset) in where:
+            if not math.prod(sizes):  # of a rank that holds nothing of the tensor; nothing is read
+                found.append(Section("", name, Stored(folder, 0, dtype, sizes), offset, shape))
+            elif (name, offset) in where:
                 found.append(_section(folder, name, dtype, shape, offset, sizes, where[name, offset]))
-            elif math.prod(sizes):
+            else:
                 raise InputFileError(f"{at}: no file is named for its section at {list(offset)}")
     return found, others
 

@@ -58,7 +58,7 @@ def placements(value: object, where: str) -> Placements:
         fields = object_in(said, at)
         _only(fields, {"tensor", "offset", "shape", "dtype"}, at)
         dtype = fields.get("dtype")
-        if dtype is not None and dtype not in ITEM_BYTES:
+        if dtype is not None and (not isinstance(dtype, str) or dtype not in ITEM_BYTES):
             raise InputFileError(f"{at}: dtype {shortened(dtype)}; accepted: {', '.join(ITEM_BYTES)}")
         sections[name] = Placement(
             string_in(fields.get("tensor", name), f"{at}: tensor"),

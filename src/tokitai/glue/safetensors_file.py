@@ -34,7 +34,7 @@ def stored_tensors(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
         entry = object_in(said, at)
         dtype, shape = entry.get("dtype"), sizes_in(entry.get("shape"), f"{at}: shape")
         offsets = sizes_in(entry.get("data_offsets"), f"{at}: data_offsets")
-        if dtype not in ITEM_BYTES:
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             raise InputFileError(f"{at}: dtype {shortened(dtype)}; accepted: {', '.join(ITEM_BYTES)}")
         if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * ITEM_BYTES[dtype]:
             raise InputFileError(f"{at}: data_offsets {list(offsets)} for shape {list(shape)} of {dtype}")
