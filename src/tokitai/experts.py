@@ -84,12 +84,7 @@ def expert_layer(
         chosen, len(layer.router), capacity=capacity, capacity_factor=capacity_factor, weights=weights, padding=padding,
         check=False,
     )  # fmt: skip
-    brought = ops.dispatch(tokens, there.order, **more)
-    gate, up = _halves(layer.gate_up, axis=1)
-    hidden = ops.grouped_linear_swiglu(brought, gate, up, there.offsets, **more)
-    made = ops.grouped_linear(hidden, layer.down, there.offsets, **more)
-    made = made if len(made) else tokens[:1]  # where no choice is kept, one row to look up in, which nobody does
-    y = ops.combine(made, weights, there.place, k=k, **more)
+    y, brought, hidden, made = run_experts(tokens, weights, there, layer.gate_up, layer.down, threads=threads)
     y = y if tuple(y.shape) == tuple(x.shape) else y.reshape(x.shape)
     return y, Saved(tokens, routed, weights, chosen, there, brought, hidden, made, k, renormalise)
 
@@ -103,15 +98,11 @@ def expert_layer_backward(
     evenly used; it is added to the router's, in the format of the logits. The gate's operands are computed again from
     the sorted tokens. An expert without tokens has gradients of exactly 0.
     """
-    there, flat, more = saved.there, dy.reshape(-1, dy.shape[-1]), _words(dy, threads)
-    dmade = ops.dispatch(flat, there.order, saved.weights.reshape(-1)[there.choice], **more)
-    dweights = ops.combine_backward(flat, saved.made, there.place, k=saved.k, **more)
-    dhidden = ops.grouped_linear_backward_input(dmade, layer.down, there.offsets, **more)
-    gated = ops.grouped_linear(saved.sorted, layer.gate_up, there.offsets, **more)
-    dgated = sys.modules[library_of(gated)].empty_like(gated)
-    ops.swiglu_backward(dhidden, *_halves(gated, axis=1), out=_halves(dgated, axis=1), **more)
-    brought = ops.grouped_linear_backward_input(dgated, layer.gate_up, there.offsets, **more)
-    moved = ops.dispatch_backward(brought, there.order, entries=len(flat), **more)
+    flat, more = dy.reshape(-1, dy.shape[-1]), _words(dy, threads)
+    kept = (saved.sorted, saved.hidden, saved.made)
+    moved, dweights, dgate_up, ddown = run_experts_backward(
+        flat, saved.weights, saved.there, layer.gate_up, layer.down, *kept, threads=threads
+    )
     routing = dict(k=saved.k, renormalise=saved.renormalise)
     chosen = ops.router_backward(dweights, saved.logits, saved.experts, **routing, **more)
     dlogits = chosen if dlogits is None else chosen + dlogits
@@ -122,12 +113,40 @@ def expert_layer_backward(
     else:
         dx = ops.router_logits_accumulate_input(moved, dlogits, layer.router, **more)
         drouter = ops.router_logits_backward_weight(dlogits, saved.x, **more)
-    gradients = Experts(
-        router=drouter,
-        gate_up=ops.grouped_linear_backward_weight(dgated, saved.sorted, there.offsets, **more),
-        down=ops.grouped_linear_backward_weight(dmade, saved.hidden, there.offsets, **more),
-    )
+    gradients = Experts(router=drouter, gate_up=dgate_up, down=ddown)
     return dx if tuple(dx.shape) == tuple(dy.shape) else dx.reshape(dy.shape), gradients
+
+
+def run_experts(
+    tokens: Array, weights: Array, there: Permutation, gate_up: Array, down: Array, *, threads: int | None = None
+) -> tuple[Array, Array, Array, Array]:
+    """y of tokens (tokens, features) by experts that are chosen, with their ``weights`` of (tokens, k) in f32; and what
+    `run_experts_backward` takes: the tokens in the order of their experts, what is hidden, what experts made."""
+    more, k = _words(tokens, threads), int(weights.shape[-1])
+    brought = ops.dispatch(tokens, there.order, **more)
+    gate, up = _halves(gate_up, axis=1)
+    hidden = ops.grouped_linear_swiglu(brought, gate, up, there.offsets, **more)
+    made = ops.grouped_linear(hidden, down, there.offsets, **more)
+    made = made if len(made) else tokens[:1]  # where no choice is kept, one row to look up in, which nobody does
+    return ops.combine(made, weights, there.place, k=k, **more), brought, hidden, made
+
+
+def run_experts_backward(
+    dy: Array, weights: Array, there: Permutation, gate_up: Array, down: Array, brought: Array, hidden: Array,
+    made: Array, *, threads: int | None = None,
+) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    """The gradients of tokens, weights of choices, gate_up and down, for ``dy`` of (tokens, features)."""
+    more, k = _words(dy, threads), int(weights.shape[-1])
+    dmade = ops.dispatch(dy, there.order, weights.reshape(-1)[there.choice], **more)
+    dweights = ops.combine_backward(dy, made, there.place, k=k, **more)
+    dhidden = ops.grouped_linear_backward_input(dmade, down, there.offsets, **more)
+    gated = ops.grouped_linear(brought, gate_up, there.offsets, **more)
+    dgated = sys.modules[library_of(gated)].empty_like(gated)
+    ops.swiglu_backward(dhidden, *_halves(gated, axis=1), out=_halves(dgated, axis=1), **more)
+    back = ops.grouped_linear_backward_input(dgated, gate_up, there.offsets, **more)
+    moved = ops.dispatch_backward(back, there.order, entries=len(dy), **more)
+    dgate_up = ops.grouped_linear_backward_weight(dgated, brought, there.offsets, **more)
+    return moved, dweights, dgate_up, ops.grouped_linear_backward_weight(dmade, hidden, there.offsets, **more)
 
 
 LOGITS = {"f32": ops.router_logits, "storage": ops.linear}
@@ -159,4 +178,4 @@ def _check(x: Array, layer: Experts) -> None:
             raise ArgumentError(f"{name}: shape {found}; {beside}: {shape}")
 
 
-__all__ = ["Experts", "Saved", "expert_layer", "expert_layer_backward"]
+__all__ = ["Experts", "Saved", "expert_layer", "expert_layer_backward", "run_experts", "run_experts_backward"]

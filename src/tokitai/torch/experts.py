@@ -12,11 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..experts import Experts, Logits, Saved, expert_layer, expert_layer_backward
-from ..routing import Permutation
+from ..errors import ArgumentError
+from ..experts import (
+    Experts,
+    Logits,
+    Saved,
+    expert_layer,
+    expert_layer_backward,
+    run_experts,
+    run_experts_backward,
+)
+from ..routing import Permutation, permutation
 from .autocast import cast
 from .custom_ops import plain
-from .transforms import refuse_second_derivatives, refuse_transforms
+from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
 
 
 class _Layer(torch.autograd.Function):
@@ -84,3 +93,79 @@ def experts(
     given = cast("lower", (tokens, router, gate_up, down))
     y, routed, chosen = _Layer.apply(*given, options)  # type: ignore[no-untyped-call]
     return y.view(x.shape), routed, chosen
+
+
+# ------------------------------------------------------------------ experts that are chosen elsewhere
+def chosen_experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """y of tokens x, (tokens, features), through the experts ``chosen`` for each, (tokens, k) of int32 or int64, added
+    up with their ``weights`` of the same shape, which count in f32; ``gate_up`` and ``down`` as in
+    `tokitai.experts.Experts`. No choice is dropped, so sizes do not depend on them: `torch.compile` has it in a graph.
+
+    Gradients are those of x, weights, gate_up and down. Under autocast all but the weights of choices are cast to its
+    dtype. Raises ArgumentError for shapes that do not match and for an expert that is not there.
+    """
+    for t in (x, weights, gate_up, down):
+        refuse_transforms("chosen_experts", t)
+    if x.ndim != 2 or chosen.shape != weights.shape or chosen.ndim != 2 or len(chosen) != len(x):
+        found = f"x of {tuple(x.shape)}, chosen of {tuple(chosen.shape)}, weights of {tuple(weights.shape)}"
+        raise ArgumentError(f"chosen_experts: {found}; accepted: (tokens, features), (tokens, k), (tokens, k)")
+    hidden = down.shape[-1] if down.ndim == 3 else 0
+    wanted = dict(gate_up=(len(down), 2 * hidden, x.shape[1]), down=(len(down), x.shape[1], hidden))
+    for name, t in (("gate_up", gate_up), ("down", down)):
+        if tuple(t.shape) != wanted[name]:
+            raise ArgumentError(
+                f"chosen_experts: {name} of {tuple(t.shape)}; accepted beside x of {tuple(x.shape)}: {wanted[name]}"
+            )
+    given = cast("lower", (x, gate_up, down))
+    made: Tensor = _chosen(given[0], chosen, weights.float(), given[1], given[2])[0]
+    return made
+
+
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@torch.library.custom_op("tokitai::chosen_experts", mutates_args=())
+def _chosen(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensors:
+    there = permutation(plain(chosen), len(gate_up))
+    y, brought, hidden, made = run_experts(plain(x), plain(weights), there, plain(gate_up), plain(down))
+    return y, brought, hidden, made, there.order, there.choice, there.place, there.counts
+
+
+def _shapes(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensors:
+    places, features = chosen.shape[0] * chosen.shape[1], x.shape[1]
+    whole = dict(dtype=torch.int64)
+    return (
+        torch.empty_like(x), x.new_empty((places, features)), x.new_empty((places, down.shape[-1])),
+        x.new_empty((places, features)), chosen.new_empty((places,), **whole), chosen.new_empty((places,), **whole),
+        chosen.new_empty(chosen.shape, **whole), chosen.new_empty((len(gate_up),), **whole),
+    )  # fmt: skip
+
+
+@torch.library.custom_op("tokitai::chosen_experts_backward", mutates_args=())
+def _chosen_backward(
+    dy: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, brought: Tensor, hidden: Tensor, made: Tensor,
+    order: Tensor, choice: Tensor, place: Tensor, counts: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    there = Permutation(*map(plain, (order, choice, place, counts)))
+    kept = (plain(t) for t in (gate_up, down, brought, hidden, made))
+    found: tuple[Tensor, Tensor, Tensor, Tensor]
+    found = run_experts_backward(plain(dy.contiguous()), plain(weights), there, *kept)
+    return found
+
+
+def _keep_chosen(ctx: Any, inputs: tuple[Tensor, ...], output: Tensors) -> None:
+    ctx.save_for_backward(*inputs[2:], *output[1:])
+
+
+def _chosen_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    refuse_transforms("chosen_experts", dy)
+    dx, dweights, dgate_up, ddown = _chosen_backward(dy, *ctx.saved_tensors)
+    return dx, None, dweights, dgate_up, ddown
+
+
+_chosen.register_fake(_shapes)
+_chosen.register_autograd(_chosen_gradients, setup_context=_keep_chosen)
+_chosen.register_vmap(refuse_vmap("chosen_experts"))
+_chosen_backward.register_fake(lambda dy, *rest: tuple(torch.empty_like(t) for t in (dy, *rest[:3])))
+_chosen_backward.register_autograd(refuse_second_derivatives("chosen_experts"))
+_chosen_backward.register_vmap(refuse_vmap("chosen_experts"))

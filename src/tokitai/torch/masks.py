@@ -82,3 +82,26 @@ def _first_keys(mask: Tensor) -> Tensor:
 
 _first_keys.register_fake(lambda mask: mask.new_empty(mask.shape[:-1], dtype=torch.int64))
 _first_keys.register_vmap(refuse_vmap("scaled_dot_product_attention"))
+
+
+@torch.library.custom_op("tokitai::seen_by_scores", mutates_args=())
+def _seen_by_scores(mask: Tensor) -> Tensor:
+    hidden = mask <= torch.finfo(mask.dtype).min
+    neither = (mask != 0) & ~hidden
+    if bool(neither.any()):
+        where = neither.nonzero()[0].tolist()
+        raise ArgumentError(
+            f"attention: mask{where} is {mask[tuple(where)].item()!r}, added to a score; accepted: 0 for a key that is "
+            f"seen, {torch.finfo(mask.dtype).min!r} or -inf for one that is not"
+        )
+    return ~hidden
+
+
+_seen_by_scores.register_fake(lambda mask: mask.new_empty(mask.shape, dtype=torch.bool))
+_seen_by_scores.register_vmap(refuse_vmap("attention"))
+
+
+def seen_by_scores(mask: Tensor) -> Tensor:
+    """The mask of bool of one that is added to scores, 0 or the least number. Raises ArgumentError for any other."""
+    made: Tensor = _seen_by_scores(mask.detach())
+    return made
