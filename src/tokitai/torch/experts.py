@@ -133,11 +133,11 @@ def _chosen(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: T
 
 def _shapes(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensors:
     places, features = chosen.shape[0] * chosen.shape[1], x.shape[1]
-    whole = dict(dtype=torch.int64)
+    whole = chosen.new_empty((), dtype=torch.int64)
     return (
         torch.empty_like(x), x.new_empty((places, features)), x.new_empty((places, down.shape[-1])),
-        x.new_empty((places, features)), chosen.new_empty((places,), **whole), chosen.new_empty((places,), **whole),
-        chosen.new_empty(chosen.shape, **whole), chosen.new_empty((len(gate_up),), **whole),
+        x.new_empty((places, features)), whole.new_empty((places,)), whole.new_empty((places,)),
+        whole.new_empty(chosen.shape), whole.new_empty((len(gate_up),)),
     )  # fmt: skip
 
 
