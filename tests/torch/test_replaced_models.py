@@ -59,7 +59,7 @@ def run(model: Any, call: Any = None, **more: Any) -> dict[str, Tensor]:
     """Loss, logits of tokens that are no padding, and the gradient of each parameter."""
     given = batch()
     model.zero_grad()
-    y = (call or model)(**given, **more)
+    y = (model if call is None else call)(**given, **more)
     y.loss.backward()
     gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
     return dict(loss=y.loss.detach(), logits=y.logits.detach()[given["attention_mask"].bool()], **gradients)
@@ -92,7 +92,7 @@ def too_far(model: Any, ours: dict[str, Tensor], exactly: dict[str, Tensor]) -> 
 
 
 def distance(x: Tensor, want: Tensor) -> float:
-    return float((x.double() - want).norm())
+    return float((x.detach().double() - want.detach()).norm())
 
 
 @each
