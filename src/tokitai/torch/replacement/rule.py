@@ -62,7 +62,7 @@ def _reduce(module: Any, protocol: Any) -> tuple[Any, ...]:
     return _blank, (vars(made)[ORIGINAL], made._tokitai_rule), state
 
 
-def _blank(original: type[Module], rule: Rule) -> Module:
+def _blank(original: Any, rule: Rule) -> Module:
     """A module without state."""
     made = replaced_class(original, rule)
     return made.__new__(made)
