@@ -46,6 +46,11 @@ def fill(weight: Tensor, kind: str, generator: Generator, blank: int | None = No
     getattr(init, f"{kind}_")(drawn, **options, generator=generator)
     if blank is not None:
         drawn[blank] = 0
+    store(weight, drawn)
+
+
+def store(weight: Tensor, drawn: Tensor) -> None:
+    """Values of the host in a weight, rounded once to its format; of one that is sharded each rank has its part."""
     drawn = drawn.to(weight.dtype)
     sharded = sys.modules.get("torch.distributed.tensor")
     if sharded is not None and isinstance(weight, sharded.DTensor):
