@@ -25,7 +25,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-PYTEST := OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest --timeout 1800
+# Bytecode is kept whatever the environment says: else three processes would each rewrite the assertions of all tests,
+# and every process that a test starts would compile the package again.
+PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest --timeout 1800
 STAMPS := .venv/stamp-verify $(if $(filter cuda%,$(DEVICE)),.venv/stamp-cuda)
 
 DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -27,8 +27,11 @@ def test_the_cpu_is_the_default() -> None:
     assert isinstance(kernel, Kernel) and kernel.fingerprint == tokitai.compile(ops.softmax, "cpu", "f16").fingerprint
 
 
+LONG = ("attention", "embedding_backward")  # sources that take NVRTC seconds
+
+
 @needs_nvrtc
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in SHAPES])
 def test_every_kind_of_kernel_is_compiled_for_a_named_architecture(name: str) -> None:
     made = tokitai.compile(getattr(ops, name), device="cuda", dtype="f16", shape=SHAPES[name], arch="sm_90")
     assert made.artifact.arch == "sm_90" and made.schedule

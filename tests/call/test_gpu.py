@@ -136,6 +136,7 @@ def test_what_is_refused_warm_as_cold(arguments: dict[str, Any], message: str) -
 A, B = torch.randn(4, 6, 40, generator=torch.Generator().manual_seed(3)), X[None].expand(4, 6, 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_have_the_bits_of_the_cpu_cold_and_warm(dtype: torch.dtype, checked: list[str]) -> None:
     a, b, c = A.to(dtype), A.to(dtype).transpose(1, 2).contiguous(), torch.ones(4, 6, 6, dtype=dtype)
@@ -161,6 +162,7 @@ Q, KEYS = A.reshape(2, 2, 6, 40), A[:2].reshape(2, 1, 6, 40).flip(2)  # two head
 LIMIT = torch.arange(1, 7, dtype=torch.int32)
 
 
+@pytest.mark.slow
 def test_attention_has_the_bits_of_the_cpu_cold_and_warm(checked: list[str]) -> None:
     """A limit of every head is read where it lies; one that broadcasts is copied, and so always checked in full."""
     for limit, times in ((LIMIT.expand(2, 2, 6).contiguous(), 1), (LIMIT, 2), (None, 1)):

@@ -44,6 +44,7 @@ CALLS: dict[str, tuple[torch.Tensor, ...]] = {
 }
 
 
+@pytest.mark.slow
 def test_the_bits_of_the_cpu_whatever_the_groups_are(fake: SimCard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other groups are no other kind of call, and without checks nothing is copied to the host or waited for."""
     checked = checked_on_gpu(monkeypatch)
@@ -142,6 +143,7 @@ def test_a_layer_of_experts_has_the_bits_of_the_cpu(fake: SimCard) -> None:
             assert equal(getattr(gradients, f.name), torch.from_numpy(getattr(wanted, f.name))), f.name
 
 
+@pytest.mark.slow
 def test_a_layer_of_torch_in_host_memory() -> None:
     layer, x = layer_of(3, 12, 8), noise(9, 7, 12)
     y, saved = expert_layer(x, layer)

@@ -43,6 +43,7 @@ def equal(got: Any, want: Any) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_the_bits_of_the_cpu_cold_and_warm(case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:

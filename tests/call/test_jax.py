@@ -18,6 +18,7 @@ def printed(*command: str) -> str:
     return made.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed: it is in the extra dev")
 def test_arrays_of_jax() -> None:
     found = printed("-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS))

@@ -42,6 +42,7 @@ def statements(tmp_path_factory: pytest.TempPathFactory) -> list[Statement]:
     return made
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=st.data())
 def test_nothing_that_a_certificate_says_raises(

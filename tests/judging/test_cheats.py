@@ -62,6 +62,7 @@ def test_c134_nan_and_the_other_infinity() -> None:
     assert made.verdict == "verified" and made.judged == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "op"), [
     ("eps_of_the_wrong_sign", "layer_norm"), ("eps_twice", "layer_norm"), ("gamma_twice", "layer_norm"),
     ("mask_off_by_one", "masked_softmax"),

@@ -137,6 +137,7 @@ def test_in_place_results_are_what_the_input_becomes() -> None:
     assert made.verdict == "refuted" and "grad[0," in wrong(made)
 
 
+@pytest.mark.slow
 def test_a_failure_is_replayed_by_its_case() -> None:
     made = judged("without_tail", "softmax")
     again = judged("without_tail", "softmax", case=made.failures[0].case)

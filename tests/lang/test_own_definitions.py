@@ -178,6 +178,7 @@ def bumped(a: Matrix[i32], c: Cols[i32]) -> Outputs:
     return outputs(y=a + c + column_index())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", (*DEVICES, "scalar"))
 @pytest.mark.parametrize("op", [counted_up, bumped], ids=lambda op: op.name)
 def test_whole_numbers_alone(op: Operator, device: str) -> None:

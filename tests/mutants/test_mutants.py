@@ -26,8 +26,10 @@ SAMPLE = 4  # of each operator's mutants; another seed draws others
 SEED = 20261127
 
 
-# The blocks of products follow from the lanes: those of eight and of sixteen are tried on every processor.
+# The blocks of products follow from the lanes: those of eight and of sixteen are tried on every processor. These
+# operators have each slip with both; the others, which work with the same headers, with one of them in turn.
 BLOCKED_BY: tuple[Isa, ...] = ("avx2", "avx512")
+BY_BOTH = ("linear_swiglu", "grouped_linear", "attention")
 
 # Slips in the text itself, as (pattern, replacement); in the kernel's own text, or in the header that it works with.
 KERNEL = {
@@ -52,8 +54,9 @@ def text_mutants(operator: Operator, graph: Graph) -> list[tuple[str, Kernel]]:
             wrong = {w: attention.slipped(text, w) for w in attention.slips(operator.backward_of is not None)}
         else:
             wrong = {w: slipped(text, w) for w in slips(str(plan.products[0].data[0]), graph.ragged)}
-        for what, slip in wrong.items():
-            for isa in BLOCKED_BY:
+        turn = sorted(ops.registry()).index(operator.name)
+        for i, (what, slip) in enumerate(wrong.items(), turn):
+            for isa in BLOCKED_BY if operator.name in BY_BOTH else BLOCKED_BY[i % 2 :][:1]:
                 kernel = build_text(operator, graph, plan, slip.text, slip.headers, isa=isa, structure=True)
                 made.append((f"{what} ({isa})", kernel))
         return made

@@ -104,6 +104,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"{path}: ")
 
 
+@pytest.mark.slow
 def test_verify_runs_the_users_tensors(tmp_path: Path) -> None:
     path = npz(tmp_path, x=X * 1e30, gamma=GAMMA)
     verdict = verify(ops.rms_norm, dtype="bf16", inputs=path, case="yours/mine.npz@3x4#0")

@@ -147,6 +147,7 @@ def test_groups_that_begin_anywhere_are_read_by_elements(op: Operator, side: str
 
 
 # ------------------------------------------------------------------ targets
+@pytest.mark.slow
 @pytest.mark.parametrize("warp", [32, 64])
 def test_the_hip_text_has_the_same_bits(warp: int) -> None:
     target = HipTarget({32: "gfx1101", 64: "gfx942"}[warp], True, inspect=False)
@@ -157,6 +158,7 @@ def test_the_hip_text_has_the_same_bits(warp: int) -> None:
             assert wrong(kernel, SMALL[side][1]) is None
 
 
+@pytest.mark.slow
 def test_in_a_worker_process() -> None:
     op = ops.get("grouped_linear_swiglu")
     with Pool(1, deadline=60) as pool:
@@ -199,6 +201,7 @@ def test_a_wrong_kernel_is_refuted(slip: str) -> None:
         assert found, side
 
 
+@pytest.mark.slow
 def test_the_right_kernel_survives() -> None:
     for side, name in SIDES.items():
         assert [wrong(k, SMALL[side][0]) for k in kernels(ops.get(name))] == [None, None]

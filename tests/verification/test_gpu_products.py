@@ -156,6 +156,7 @@ def test_products_that_gpus_have_no_kernels_for_are_refused() -> None:
         GpuKernel(two_ways, graph, make_plan(graph), False, SimTarget())
 
 
+@pytest.mark.slow
 def test_registers_that_do_not_do_give_smaller_tiles() -> None:
     """A target whose larger tiles spill takes the first that does not, with the workspace that this needs."""
 
@@ -175,6 +176,7 @@ def test_registers_that_do_not_do_give_smaller_tiles() -> None:
 
 
 # ------------------------------------------------------------------ matrix units
+@pytest.mark.slow
 def test_several_products_by_matrix_units() -> None:
     for kernel in kernels("linear_swiglu", "f16", dict(accumulator="f64"), matrix=True):
         assert wrong(kernel, SMALL[1]) is None

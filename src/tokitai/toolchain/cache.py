@@ -213,7 +213,7 @@ def _write_record(key: str, reads: tuple[FileStamp, ...], entry: Entry) -> None:
         "notes": dict(entry.notes),
     }
     path = entry.path.with_name(_RECORD)
-    path.write_text(json.dumps({"sha256": digest_of(record), "record": record}, indent=1))
+    path.write_text(json.dumps({"sha256": digest_of(record), "record": record}))
     for file in (path, entry.path):
         file.chmod(file.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
 

@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -90,7 +90,7 @@ class FileStamp:
         return cls(**value)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"path": self.path, "size": self.size, "mtime_ns": self.mtime_ns, "digest": self.digest}
 
     def unchanged(self) -> bool:
         """Whether the file still has these bytes. It is read only where its size or time differ."""
