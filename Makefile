@@ -14,13 +14,14 @@
 #   make mutants            wrong programs of every operator, on the CPU and the simulated device: how many are refuted
 #                           (long, over a day on two cores; it goes on where it stopped); or [SAMPLE=16] of each
 #   make bench              time the operators on this machine, in turns with PyTorch's
+#   make prove              prove what holds of kernels for all sizes, and write docs/reference/obligations.md (half an hour)
 #   make prove-elementary   prove the error bounds of exp, tanh, erf and the others again (long)
 #   make clean              remove what these commands made
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := verify
-.PHONY: similarity train verify test check lint docs coverage wheel mutants bench prove-elementary clean
+.PHONY: similarity train verify test check lint docs coverage wheel mutants bench prove prove-elementary clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -84,6 +85,9 @@ mutants: .venv/stamp-dev
 
 bench: .venv/stamp-dev
 	$(BIN)/python -m bench.run --against torch
+
+prove: .venv/stamp-dev
+	$(BIN)/python -m tools.obligations
 
 prove-elementary: .venv/stamp-dev
 	$(BIN)/python -m tools.prove_elementary

@@ -208,6 +208,10 @@ class WorkerClosedError(WorkerError):
     """The pool has been closed. Nothing was run."""
 
 
+class ProofError(TokitaiError):
+    """A kernel's source or plan that the proofs for all sizes cannot read."""
+
+
 class CacheError(TokitaiError):
     """A cache folder that can be neither read nor written."""
 

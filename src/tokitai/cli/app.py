@@ -28,6 +28,7 @@ from .glue import glue
 from .judge import judge
 from .kernel import kernel
 from .progress import Bar
+from .prove import prove
 from .report import report
 
 app = typer.Typer(
@@ -189,6 +190,7 @@ app.command()(bench)
 app.command()(check)
 app.command()(glue)
 app.command()(kernel)
+app.command()(prove)
 app.command()(report)
 
 

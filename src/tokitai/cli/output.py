@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..evidence.check import printable
+from ..proving.obligation import Obligation
 from ..verification import Verdict
 from ..verification.recheck import Checked
 
@@ -58,6 +59,16 @@ def verdict_text(v: Verdict) -> str:
             line += f", {v.max_ulp_error_of_row:.4g} of the row's largest"
     said = v.failure or v.not_run
     return line if said is None else f"{line}\n  {said}"
+
+
+def obligation_text(o: Obligation) -> str:
+    """What became of an obligation, in one line, and below it where it is wrong or why it is not decided."""
+    line = f"{o.status:<10}{o.seconds:>7.2f} s  {o.name}"
+    if o.assumes:
+        line += " (of indices in range)"
+    if o.sizes:
+        line += "\n  at " + ", ".join(f"{name}={value}" for name, value in o.sizes.items())
+    return f"{line}\n  {o.reason}" if o.reason else line
 
 
 SIGNATURES = {

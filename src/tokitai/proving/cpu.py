@@ -1,0 +1,235 @@
+"""Kernels for the CPU, walked: what their calls guarantee, and what the functions of their headers do with memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import z3
+
+from ..emit.cpp import KernelText
+from ..errors import ProofError
+from ..families import Plan, emit_cpu
+from ..formats import FORMATS
+from ..lang import Operator
+from .kernel import Extent, Kernel
+from .parse import Parser, functions_of, preprocessed, templates_in
+from .symbolic import one_term, whole
+from .terms import Sum
+from .walk import OPAQUE, Base, Cell, Int, Lanes, Opaque, Pointer, Scope, Walk
+
+WALKED = ("each", "row_sums", "joined_at", "pad", "partial_room", "tiles_of", "windows_of", "place_of")
+TYPES = (
+    "S",
+    "V",
+    "Stored",
+    "Max",
+    "FloatMode",
+    "f16",
+    "bf16",
+    "f32",
+    "SB",
+    "E",
+    "X",
+    "W",
+    "Sums",
+    "Four",
+    "Full",
+    "Part",
+)
+MOST_THREADS = 1 << 12
+
+
+def defines(lanes: int) -> dict[str, int]:
+    """The macros of a build for vectors of so many lanes."""
+    return {"TOKITAI_LANES": lanes, "TOKITAI_STRUCTURE": 0, "TOKITAI_ISA_SCALAR": int(lanes == 1), "__GNUC__": 13,
+            "TOKITAI_ISA_AVX2": int(lanes == 8), "TOKITAI_ISA_AVX512": int(lanes == 16),
+            "TOKITAI_ISA_NEON": int(lanes == 4)}  # fmt: skip
+
+
+class CpuCalls:
+    """What functions of the headers do with memory. ``lanes``: of a vector."""
+
+    def __init__(self, lanes: int, threads: Any) -> None:
+        self.lanes, self.threads = lanes, threads
+        self.calls = {
+            "load": self.load, "store": self.store, "load1": self.load1, "store1": self.store1, "least": self.least,
+            "Four": self.four, "Full": self.full, "Part": self.part, "thread_number": self.number,
+            "joined": self.joined, "tree": self.tree, "tree_over": self.tree_over, "prefetch": self.nothing,
+            "streams": self.nothing, "get": self.nothing,
+        }  # fmt: skip
+
+    def constants(self, lanes: int) -> dict[str, Any]:
+        """Numbers of the headers that are the same in every kernel."""
+        joined = lanes if lanes > 1 else 8
+        return {
+            "Four::count": Int(4 * lanes, "int64_t"), "LANES": Int(lanes), "TOGETHER": Int(4), "JOINED": Int(joined),
+            "BLOCK": Int(joined * lanes, "int64_t"), "TILE": Int(16384, "int64_t"), "CHAIN": Int(32, "int64_t"),
+        }  # fmt: skip
+
+    def load(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        if not isinstance(values[0], Pointer):
+            return OPAQUE
+        n = values[1].count if len(values) > 1 and isinstance(values[1], Lanes) else self.lanes
+        walk.access(values[0], n, False)
+        return OPAQUE
+
+    def store(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        if not isinstance(values[0], Pointer):
+            return OPAQUE
+        n = values[2].count if len(values) > 2 and isinstance(values[2], Lanes) else self.lanes
+        walk.access(values[0], n, True)
+        return OPAQUE
+
+    def load1(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        return walk.loaded(values[0]) if isinstance(values[0], Pointer) else OPAQUE
+
+    def store1(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Pointer):
+            walk.access(values[0], 1, True)
+        return OPAQUE
+
+    def least(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        a, b = values
+        if not isinstance(a, Int) or not isinstance(b, Int):
+            return OPAQUE
+        kind = "int64_t" if "int64_t" in (a.type, b.type) else a.type
+        if isinstance(a.term, int) and isinstance(b.term, int):
+            return Int(min(a.term, b.term), kind)
+        return Int(z3.If(a.term < b.term, a.term, b.term), kind)
+
+    def four(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        return Lanes("Four", 4 * self.lanes)
+
+    def full(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        return Lanes("Full", self.lanes)
+
+    def part(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        n = walk.number(values[0])
+        walk.must("Part of a vector", z3.And(n >= 0, n <= self.lanes) if not isinstance(n, int) else True)
+        return Lanes("Part", n)
+
+    def number(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        return Int(walk.thread, "int64_t")
+
+    def joined(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        walk.access(values[0], template[0].term * self.lanes, False)
+        return OPAQUE
+
+    def tree(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        """Uses up what lies behind: as much as there are whole blocks for."""
+        block = walk.globals.names["BLOCK"].value.term
+        n = walk.number(values[1])
+        room = (n + block - 1) // block * block if isinstance(n, int) else (n + block - 1) / block * block
+        walk.access(values[0], room, True)
+        return OPAQUE
+
+    def tree_over(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        """Takes each value once; see the order of sums."""
+        n, at = values[0], values[2]
+        k = walk.fresh("k")
+        walk.when += [k >= 0, k < walk.number(n)]
+        found = walk.invoke(at, [Int(k, "int64_t")])
+        del walk.when[-2:]
+        return found if isinstance(found, Opaque) else OPAQUE
+
+    def nothing(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        return OPAQUE
+
+
+def whole_text(text: KernelText, lanes: int) -> tuple[str, str]:
+    """The kernel, and all headers, as the preprocessor leaves them."""
+    main = re.sub(r'#include "[^"]*"', "", text.text)
+    order = "".join(f'#include "{name}"\n' for name in re.findall(r'#include "([^"]*)"', text.text))
+    return preprocessed(main, defines(lanes) | {"LANES": lanes}), preprocessed(order, defines(lanes), text.headers)
+
+
+def sized_sides(operator: Operator) -> tuple[Any, Any, list[Any]]:
+    """Rows and columns, and what a contract says of them."""
+    rows, cols, c = z3.Int("rows"), z3.Int("cols"), operator.contract
+    return rows, cols, [rows >= 0, rows <= c.max_rows, cols >= c.min_cols, cols <= c.max_cols]
+
+
+def walk_rowwise(operator: Operator, plan: Plan, lanes: int, seconds: float, text: KernelText | None = None) -> Kernel:
+    """The walk through the CPU's kernel of a row-wise plan."""
+    text = emit_cpu(plan) if text is None else text
+    graph = plan.graph
+    rows, cols, knows = sized_sides(operator)
+    threads, thread = z3.Int("threads"), z3.Int("thread")
+    knows += [threads >= 1, threads <= MOST_THREADS, thread >= 0, thread < threads]
+    main, headers = whole_text(text, lanes)
+    templates = templates_in(headers)
+    functions = functions_of(headers, WALKED, templates, TYPES)
+    calls = CpuCalls(lanes, threads)
+    walk = Walk(functions, knows, calls.calls, calls.constants(lanes))
+    walk.thread = thread
+
+    extents: dict[str, Extent] = {}
+    tensors: dict[int, Any] = {}
+    sizes: dict[int, Any] = {0: rows, 1: cols}
+    products: list[tuple[Any, Any]] = [(z3.If(rows > 0, rows - 1, 0), cols)]
+    taken = 2
+    entries = z3.Int("entries")
+    walk.knows += [entries >= 1, entries <= 2**31]
+    given = [(f"in_{t.name}", str(t.space), t.slots or 1, str(t.format)) for t in graph.inputs]
+    given += [(f"out_{o.name}", str(o.space), o.slots or 1, o.format) for o in graph.outputs]
+    for i, (name, space, slots, fmt) in enumerate(given):
+        base = Base(name, "tensor", True, not FORMATS[fmt].is_float)
+        tensors[i] = Pointer(base, 0)
+        if space in ("rc", "t"):
+            stride, side = z3.Int(f"{name}_stride"), rows if space == "rc" else entries
+            sizes[taken] = stride
+            taken += 1
+            walk.knows += [stride >= cols, stride <= 2**60, z3.Implies(side <= 1, stride <= 2**60)]
+            products.append((side - 1, stride))
+            extents[name] = Extent(cols, side, stride)
+        else:
+            extents[name] = Extent({"r": rows * slots, "c": cols, "s": 1}[space])
+    walk.tables["sizes"] = sizes
+    block = z3.simplify((rows + plan.block - 1) / plan.block)
+    products.append((block, cols))
+    walk.globals.names |= _cells(
+        tensors=tensors, sizes=Pointer(Base("sizes", "table", True, True), 0), scalar_table=OPAQUE,
+        threads=Int(threads, "int32_t"), workspace=Pointer(Base("workspace", "workspace"), 0),
+    )  # fmt: skip
+    begin = main.index("tokitai_kernel(")
+    parser = Parser(main[main.index("{", begin) :], templates, TYPES)
+    walk.execute(parser.block(), Scope(walk.globals))
+    outputs = [f"out_{o.name}" for o in graph.outputs]
+    strides = [s for s in sizes.values() if s is not rows and s is not cols]
+    kernel = Kernel(walk, extents, outputs, [rows, cols, threads, *strides], products, seconds)
+    _workspace(kernel, plan, rows, cols, threads)
+    return kernel
+
+
+def _workspace(kernel: Kernel, plan: Plan, rows: Any, cols: Any, threads: Any) -> None:
+    """The parts of the workspace: the last ends where the plan says that the workspace does."""
+
+    def asked() -> int:
+        return plan.workspace_bytes([(whole(rows), whole(cols))], 4, whole(threads), 0)
+
+    total = one_term(asked, kernel.walk.knows)
+    kernel.workspace, kernel.threads = total, threads
+    extents = dict(kernel.extents)
+    for p in kernel.walk.pieces:
+        size = p.size if p.size is not None else p.each if p.each is not None else quarter(total) - p.start
+        extents[p.base.name] = Extent(size)
+        if p.each is not None:
+            kernel.products = [*kernel.products, (p.each, kernel.walk.thread)]
+    kernel.extents = extents
+
+
+def quarter(total: Any) -> Any:
+    """A number of bytes in elements of four."""
+    made = Sum(total)
+    if any(n % 4 for n in made.parts.values()):
+        return total / 4
+    return made.term({m: n // 4 for m, n in made.parts.items()})
+
+
+def _cells(**values: Any) -> dict[str, Any]:
+    return {name: Cell(value) for name, value in values.items()}
+
+
+__all__ = ["ProofError", "walk_rowwise"]

@@ -1,0 +1,364 @@
+"""What must hold of every access of a kernel that was walked, as statements for the solver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations_with_replacement
+from typing import Any
+
+import z3
+
+from .obligation import Obligation
+from .terms import Answer, Sum, ask
+from .walk import Access, Loop, Walk, both, variables
+
+PER_ROW = 2**60  # elements of memory that a tensor or a workspace can have
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How large memory is: ``rows`` of ``cols`` elements, ``stride`` apart; without a stride ``cols`` elements."""
+
+    cols: Any
+    rows: Any = 1
+    stride: Any = None
+
+
+@dataclass
+class Kernel:
+    """A walked kernel, how large its tensors are, and what a call guarantees."""
+
+    walk: Walk
+    extents: Mapping[str, Extent]
+    outputs: Sequence[str]
+    sizes: Sequence[Any]  # unknowns that a reader is told where a statement is wrong
+    products: Sequence[tuple[Any, Any]] = field(default_factory=list)  # (count, unknown): their product is below 2**60
+    seconds: float = 5.0
+    workspace: Any = 0  # bytes that the plan asks for
+    threads: Any = 1
+
+    def given(self, *accesses: Access) -> list[Any]:
+        """What is known where these accesses are made."""
+        terms = [t for a in accesses for t in (a.at, a.count, *a.when) if not isinstance(t, (int, bool))]
+        return [*self.walk.knows, *(w for a in accesses for w in a.when), *self.walk.relevant(terms)]
+
+    def place(self, a: Access) -> tuple[Any, Any] | None:
+        """The row and the column of an access, or None where it is not that of an element of a row."""
+        extent = self.extents[a.base.name]
+        if extent.stride is None:
+            return 0, a.at
+        row, col = Sum(a.at).along(extent.stride)
+        return None if row is None else (row, col)
+
+    # ------------------------------------------------------------------ statements
+    def obligations(self, name: str) -> Iterator[Obligation]:
+        """All of them, by memory."""
+        bases = {a.base.name: a.base for a in self.walk.accesses}
+        for base in bases.values():
+            mine = [a for a in self.walk.accesses if a.base == base]
+            if base.kind == "local":
+                yield self.joined(f"{name}: {base.name} is accessed inside", (self.in_local(a) for a in mine), mine)
+            elif base.name in self.extents:
+                yield self.joined(f"{name}: {base.name} is accessed inside", (self.inside(a) for a in mine), mine)
+                if base.shared and any(a.write for a in mine):
+                    yield self.joined(f"{name}: {base.name} has no conflicting accesses", self.apart(mine), mine)
+        for out in self.outputs:
+            mine = [a for a in self.walk.accesses if a.base.name == out and a.write]
+            yield self.joined(f"{name}: no element of {out} is written twice", self.once(mine), mine)
+            yield self.joined(f"{name}: every element of {out} is written", self.covered(out, mine), mine)
+        yield self.joined(f"{name}: index arithmetic fits its types", self.fitting(), [])
+        if self.walk.pieces:
+            yield self.joined(f"{name}: the workspace has room for its parts", self.room(), [])
+
+    def joined(self, name: str, answers: Iterator[Answer] | Sequence[Answer], accesses: Sequence[Access]) -> Obligation:
+        """One obligation of several statements: the first that is refuted says where."""
+        began, at, reason, status, several = time.perf_counter(), {}, "", "proved", 0
+        assumes = False
+        for answer in answers:
+            several += 1
+            assumes |= answer.assumes
+            if answer.status == "refuted":
+                status, at, reason = "refuted", dict(answer.at), answer.reason
+                break
+            if answer.status == "undecided":
+                status, reason = "undecided", answer.reason
+        sizes = {str(s): at[str(s)] for s in self.sizes if str(s) in at}
+        return Obligation(name, status, time.perf_counter() - began, sizes, reason, several, assumes)
+
+    def told(self, answer: Answer, a: Access | None, line: str = "") -> Answer:
+        """With the line of the source; wrong only where nothing was unknown."""
+        line = a.line if a is not None else line
+        if answer.status == "proved":
+            return answer
+        if answer.status == "undecided":
+            return replace(answer, reason=f"{answer.reason}: {line}")
+        unknown = ("before", "bits", *(() if answer.assumes else ("data",)))
+        loose = [n for n in answer.at if n.startswith(unknown)]
+        if loose:
+            return replace(answer, status="undecided", reason=f"depends on what the walk does not know: {line}")
+        return replace(answer, reason=line)
+
+    def room(self) -> Iterator[Answer]:
+        """Parts follow each other, and the last ends where the workspace does that the plan asks for."""
+        for p in self.walk.pieces:
+            if p.each is not None:
+                gap = self.alike(self.workspace - 4 * (p.start + self.threads * p.each))
+                yield self.told(ask(gap >= 0, self.walk.knows, self.seconds), None, f"{p.base.name} of each thread")
+            elif p.size is not None:
+                must = Sum(p.size).term()
+                yield self.told(ask(must >= 0, self.walk.knows, self.seconds), None, p.base.name)
+            elif not any(q.each is not None for q in self.walk.pieces):
+                gap = self.alike(self.workspace - 4 * p.start)
+                yield self.told(ask(gap >= 0, self.walk.knows, self.seconds), None, p.base.name)
+
+    def alike(self, term: Any) -> Any:
+        """A sum of products in which quotients that are the same number, or its negative, are one."""
+        atoms = [a for a in Sum(term).atoms.values() if not z3.is_const(a)]
+        for i, a in enumerate(atoms):
+            for b in atoms[i + 1 :]:
+                for same in (a, -a):
+                    if ask(b == same, self.walk.knows, 1.0).status == "proved":
+                        term = z3.substitute(term, (b, same))
+                        break
+        return Sum(term).term()
+
+    def in_local(self, a: Access) -> Answer:
+        """Of an array of a thread's own."""
+        size: Any = 1
+        for d in a.base.dims:
+            size = size * d
+        return self.told(ask(both(a.at >= 0, a.at + a.count <= size), self.given(a), self.seconds), a)
+
+    def inside(self, a: Access) -> Answer:
+        """Of a tensor or a part of a workspace."""
+        extent, place = self.extents[a.base.name], self.place(a)
+        if place is None:
+            return Answer("undecided", 0.0, {}, f"no index of a row and a column: {a.line}")
+        row, col = place
+        if extent.stride is None:
+            return self.told(self.if_chosen(self.below(a, extent.cols), a), a)
+        must = both(row >= 0, row < extent.rows, col >= 0, col + a.count <= extent.cols)
+        if not isinstance(a.count, int):
+            must = z3.Or(a.count == 0, must)
+        return self.told(self.if_chosen(must, a), a)
+
+    def if_chosen(self, must: Any, a: Access) -> Answer:
+        """The answer; where that depends on an index in a tensor, for one in range."""
+        answer = ask(must, self.given(a), self.seconds)
+        chosen = self.chosen([a.at]) if answer.status != "proved" and not isinstance(a.at, int) else []
+        return replace(ask(must, [*self.given(a), *chosen], self.seconds), assumes=True) if chosen else answer
+
+    def below(self, a: Access, size: Any) -> Any:
+        """That an access lies below a size; where both are made of rows of so many columns, by its row and column."""
+        cols = z3.Int("cols")
+        n, m = Sum(size).along(cols)
+        row, col = Sum(a.at).along(cols)
+        plain = both(a.at >= 0, a.at + a.count <= size)
+        if n is None or row is None or isinstance(n, int):
+            return plain
+        return both(
+            row >= 0, col >= 0,
+            z3.Or(both(row <= n - 1, col + a.count <= cols + m), both(row <= n, col + a.count <= m)),
+        )  # fmt: skip
+
+    def split(self, a: Access) -> tuple[Any, Any]:
+        """A row and a column such that elements of different rows are different elements."""
+        extent = self.extents[a.base.name]
+        if extent.stride is not None:
+            found = self.place(a)
+            assert found is not None
+            return found
+        cols = z3.Int("cols")
+        n, _ = Sum(extent.cols).along(cols)
+        row, col = Sum(a.at).along(cols)
+        return (0, a.at) if row is None or isinstance(n, int) else (row, col)
+
+    def again(self, a: Access) -> tuple[Access, dict[Any, Any]]:
+        """The same access by another thread, in another iteration: with unknowns of its own."""
+        fixed = {v.get_id() for k in self.walk.knows for v in variables(k)} - {self.walk.thread.get_id()}
+        terms = [t for t in (a.at, a.count, *a.when) if not isinstance(t, (int, bool))]
+        terms += self.walk.relevant(terms)
+        renamed = {v: z3.Const(f"{v}'", v.sort()) for t in terms for v in variables(t) if v.get_id() not in fixed}
+        renamed |= {l.iteration: z3.Int(f"{l.iteration}'") for l in a.loops}
+        renamed[self.walk.thread] = z3.Int("thread'")
+
+        def of(t: Any) -> Any:
+            return t if isinstance(t, (int, bool)) else z3.substitute(t, *renamed.items())
+
+        when = tuple(of(t) for t in (*a.when, *self.walk.relevant(terms)))
+        t = z3.Int("thread'")
+        when += tuple(of(k) for k in self.walk.knows if any(v.eq(self.walk.thread) for v in variables(k)))
+        loops = tuple(Loop(l.number, renamed[l.iteration], l.shared) for l in a.loops)
+        return replace(a, at=of(a.at), count=of(a.count), when=when, loops=loops), {self.walk.thread: t}
+
+    def meet(self, a: Access, b: Access) -> Any:
+        """That two accesses have an element in common."""
+        (ra, ca), (rb, cb) = self.split(a), self.split(b)
+        same = True if isinstance(ra, int) and isinstance(rb, int) and ra == rb else ra == rb
+        return both(same, a.count > 0, b.count > 0, ca < cb + b.count, cb < ca + a.count)
+
+    def apart(self, accesses: Sequence[Access]) -> Iterator[Answer]:
+        """No two accesses of different threads between the same barriers meet, one of which writes."""
+        for a, b_ in combinations_with_replacement(_once(accesses), 2):
+            if not (a.write or b_.write) or a.phase != b_.phase:
+                continue
+            b, _ = self.again(b_)
+            others = self.others(a, b)
+            if others is False:
+                continue
+            yield self.told(ask(z3.Not(both(others, self.meet(a, b))), [*self.given(a), *b.when], self.seconds), a)
+
+    def others(self, a: Access, b: Access) -> Any:
+        """That different threads make these accesses; False where that cannot be."""
+        for x, y in zip(a.loops, b.loops, strict=False):
+            if x.number == y.number and x.shared:
+                return x.iteration != y.iteration
+        if a.alone and a.alone == b.alone:
+            return False
+        shared = [l for l in (*a.loops, *b.loops) if l.shared]
+        return True if shared or a.alone or b.alone else self.walk.thread != z3.Int("thread'")
+
+    def once(self, accesses: Sequence[Access]) -> Iterator[Answer]:
+        """No two iterations, of whichever threads, write the same element."""
+        for a, b_ in combinations_with_replacement(accesses, 2):
+            b, _ = self.again(b_)
+            if a is b_:
+                pairs = [x.iteration != y.iteration for x, y in zip(a.loops, b.loops, strict=True)]
+                if not any(l.shared for l in a.loops) and not a.alone:
+                    pairs.append(self.walk.thread != z3.Int("thread'"))
+                if not pairs:
+                    continue
+                other: Any = z3.Or(*pairs)
+            else:
+                other = True
+            yield self.told(ask(z3.Not(both(other, self.meet(a, b))), [*self.given(a), *b.when], self.seconds), a)
+
+    def covered(self, out: str, accesses: Sequence[Access]) -> Iterator[Answer]:
+        """Every element is written in the iteration that its row and column say."""
+        extent = self.extents[out]
+        row, col = z3.Int("element_row"), z3.Int("element_col")
+        knows = [*self.walk.knows, row >= 0, row < extent.rows, col >= 0, col < extent.cols]
+        missed = []
+        for a in accesses:
+            place = self.place(a)
+            if place is None:
+                yield Answer("undecided", 0.0, {}, f"no index of a row and a column: {a.line}")
+                return
+            chosen = self.witness(a, place, (row, col))
+            facts = self.walk.relevant([t for t in (*place, *a.when) if not isinstance(t, (int, bool))])
+
+            def of(t: Any, chosen: Sequence[Any] = chosen) -> Any:
+                return t if isinstance(t, (int, bool)) else z3.substitute(t, *chosen)
+
+            hit = both(*map(of, a.when), of(place[0] == row), of(place[1] <= col), of(col < place[1] + a.count))
+            knows += [of(f) for f in facts]
+            missed.append(z3.Not(hit) if not isinstance(hit, bool) else z3.BoolVal(not hit))
+        line = accesses[0].line if accesses else "no store"
+        yield self.told(ask(z3.Not(z3.And(*missed)) if missed else False, knows, self.seconds), None, line)
+
+    def witness(self, a: Access, place: tuple[Any, Any], wanted: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+        """The iterations in which an access may reach an element, as digits of its row and column."""
+        sums = Sum(place[0]), Sum(place[1])
+        left = [l.iteration for l in a.loops]
+        chosen: list[tuple[Any, Any]] = []
+        todo = []
+        for v in left:
+            for s, w in zip(sums, wanted, strict=True):
+                n = s.factor(v)
+                if n:
+                    todo.append((abs(n), v, s, w, n))
+                    break
+        for _, v, s, w, n in sorted(todo, key=lambda x: -x[0]):
+            rest: Any = 0
+            for m, k in s.parts.items():
+                atoms = [s.atoms[i] for i in m]
+                own = {u.get_id() for x in atoms for u in variables(x)}
+                if own & ({u.get_id() for u in left} - {u.get_id() for u, _ in chosen}) or own & {
+                    u.get_id() for x in atoms for u, _ in chosen if x.eq(u)
+                }:
+                    continue
+                product: Any = k
+                for x in atoms:
+                    product = product * x
+                rest = rest + product
+            for u, value in reversed(chosen):
+                f = s.factor(u)
+                if f:
+                    rest = rest + f * value
+                rest = rest if isinstance(rest, int) else z3.substitute(rest, (u, value))
+            chosen.append((v, (w - rest) / n))
+        return chosen
+
+    def fitting(self) -> Iterator[Answer]:
+        """Every whole number fits its type where it is computed."""
+        seen = set()
+        for r in self.walk.ranged:
+            key = (r.must.get_id(), *(w.get_id() for w in r.when if not isinstance(w, bool)))
+            if key in seen:
+                continue
+            seen.add(key)
+            terms = [t for t in (r.must, *r.when) if not isinstance(t, (int, bool))]
+            knows = [*self.walk.knows, *(w for w in r.when if not isinstance(w, bool)), *self.walk.relevant(terms)]
+            must, *plain = self.without_products([r.must, *knows])
+            answer = ask(must, plain, self.seconds)
+            if answer.status == "refuted" and (chosen := self.chosen(terms)):
+                must, *plain = self.without_products([r.must, *knows, *chosen])
+                answer = replace(ask(must, plain, self.seconds), assumes=True)
+            yield self.told(answer, None, f"{r.what}: {r.line}")
+
+    def chosen(self, terms: Sequence[Any]) -> list[Any]:
+        """That numbers read from tensors which choose a row, an entry or a column are in range, as calls check."""
+        found: dict[int, Any] = {}
+        stack = list(terms)
+        while stack:
+            t = stack.pop()
+            if isinstance(t, (int, bool)):
+                continue
+            stack += t.children()
+            if z3.is_const(t) and z3.is_int(t) and t.decl().name().startswith("data!"):
+                found.setdefault(t.get_id(), z3.And(t >= 0, t < z3.Int("cols")))
+            if z3.is_mul(t):
+                for most, unknown in self.products:
+                    if any(c.eq(unknown) for c in t.children()):
+                        for c in t.children():
+                            if z3.is_const(c) and str(c).startswith("data!"):
+                                found[c.get_id()] = z3.And(c >= 0, c <= most)
+        return list(found.values())
+
+    def without_products(self, terms: Sequence[Any]) -> list[Any]:
+        """The same with an unknown for each product of unknowns, of which is known that a factor within a count of what
+        memory holds makes no more than that."""
+        found: dict[int, Any] = {}
+        bounds = []
+        stack, done = list(terms), set()
+        while stack:
+            t = stack.pop()
+            if isinstance(t, (int, bool)) or t.get_id() in done:
+                continue
+            done.add(t.get_id())
+            if z3.is_mul(t) and sum(not z3.is_int_value(c) for c in t.children()) > 1:
+                found[t.get_id()] = t
+            stack += t.children()
+        chosen = [(t, z3.Int(f"product!{i}")) for i, t in enumerate(found.values())]
+
+        def plain(t: Any) -> Any:
+            return t if isinstance(t, (int, bool)) else z3.substitute(t, *chosen) if chosen else t
+
+        for t, name in chosen:
+            for most, unknown in self.products:
+                factor, rest = Sum(t).along(unknown)
+                if factor is not None and isinstance(rest, int) and not isinstance(factor, int):
+                    fit = z3.And(factor >= 0, factor <= most)
+                    bounds.append(z3.Implies(plain(fit), z3.And(name >= 0, name <= PER_ROW)))
+        return [*map(plain, terms), *bounds]
+
+
+def _once(accesses: Sequence[Access]) -> list[Access]:
+    """Those that differ in more than their line."""
+    found: dict[Any, Access] = {}
+    for a in accesses:
+        ids = tuple(t if isinstance(t, (int, bool)) else t.get_id() for t in (a.at, a.count, *a.when))
+        found.setdefault((ids, a.write, a.phase, a.alone), a)
+    return list(found.values())

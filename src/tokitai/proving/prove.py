@@ -1,0 +1,93 @@
+"""The statements of an operator's kernels that hold for all sizes, and what the solver makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import ProofError
+from ..families import Plan, make_plan
+from ..lang import Operator
+from ..toolchain.build import ISAS
+from .cpu import walk_rowwise
+from .obligation import Obligation
+
+TARGETS = ("cpu",)
+LANES = {"avx512": 16, "avx2": 8, "neon": 4}  # of a vector, by instruction set
+DEFAULT_ISA = "avx512"
+SECONDS = 20.0  # for one question to the solver, where nobody says how many
+CODES = {"proved": 0, "refuted": 1, "undecided": 3}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """All obligations of an operator in one format on one target."""
+
+    operator: str
+    family: str
+    dtype: str
+    target: str
+    obligations: Sequence[Obligation]
+
+    @property
+    def status(self) -> str:
+        """Refuted where one is, else undecided where one is."""
+        return overall([self])
+
+
+def overall(proofs: Sequence[Proof]) -> str:
+    """The worst of all obligations; undecided where there are none."""
+    found = {o.status for p in proofs for o in p.obligations}
+    return "refuted" if "refuted" in found else "undecided" if "undecided" in found or not found else "proved"
+
+
+def prove(
+    operator: Operator, dtype: str, target: str = "cpu", isa: str = DEFAULT_ISA, seconds: float = SECONDS
+) -> Proof:  # fmt: skip
+    """State and discharge the obligations of an operator's kernels, with its optional tensors and default options."""
+    plan = plan_of(operator, dtype)
+    return Proof(
+        operator.name, family_of(plan), dtype, target, list(_obligations(operator, plan, target, isa, seconds))
+    )
+
+
+def plan_of(operator: Operator, dtype: str) -> Plan:
+    """The plan with all optional tensors and default options."""
+    optional = frozenset(t.name for t in operator.tensors if t.optional)
+    return make_plan(operator.trace(dtype, optional, {o.name: o.default for o in operator.options}))
+
+
+def family_of(plan: Plan) -> str:
+    """The name of a plan's family."""
+    return repr(plan.family).removeprefix("<family ").removesuffix(">")
+
+
+def _obligations(operator: Operator, plan: Plan, target: str, isa: str, seconds: float) -> Iterator[Obligation]:
+    family = family_of(plan)
+    name = f"{operator.name} ({family}, {target} {isa})"
+    if not covered(plan, target):
+        reason = f"no obligations are stated for kernels of the family {family} on {target}"
+        yield Obligation(f"{name}: accesses", "undecided", 0.0, reason=reason)
+        return
+    try:
+        yield from walk_rowwise(operator, plan, LANES[isa], seconds).obligations(name)
+    except ProofError as error:
+        yield Obligation(f"{name}: what cannot be read", "undecided", 0.0, reason=str(error))
+
+
+def covered(plan: Plan, target: str) -> bool:
+    """Whether there are obligations for a plan's kernels on a target."""
+    return target == "cpu" and family_of(plan) == "rowwise"
+
+
+def covers(operator: Operator, target: str) -> bool:
+    """Whether there are obligations for an operator's kernels on a target."""
+    return covered(plan_of(operator, operator.contract.formats[0]), target)
+
+
+def isas() -> list[str]:
+    """The instruction sets whose vectors are proved."""
+    return [i for rows in ISAS.values() for i in rows if i in LANES]
+
+
+__all__ = ["CODES", "DEFAULT_ISA", "LANES", "SECONDS", "TARGETS", "Proof", "covers", "isas", "overall", "prove"]

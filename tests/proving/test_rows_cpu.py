@@ -1,0 +1,102 @@
+"""Obligations of the CPU's row-wise kernels: proved as they are, refuted once source, header or plan is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tokitai.emit.cpp import KernelText
+from tokitai.families import emit_cpu, make_plan
+from tokitai.families.rowwise.plan import RowPlan
+from tokitai.lang import Operator
+from tokitai.ops import registry
+from tokitai.proving.cpu import walk_rowwise
+from tokitai.proving.obligation import Obligation
+from tokitai.proving.prove import prove
+
+
+def obligations(
+    name: str, changes: Mapping[str, str] = {}, headers: Mapping[str, str] = {}, **contract: Any
+) -> dict[str, Obligation]:  # fmt: skip
+    """All obligations by name, of a kernel whose source and headers are changed."""
+    operator: Operator = registry()[name]
+    if contract:
+        operator = copy(operator)
+        operator.contract = replace(operator.contract, **contract)
+    plan = make_plan(operator.trace("f32", frozenset(t.name for t in operator.tensors if t.optional), {}))
+    made = emit_cpu(plan)
+    source, files = made.text, dict(made.headers)
+    for old, new in changes.items():
+        assert old in source
+        source = source.replace(old, new)
+    for old, new in headers.items():
+        assert old in files["rows.h"]
+        files["rows.h"] = files["rows.h"].replace(old, new)
+    walked = walk_rowwise(operator, plan, 8, 20.0, KernelText(source, files))
+    return {o.name.removeprefix(f"{name}: "): o for o in walked.obligations(name)}
+
+
+def refuted(found: Mapping[str, Obligation]) -> dict[str, Mapping[str, int]]:
+    return {name: o.sizes for name, o in found.items() if o.status == "refuted"}
+
+
+def test_an_embedding_is_proved() -> None:
+    made = prove(registry()["embedding"], "f16")
+    assert made.status == "proved" and len(made.obligations) >= 7
+    assert any(o.assumes for o in made.obligations)  # the entry that a row chooses is one of the table's
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["softmax", "layer_norm_backward", "cross_entropy"])
+def test_kernels_are_proved(name: str) -> None:
+    assert [o for o in prove(registry()[name], "f16").obligations if o.status != "proved"] == []
+
+
+def test_a_product_of_sizes_in_32_bits_is_refuted() -> None:
+    narrow = {"out_y + r * out_y_stride": "out_y + int32_t(r) * int32_t(out_y_stride)"}
+    sizes = refuted(obligations("embedding", narrow))["index arithmetic fits its types"]
+    assert sizes["rows"] * sizes["out_y_stride"] >= 2**31
+
+
+def test_a_tail_that_is_lost_at_one_number_of_columns_is_refuted() -> None:
+    lost = {"if (c < end) at(c, Part{end - c});": "if (c < end && end != (1 << 20) + 1) at(c, Part{end - c});"}
+    found = refuted(obligations("embedding", headers=lost, max_cols=2**21))
+    assert found["every element of out_y is written"]["cols"] == 2**20 + 1
+
+
+def test_a_tail_beyond_its_row_is_refuted() -> None:
+    wide = {"if (c < end) at(c, Part{end - c});": "if (c < end) at(c, Full{});"}
+    found = refuted(obligations("embedding", headers=wide))
+    assert {"out_y is accessed inside", "in_table is accessed inside"} <= found.keys()
+    assert found["out_y is accessed inside"]["cols"] % 8
+
+
+@pytest.mark.slow
+def test_a_last_partial_block_that_is_lost_is_refuted() -> None:
+    """Of a plan with blocks of 32 rows."""
+    lost = {"(rows + 31) / 32": "rows / 32"}
+    found = refuted(obligations("add_rms_norm_backward", lost))
+    assert found["every element of out_dx is written"]["rows"] % 32
+
+
+def test_blocks_that_overlap_are_refuted() -> None:
+    wide = {"least(rows, (block + 1) * 1)": "least(rows, (block + 1) * 1 + 1)"}
+    found = refuted(obligations("embedding", wide))
+    assert {"no element of out_y is written twice", "out_y has no conflicting accesses"} <= found.keys()
+
+
+@pytest.mark.slow
+def test_a_workspace_one_element_short_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = RowPlan.workspace_bytes
+
+    def short(self: RowPlan, shapes: Any, element: int, threads: int = 1, entries: int = 0) -> int:
+        ((_, cols),) = shapes
+        return asked(self, shapes, element, threads, entries) - (element if cols == 2**20 - 3 else 0)
+
+    monkeypatch.setattr(RowPlan, "workspace_bytes", short)
+    found = refuted(obligations("softmax"))
+    assert found["the workspace has room for its parts"]["cols"] == 2**20 - 3
