@@ -7,6 +7,7 @@
     │   ├── UnknownNameError       an operator, format, device or option that does not exist
     │   ├── InputFileError         a tensor file that is missing, truncated or holds other names
     │   ├── PrecisionError         a result that the known digits of a p-adic number do not determine
+    │   ├── IntegerRangeError      an exact integer that the type of the result does not hold
     │   ├── KeyFileError           a file that holds no key of the kind that signs, or checks, certificates
     │   └── WireError              a request of the wire mode of which a field is wrong: exit code 3 to 14
     ├── UnavailableError           something this machine lacks: exit code 3
@@ -95,6 +96,10 @@ class InputFileError(UsageError):
 
 class PrecisionError(UsageError, ArithmeticError):
     """A result that the known digits of a p-adic number do not determine, such as a quotient by what may be zero."""
+
+
+class IntegerRangeError(UsageError, OverflowError):
+    """An exact integer that the type of the result does not hold."""
 
 
 class KeyFileError(UsageError):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
+from ..exact import matmul_mod
 
 Array = np.ndarray[Any, Any]
 
@@ -111,14 +112,10 @@ def scaled(units: Array, exponents: Array, prime: int, digits: int) -> Array:
 def product_modulo(a: Array, b: Array, prime: int, digits: int) -> Array:
     """The matrix product modulo q = prime^digits of residues, (rows, inner) by (inner, columns).
 
-    In int64, the inner dimension is cut into blocks of b with q - 1 + b (q - 1)^2 < 2^63, and the sum is reduced after
-    each block.
+    Of int64 it is that of `tokitai.exact`, which takes all q for which residues are int64; beyond, one of Python's
+    integers.
     """
     modulus = prime**digits
     if not fits(prime, digits):
         return np.asarray((a.astype(object) @ b.astype(object)) % modulus)
-    block = (2**63 - modulus) // max(1, (modulus - 1) ** 2)
-    total = np.zeros((a.shape[0], b.shape[1]), np.int64)
-    for start in range(0, a.shape[1], block):
-        total = (total + a[:, start : start + block] @ b[start : start + block]) % modulus
-    return total
+    return matmul_mod(a, b, modulus)
