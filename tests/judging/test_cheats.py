@@ -28,6 +28,7 @@ def test_c124_zeros_where_all_values_are_tiny() -> None:
     assert judged("right", shape=shape, case="seeded/normal@1x393216#0", dtype="f32").verdict == "verified"
 
 
+@pytest.mark.slow
 def test_c126_memory_that_nobody_has_written() -> None:
     made = judged("uninitialised")
     assert made.verdict == "refuted" and len(made.failures) > 0.8 * made.cases
@@ -38,6 +39,7 @@ def test_c127_an_input_that_is_overwritten() -> None:
     assert made.verdict == "refuted" and "changed its input x" in wrong(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["remembers_by_shape", "remembers_by_address", "remembers_the_first"])
 def test_c129_c130_results_that_are_remembered(name: str) -> None:
     """C129, C130: every call has values of its own, and what every call returns is looked at."""
@@ -45,6 +47,7 @@ def test_c129_c130_results_that_are_remembered(name: str) -> None:
     assert made.verdict == "refuted", made.notes
 
 
+@pytest.mark.slow
 def test_c132_shapes_that_are_tried_are_told() -> None:
     made = judged("right_where_it_is_tested_small")
     assert made.verdict == "refuted" and "all in column 256" in wrong(made)
@@ -53,6 +56,7 @@ def test_c132_shapes_that_are_tried_are_told() -> None:
     assert [7, 1000] in judged("right", shape={"rows": 7, "cols": 1000}).as_json()["shapes"]
 
 
+@pytest.mark.slow
 def test_c134_nan_and_the_other_infinity() -> None:
     made = judged("nan")
     assert made.verdict == "refuted" and "(nan); the definition gives 0x" in wrong(made)
@@ -72,6 +76,7 @@ def test_c137_mutants_that_hide_below_a_tolerance(name: str, op: str, dtype: str
     assert judged(name, op, dtype).verdict == "refuted"
 
 
+@pytest.mark.slow
 def test_c139_one_distribution_alone() -> None:
     made = judged("balanced_only", dtype="f32")
     assert made.verdict == "refuted"

@@ -48,6 +48,7 @@ def test_an_operators_own_kernel_has_the_definitions_bits(op: str) -> None:
     assert made.cases >= 20 and made.judged > 0 and set(made.not_shown) <= {"seed", "dropped"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize(("name", "op"), [("layer_norm", "layer_norm"), ("softmax", "softmax")])
 def test_another_order_of_summation_passes(name: str, op: str, dtype: str) -> None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
+
+from .files import read
 
 HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "many.h", "rows.h")
 OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "products.h")
@@ -33,20 +34,19 @@ class KernelText:
 
 def headers(of_products: bool = False) -> dict[str, str]:
     """The headers of the cpu target, by the name under which a kernel includes them."""
-    folder = resources.files(__package__) / "cpu"
-    return {name: (folder / name).read_text() for name in HEADERS + OF_PRODUCTS * of_products}
+    return read("cpu", HEADERS + OF_PRODUCTS * of_products)
 
 
 def own(name: str) -> dict[str, str]:
     """A header of one kind of kernels, by its name."""
-    return {name: (resources.files(__package__) / "cpu" / name).read_text()}
+    return read("cpu", [name])
 
 
 def segments() -> dict[str, str]:
     """The header of sums over entries, by its name: other kernels do without it."""
-    return {"segments.h": (resources.files(__package__) / "cpu" / "segments.h").read_text()}
+    return read("cpu", ["segments.h"])
 
 
 def first() -> dict[str, str]:
     """The header of first columns, by its name."""
-    return {"first.h": (resources.files(__package__) / "cpu" / "first.h").read_text()}
+    return read("cpu", ["first.h"])

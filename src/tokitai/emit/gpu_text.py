@@ -5,7 +5,7 @@ One source serves CUDA and the simulated device, numbers as well as hashes: the 
 
 from __future__ import annotations
 
-from importlib import resources
+from .files import read
 
 OWN = ("threads.h", "lanes.h", "numbers.h", "rows.h", "quotients.h", "sim.h", "hip.h")
 OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "work.h", "products.h")
@@ -14,9 +14,7 @@ SHARED = ("integers.h", "hashes.h")  # with the cpu target
 
 def headers(of_products: bool = False) -> dict[str, str]:
     """The headers of GPU kernels, by the name under which a kernel includes them."""
-    package = resources.files(__package__)
-    own = {name: (package / "gpu" / name).read_text() for name in OWN + OF_PRODUCTS * of_products}
-    return own | {name: (package / "cpu" / name).read_text() for name in SHARED}
+    return read("gpu", OWN + OF_PRODUCTS * of_products) | read("cpu", SHARED)
 
 
 def warpgroup_headers() -> dict[str, str]:
@@ -26,5 +24,4 @@ def warpgroup_headers() -> dict[str, str]:
 
 def gpu_own(*names: str) -> dict[str, str]:
     """Headers of one family's kernels, by name."""
-    package = resources.files(__package__) / "gpu"
-    return {name: (package / name).read_text() for name in names}
+    return read("gpu", names)
