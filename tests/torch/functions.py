@@ -78,7 +78,7 @@ def classes() -> Tensor:
 F32 = {"softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm",
        "cross_entropy", "cross_entropy of probabilities", "soft_cross_entropy", "router",
        "expert_load", "router_z_loss"}  # fmt: skip
-LOWER = {"linear", "matmul", "router_logits", "attention", "scaled_dot_product_attention"}
+LOWER = {"linear", "linear_cross_entropy", "matmul", "router_logits", "attention", "scaled_dot_product_attention"}
 SHAPED = {
     "linear": Call(functional.linear, lambda: (x(), x(2, 4, COLS), x(3, 4), x(4, *ROWS, 4)), {"activation": "silu"}),
     "matmul": Call(functional.matmul, lambda: (x(), x(2, 2, COLS, 5))),
@@ -97,6 +97,10 @@ SHAPED = {
     "cross_entropy of probabilities": Call(
         functional.cross_entropy, lambda: (x(1, 2, COLS, 3), x(2, 2, COLS, 3).softmax(1)),
         {"label_smoothing": 0.1, "reduction": "sum"}, constant=(1,),
+    ),
+    "linear_cross_entropy": Call(
+        functional.linear_cross_entropy,
+        lambda: (x(), x(2, 4, COLS), whole(3, 4, *ROWS), x(4, 4)), {"label_smoothing": 0.1, "z_loss": 0.01},
     ),
     "scaled_dot_product_attention": Call(
         functional.scaled_dot_product_attention, lambda: (*heads(), torch.ones(5, 5, dtype=torch.bool).tril()),

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from . import operators
 from .arguments import checked
+from .linear_loss import linear_cross_entropy as linear_cross_entropy
 from .masks import limits_of, limits_of_mask
 from .products import embedding as embedding
 from .products import linear as linear
@@ -25,7 +26,8 @@ from .products import matmul as matmul
 F32_EPS = torch.finfo(torch.float32).eps
 
 __all__ = [  # as torch has them
-    "attention", "cross_entropy", "dropout", "embedding", "gelu", "layer_norm", "linear", "log_softmax", "matmul",
+    "attention", "cross_entropy", "dropout", "embedding", "gelu", "layer_norm", "linear", "linear_cross_entropy",
+    "log_softmax", "matmul",
     "rms_norm", "rotary", "scaled_dot_product_attention", "softmax",
 ]  # fmt: skip
 WITHIN = ("rotate_pairs", "soft_cross_entropy")  # what `rotary` and `cross_entropy` call for other arguments

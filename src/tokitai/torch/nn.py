@@ -289,6 +289,41 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         return loss
 
 
+class LinearCrossEntropyLoss(Linear):
+    """The last projection of a model and the cross-entropy of its logits, which are never in memory as a whole.
+
+    The weight is (out_features, in_features), out_features being the classes; it may be shared with an embedding.
+    Options are those of `functional.linear_cross_entropy`.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = False, device: Device = None,
+        dtype: torch.dtype | None = None, *, ignore_index: int = -100, reduction: str = "mean",
+        label_smoothing: float = 0.0, z_loss: float = 0.0, rows: int = 1024, generator: Generator = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, out_features, bias, device, dtype, generator=generator)
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.z_loss, self.rows = z_loss, rows
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
+        """(..., in_features) and (...) -> the loss, in f32. Raises ArgumentError."""
+        loss: Tensor = functional.linear_cross_entropy(
+            x, self.weight, target, self.bias, ignore_index=self.ignore_index, reduction=self.reduction,
+            label_smoothing=self.label_smoothing, z_loss=self.z_loss, rows=self.rows,
+        )  # fmt: skip
+        return loss
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features), all of them. Raises ArgumentError."""
+        return super().forward(x)
+
+    def extra_repr(self) -> str:
+        """Sizes, and the options that are not the default ones."""
+        options = dict(ignore_index=-100, reduction="mean", label_smoothing=0.0, z_loss=0.0, rows=1024)
+        changed = (f", {n}={v}" for n, d in options.items() if (v := getattr(self, n)) != d)
+        return super().extra_repr() + "".join(changed)
+
+
 # ------------------------------------------------------------------ experts
 class Experts(Module):
     """Each token through the k experts that a router chooses for it: gated layers of ``hidden`` values.

@@ -1,0 +1,192 @@
+"""A linear layer and the cross-entropy of its results, whose logits are never in memory as a whole.
+
+Rows pass in chunks: logits, loss, and in the backward pass logits again, their gradient and what follows from it. A row
+of results or of the gradient of x has the bits of the two functions one after the other. The gradient of the weight is
+a sum over blocks of 256 rows, aligned with the first: each block is a product of its own, added in f32 to the total of
+the blocks before it; the total is rounded once. So the size of the chunks shows in no bit, and up to 256 rows neither
+does that the two functions are one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..errors import ArgumentError
+from .arguments import checked
+from .autocast import cast as autocast
+from .custom_ops import check_number, plain
+from .reductions import Spread, spread_of
+from .shapes import FORMATS
+from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
+
+BLOCK = 256
+REDUCTIONS = ("mean", "sum", "none")
+_over_rows = cast("Spread", spread_of(ops.cross_entropy))
+
+
+@checked
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None = None,
+    weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean",
+    label_smoothing: float | Tensor = 0.0, z_loss: float | Tensor = 0.0, rows: int = 1024, accumulator: str = "f32",
+) -> Tensor:  # fmt: skip
+    """The cross-entropy of input linear_weight^T + linear_bias against classes, without all logits in memory.
+
+    ``input`` of (..., features), ``linear_weight`` of (classes, features), ``target`` of (...), int32 or int64.
+    ``weight`` of each class is a constant; options are those of `cross_entropy`. ``rows`` is how many rows have logits
+    in memory at once, a multiple of 256: no bit depends on it. The backward pass computes logits again.
+    Raises ArgumentError.
+    """
+    name = "linear_cross_entropy"
+    if input.ndim == 0 or linear_weight.ndim != 2 or input.shape[-1] != linear_weight.shape[1]:
+        found = f"input of {tuple(input.shape)}, linear_weight of {tuple(linear_weight.shape)}"
+        raise ArgumentError(f"{name}: {found}; accepted: (..., features) and (classes, features)")
+    if target.shape != input.shape[:-1] or target.dtype not in (torch.int32, torch.int64):
+        found = f"target of {tuple(target.shape)} of {target.dtype}"
+        raise ArgumentError(f"{name}: {found}; accepted: {tuple(input.shape[:-1])} of int32 or int64")
+    classes = linear_weight.shape[0]
+    for n, t in (("linear_bias", linear_bias), ("weight", weight)):
+        if t is not None and (tuple(t.shape) != (classes,) or not t.is_floating_point()):
+            raise ArgumentError(f"{name}: {n} of {tuple(t.shape)} of {t.dtype}; accepted: ({classes},) of floats")
+    if weight is not None and weight.requires_grad:
+        raise ArgumentError(f"{name}: weight requires a gradient and has none; accepted: weight.detach()")
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(f"{name}: reduction={reduction!r}; accepted: {', '.join(map(repr, REDUCTIONS))}")
+    if rows < BLOCK or rows % BLOCK:
+        raise ArgumentError(f"{name}: rows={rows}; accepted: a multiple of {BLOCK}")
+    numbers: list[Any] = []
+    held: list[Tensor | None] = []
+    for n, value in (("label_smoothing", label_smoothing), ("z_loss", z_loss)):
+        if isinstance(value, Tensor):
+            check_number(name, n, value)
+        numbers.append(0.0 if isinstance(value, Tensor) else float(value))
+        held.append(value if isinstance(value, Tensor) else None)
+    x, w, b = autocast("lower", [input, linear_weight, linear_bias])
+    assert x is not None and w is not None
+    dtypes = {t.dtype for t in (x, w, b) if t is not None}
+    if len(dtypes) > 1 or x.dtype not in FORMATS:
+        shown = " beside ".join(sorted(map(str, dtypes)))
+        raise ArgumentError(f"{name}: {shown}; accepted: one of {', '.join(map(str, FORMATS))} for all")
+    loss: Tensor = _loss(
+        x, w, b, target, weight if weight is None else weight.float(), *held, ignore_index, reduction, *numbers, rows,
+        accumulator,
+    )  # fmt: skip
+    return loss
+
+
+def _chunks(count: int, rows: int) -> list[slice]:
+    return [slice(i, min(i + rows, count)) for i in range(0, count, rows)]
+
+
+@torch.library.custom_op("tokitai::linear_cross_entropy", mutates_args=())
+def _loss(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, classes: Tensor | None, smoothing: Tensor | None,
+    penalty: Tensor | None, ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, rows: int,
+    accumulator: str,
+) -> Tensor:  # fmt: skip
+    flat, targets, w, b = plain(x).reshape(-1, x.shape[-1]), target.reshape(-1), plain(weight), plain(bias)
+    kept = _options(ignore_index, label_smoothing, z_loss, smoothing, penalty)
+    each = flat.new_empty(len(flat), dtype=torch.float32)
+    for part in _chunks(len(flat), rows):
+        logits = ops.linear(flat[part], w, b, accumulator=accumulator)
+        each[part], _ = ops.cross_entropy(logits, targets[part], classes, **kept)
+    if reduction == "none":
+        return cast("Tensor", each.view(target.shape))
+    loss = _sum(each)
+    return loss / _count(targets, classes, ignore_index) if reduction == "mean" else loss
+
+
+def _options(
+    ignore_index: int, label_smoothing: float, z_loss: float, smoothing: Tensor | None, penalty: Tensor | None
+) -> dict[str, Any]:
+    """The options of the operators, of which two may be held by tensors."""
+    return dict(
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing if smoothing is None else smoothing.item(),
+        z_loss=z_loss if penalty is None else penalty.item(),
+    )
+
+
+def _sum(each: Tensor) -> Tensor:
+    """The operators' sum over rows."""
+    made: Tensor = ops.linear_backward_bias(each.reshape(-1, 1)).reshape(())
+    return made
+
+
+def _count(target: Tensor, classes: Tensor | None, ignore_index: int) -> Tensor:
+    """What a mean is over, as `ops.cross_entropy` has it."""
+    kept = target != ignore_index
+    if classes is None:
+        return kept.sum().clamp(min=1).float()
+    total = _sum(torch.where(kept, classes[torch.where(kept, target, 0).long()], 0))
+    return total.masked_fill(total == 0, 1)
+
+
+@torch.library.custom_op("tokitai::linear_cross_entropy_backward", mutates_args=())
+def _backward(
+    dloss: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, classes: Tensor | None,
+    smoothing: Tensor | None, penalty: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
+    rows: int, accumulator: str, wanted: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of x, weight and bias from those of rows' losses; nothing in place of one that is not wanted."""
+    flat, targets, w, b = plain(x).reshape(-1, x.shape[-1]), target.reshape(-1), plain(weight), plain(bias)
+    kept = _options(ignore_index, label_smoothing, z_loss, smoothing, penalty)
+    slopes, more = plain(dloss).reshape(-1).contiguous(), dict(accumulator=accumulator)
+    dx, dweight, dbias = _places(flat, w, wanted)
+    for part in _chunks(len(flat), rows):
+        dlogits = ops.cross_entropy_backward(
+            slopes[part], ops.linear(flat[part], w, b, **more), targets[part], classes, **kept
+        )
+        if wanted[0]:
+            dx[part] = ops.linear_backward_input(dlogits, w, **more)
+        for block in _chunks(len(dlogits), BLOCK):
+            if wanted[1]:
+                ops.linear_accumulate_weight(dweight, dlogits[block], flat[part][block], **more)
+            if wanted[2]:
+                dbias += ops.linear_backward_bias(dlogits[block].float())
+    return [dx.view(x.shape) if wanted[0] else dx, dweight.to(x.dtype), dbias.to(x.dtype)]
+
+
+def _places(x: Tensor, weight: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for gradients: of x in its format, of weight and bias zeros in f32."""
+    shapes = (x.shape, weight.shape, weight.shape[:1])
+    dx, *totals = (shape if want else (0,) for shape, want in zip(shapes, wanted, strict=True))
+    dweight, dbias = (x.new_zeros(shape, dtype=torch.float32) for shape in totals)
+    return x.new_empty(dx), dweight, dbias
+
+
+def _shapes(x: Tensor, weight: Tensor, bias: Any, target: Tensor, *rest: Any) -> Tensor:
+    reduction = rest[4]
+    return x.new_empty(target.shape if reduction == "none" else (), dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.ignore_index, ctx.reduction, *ctx.options = inputs[7:]
+
+
+def _gradients(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+    refuse_transforms("linear_cross_entropy", dloss)
+    x, weight, bias, target, classes, *held = ctx.saved_tensors
+    named = dict(logits=x, target=target, ignore_index=ctx.ignore_index, reduction=ctx.reduction, weight=classes)
+    each = dloss if ctx.reduction == "none" else _over_rows(dloss, named)
+    wanted = list(ctx.needs_input_grad[:3])
+    made = _backward(each, x, weight, bias, target, classes, *held, ctx.ignore_index, *ctx.options, wanted)
+    return (*(g if want else None for g, want in zip(made, wanted, strict=True)), *[None] * 10)
+
+
+_loss.register_fake(_shapes)
+_loss.register_autograd(_gradients, setup_context=_keep)
+_loss.register_vmap(refuse_vmap("linear_cross_entropy"))
+_backward.register_fake(
+    lambda dloss, x, weight, *rest: [
+        x.new_empty(shape if want else (0,))
+        for shape, want in zip((x.shape, weight.shape, weight.shape[:1]), rest[-1], strict=True)
+    ]
+)
+_backward.register_autograd(refuse_second_derivatives("linear_cross_entropy"))
+_backward.register_vmap(refuse_vmap("linear_cross_entropy"))
