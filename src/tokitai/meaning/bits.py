@@ -200,11 +200,11 @@ class Bits:
 
     def apply(self, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
         with np.errstate(all="ignore"):
-            if node.type == "host":
-                return np.full((1, 1), self.host(node, [float(a[0, 0]) for a in args], shape))
             return self.compute(node, args, shape)
 
     def compute(self, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
+        if node.type == "host":
+            return np.full((1, 1), self.host(node, [float(a[0, 0]) for a in args], shape))
         if node.type == "f64" or any(a.dtype == np.float64 for a in args if node.op != "round"):
             raise NotImplementedError(f"f64 arithmetic in kernels: {node}")
         match node.op:
@@ -243,7 +243,7 @@ class Bits:
                 return scattered_sum(args[0], args[1], np.zeros((int(args[2][0, 0]), shape[1]), F32), np.add)
             case "call":
                 assert node.body is not None
-                return evaluate_body(node.body, self, args, shape)
+                return evaluate_body(node.body, _Inside(self.params), args, shape)
             case op if op in _FLOAT:
                 return _FLOAT[op](*np.broadcast_arrays(*args))
         return integer(node, args, shape)
@@ -308,6 +308,13 @@ class Bits:
         raise AssertionError(f"no host meaning for {node}")
 
 
+class _Inside(Bits):
+    """The same inside a function: NumPy's warnings are off already."""
+
+    def apply(self, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
+        return self.compute(node, args, shape)
+
+
 def check_float_mode() -> None:
     """Refuse to be an oracle where a library has switched on flush-to-zero or another rounding mode."""
     tiny, one, half_ulp = np.float32(1e-45), np.float32(1), np.float32(2.0**-24)
@@ -366,7 +373,7 @@ def evaluate_function(function: Any, *args: Array) -> Array:
     body = function if isinstance(function, Function) else _body(function, len(args))
     flat = [np.ascontiguousarray(a, F32).reshape(1, -1) for a in args]
     with np.errstate(all="ignore"):
-        result = evaluate_body(body, Bits({}), flat, flat[0].shape)
+        result = evaluate_body(body, _Inside({}), flat, flat[0].shape)
     return np.broadcast_to(result, flat[0].shape).reshape(np.shape(args[0]))
 
 

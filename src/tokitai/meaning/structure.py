@@ -192,7 +192,7 @@ class Structure:
                 return scattered_sum(args[0], args[1], nothing, add)
             case "call":
                 assert node.body is not None
-                return evaluate_body(node.body, self, args, shape)
+                return evaluate_body(node.body, _Inside(self.scalars, self.params), args, shape)
             case "add":
                 return add(*args)
             case "mul" | "maximum" | "minimum" | "eq" | "ne" | "logical_and" | "logical_or":
@@ -202,6 +202,13 @@ class Structure:
             case "sqrt" | "neg" | "abs" | "round_even" | "power_of_two" | "exponent" | "significand" | "logical_not":
                 return unary(node.op, args[0])
         raise AssertionError(f"no structural meaning for {node}")
+
+
+class _Inside(Structure):
+    """The same inside a function: NumPy's warnings are off already."""
+
+    def apply(self, node: Node, args: Sequence[Array], shape: tuple[int, int]) -> Array:
+        return self.compute(node, args, shape)
 
 
 def total(node: Node, parts: Sequence[Array]) -> Array:
