@@ -11,6 +11,7 @@ SAME_CODE = "the compiler makes the same machine code of it as of the right prog
 REASONS: dict[str, tuple[str, ...]] = {
     "it says what is fetched into a cache beforehand, and nothing is read from there but what would be read anyway": (
         r".*: .*\bprefetch\(.*", r".*: .*_next = .*", r".*: fetch_panel\(.*",
+        r".*: if \(q >= wide\) q -= over\(wide, at_once\) \* at_once, k \+= DEPTH;",
     ),
     "it decides whether stores pass the caches by, which changes no bit": (r".*: const bool \w+_streams = .*",),
     "it orders stores that pass the caches by before later ones of this thread; threads that meet wait for both": (
@@ -44,7 +45,8 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "how many threads share the work, and in which parts, changes no bit": (
         r"threads [+-] 1: each_(product|task)\b.*", r"rows [+-] 1: each_task<true>\(.*",
-        r"inner [+-] 1: each_task<false>\(.*",
+        r"inner [+-] 1: each_task<false>\(.*", r"(broad|high) [+-] 1: if \(broad > FEW_COLS && \(broad > high .*",
+        r"longest \+ 1: for \(int64_t g = 0; g < groups; \+\+g\) longest = most\(longest, .*",
     ),
     "where it survives nothing is on its way: a row behind the last one of a block is not fetched": (
         r"left out: wait_for_copies<0>\(\);",
@@ -67,6 +69,7 @@ TWICE = "a thread without a row computes the last one again, to the same bits, a
 NO_COLUMNS = "it matters only to rows without columns, of which there is no result"
 OTHER_COLUMN = "it reads another element for rows whose result does not depend on what is read there"
 ONE_PRODUCT = "an operator takes one product: its number is 0, as is the distance to a next one"
+OTHER_ORDER = "the same elements are computed in another order"
 ONE_ROW = "an operator on lists takes each tensor as one row"
 SHOWN = "it matters only to rows without columns, which no input has an element of: their results are those of a case"
 LOAD = r"(?:load_chunk<WIDTH, \w+(?:, AGAIN)?>|stage_\w+\.template fetch<WIDTH, \w+>)\("
@@ -79,6 +82,16 @@ def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) ->
     marked = _marked(mutant, source)
     if (index := re.fullmatch(r"[+-]1 const int64_t v(\d+) = where\(v\d+, v\d+, «v\d+»\);", marked)) is not None:
         return OTHER_COLUMN if _is_chosen_in_vain(graph, graph.nodes[int(index[1])]) else None
+    order = (
+        r"\+1 const int64_t item = e / \(rows \* cols\), (r = «e» / cols % rows, .*|r = .*, c = «e» % cols;)"
+        r"|\+1 const int64_t r = within / across, begin = «within» % across \* TILE, .*"
+    )
+    if re.fullmatch(order, marked):  # columns of a row, rows of a column, or tiles of a row, each the next one's place
+        return OTHER_ORDER
+    if re.fullmatch(r"\+1 each\(chunk, least\(cols, «chunk» \+ 64\), .*", marked):
+        return None if any(o.inplace for o in graph.outputs) else "a column is computed twice, to the same bits"
+    if re.fullmatch(r"-1 if \(«c» < end\) at\(c, Part\{end - c\}\);", marked):
+        return "one part more is empty"
     if operator.contract.batched or graph.ragged or "all_in_" not in source:
         return None
     tensor = r"[+-]1 (const )?\w+\* const \w+ = all_\w+ \+ («item» \* \w+_batch|(unit\.)?item \* «\w+_batch»);"
@@ -88,7 +101,10 @@ def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) ->
     again = r"\+1 each_product\(«batch», .*"
     if re.fullmatch(again, marked) and not any(o.inplace for o in graph.outputs):
         return ONE_PRODUCT
-    item = r"\+1 const int64_t item = e / (\((«rows» \* cols|rows \* «cols»)\), .*|.*, r = e / cols % «rows», .*)"
+    item = (
+        r"[+-]1 const int64_t item = «e» / \(rows .*"
+        r"|\+1 const int64_t item = e / (\((«rows» \* cols|rows \* «cols»)\), .*|.*, r = e / cols % «rows», .*)"
+    )
     return ONE_PRODUCT if re.fullmatch(tensor, marked) or re.fullmatch(item, marked) else None
 
 

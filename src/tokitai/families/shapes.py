@@ -55,6 +55,10 @@ class Shapes(ABC, Generic[P]):
         """The same, beside what the second version has."""
         return []
 
+    def whole_blocks(self, operator: Operator, plan: P, device: str) -> list[Shape]:
+        """Shapes of several blocks of what is summed, where those of before have fewer or none without a remainder."""
+        return []
+
     @abstractmethod
     def in_threads(self, operator: Operator, plan: P) -> Shape:
         """A shape with work for more threads than a verification tries."""

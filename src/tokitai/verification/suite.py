@@ -14,7 +14,7 @@ from .cases import Case
 
 # Of what is run. Certificates that do not name it are of the first, and the cases of each go on being what they were:
 # the second draws from its seed, the third has shapes at which blocks take several units in turn, and NaN behind the
-# last vector, the fourth runs a case of a processor in every number of threads.
+# last vector, the fourth runs a case of a processor in every number of threads, and several whole blocks of sums.
 VERSION = 4
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
 
@@ -31,6 +31,8 @@ def structure_ids(
         shapes += [*of_plan.long(operator, plan, device), *drawn.shapes(operator, plan, device, seed)]
     if version > 2:
         shapes += of_plan.in_turn(operator, plan, device)
+    if version > 3:
+        shapes += of_plan.whole_blocks(operator, plan, device)
     return [
         s for s in dict.fromkeys(shapes) if allowed(operator, s) and cases.work_of(s) <= STRUCTURE_LIMIT
     ]  # fmt: skip

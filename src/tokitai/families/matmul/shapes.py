@@ -95,6 +95,10 @@ class ProductShapes(InnerShapes[ProductPlan]):
         """Several products whose chains along the K dimension are partitioned."""
         return [Sizes(3, 2, 4097, 2)] if operator.contract.batched else []
 
+    def whole_blocks(self, operator: Operator, plan: ProductPlan, device: str) -> list[Shape]:
+        """Two whole chains, which may be shared out."""
+        return [Sizes(3, 2, 8192)]
+
     def of_use(self, operator: Operator, plan: ProductPlan, device: str, version: int) -> Sequence[Shape]:
         """Small ones do."""
         return PRODUCTS_OF_USE

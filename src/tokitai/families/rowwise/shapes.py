@@ -182,6 +182,11 @@ class RowShapes(TableShapes[RowPlan]):
         down = [(LONG, 3)] if plan.block > 1 and device != "sim" else []
         return super().long(operator, plan, device) + down
 
+    def whole_blocks(self, operator: Operator, plan: RowPlan, device: str) -> list[Shape]:
+        """Of rows that the simulated device stages in shared memory, by one warp and by several."""
+        shapes = [(70, 200), (64, 520)] if plan.block > 1 and device == "sim" else []
+        return [s for s in shapes if s[0] <= operator.contract.max_rows and s[1] >= operator.contract.min_cols]
+
     def in_turn(self, operator: Operator, plan: RowPlan, device: str) -> list[Shape]:
         """Rows that blocks take in turn, of which the simulated device has two: of one thread, of part of a warp, of
         whole warps; whole blocks of rows; rows that give every lane of a warp a chunk."""
