@@ -99,6 +99,7 @@ def test_int8_products(dtype: type[np.int32] | type[np.int64], inner: int) -> No
     rng = np.random.default_rng(inner)
     a, b = rng.integers(-128, 128, (3, 7, inner), np.int8), rng.integers(-128, 128, (inner, 4), np.int8)
     a[0, 0], b[:, 0] = -128, -128
+    a[1, 1], b[:, 1] = rng.integers(100, 128, (2, inner))  # sums beyond 2^24 of which no low bits are zeros
     found = matmul_int8(a, b, dtype=dtype)
     assert found.dtype == dtype and (found == a.astype(np.int64) @ b.astype(np.int64)).all()
 

@@ -209,6 +209,34 @@ def test_what_fully_shard_and_torch_write(tmp_path: Path) -> None:
     assert {s.rank for s in read(tmp_path / "dcp").sections} == {"0", "1"}
 
 
+MEASURED = """
+import resource, sys
+from tokitai.glue import Glued, glue, read
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+result = glue(read(sys.argv[1]).sections, into=sys.argv[2], threads=2)
+assert isinstance(result, Glued), result
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
+    """Half a gigabyte of tensors, in files without data: what is glued is written in pieces."""
+    size = 2**28
+    for rank in range(2):
+        places = {"sections": {"w": {"offset": [rank, 0], "shape": [2, size]}}}
+        entry = {"dtype": "U8", "shape": [1, size], "data_offsets": [0, size]}
+        header = json.dumps({"__metadata__": {"tokitai.sections": json.dumps(places)}, "w": entry}).encode()
+        file = tmp_path / f"rank{rank}.safetensors"
+        file.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(file, 8 + len(header) + size)
+    command = [sys.executable, "-c", MEASURED, str(tmp_path), str(tmp_path / "whole.bin")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) < 2**26
+    assert (tmp_path / "whole.bin").stat().st_size > 2 * size
+
+
 @pytest.mark.parametrize(
     "lay",
     [
