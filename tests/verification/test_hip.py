@@ -28,6 +28,7 @@ from tokitai.verification.verdict import variants
 
 EVERY = [o for o in registry().values() if not is_attention(o)]  # test_gpu_attention.py
 ARCHS = {32: "gfx1101", 64: "gfx942"}
+FIRST = {make_plan(o.trace("f16")).family: o for o in reversed(EVERY)}.values()  # of each family
 
 
 def names(value: object) -> str:
@@ -43,8 +44,9 @@ def test_every_hip_text_has_the_oracles_bits_and_structure(op: Operator, warp: i
     assert target.warp == warp
     numbers, hashed = (GpuKernel(op, graph, make_plan(graph), s, target) for s in (False, True))
     shape = in_groups(graph, (min(35, op.contract.max_rows), min(257, op.contract.max_cols)))
-    result = run_numbers(numbers, cases.seeded(op, graph, "normal", shape, 1), None, 3)
-    assert result.equal and result.compared, result.failure
+    if op in FIRST or EVERY.index(op) % 2 == list(ARCHS).index(warp):  # hashes on both widths, numbers on one in turn
+        result = run_numbers(numbers, cases.seeded(op, graph, "normal", shape, 1), None, 3)
+        assert result.equal and result.compared, result.failure
     integers = {t.name: cases.draw(op, t, "normal", shape, 1) for t in graph.inputs if not format_of(t.format).is_float}
     result = run_structure(hashed, shape, integers, cases.drawn_scalars(op, graph, shape), 1)
     assert result.equal and result.compared, result.failure
