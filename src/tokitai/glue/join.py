@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from blake3 import blake3
@@ -96,7 +95,7 @@ def glue(
     return Glued(digest_of_tensors(tensors), tensors, made, inferred)
 
 
-def digest(tensors: Any) -> str:
+def digest(tensors: Mapping[str, object]) -> str:
     """The digest of whole tensors by name: `glue` finds the same for their sections."""
     result = glue([Section("", name, values) for name, values in tensors.items()], arrays=False)
     assert isinstance(result, Glued)
