@@ -48,8 +48,9 @@ def judged(which: str, seed: int = 0) -> Judgement:
     given = frozenset(t.name for t in operator.tensors if t.optional and t.name not in without)
     file = FOLDER / f"{which.partition(':')[0]}.py"
     return tokitai.judge(
-        (file, candidate.name), operator, variant=Variant(given), seed=seed, seconds=60, first=True, **how
-    )
+        (file, candidate.name), operator, variant=Variant(given), seed=seed, seconds=60, first=True,
+        explain_seconds=0, **how,
+    )  # fmt: skip
 
 
 def reason(made: Judgement) -> str:

@@ -14,7 +14,7 @@ CHEATS = Path(__file__).parent / "cheats.py"
 
 
 def judged(name: str, op: str = "softmax", dtype: str = "f16", **how: object) -> Judgement:
-    return tokitai.judge((CHEATS, name), get(op), dtype=dtype, **{"seed": 0, **how})  # type: ignore[arg-type]
+    return tokitai.judge((CHEATS, name), get(op), dtype=dtype, **{"seed": 0, "explain_seconds": 0, **how})  # type: ignore[arg-type]
 
 
 def wrong(made: Judgement) -> str:

@@ -26,7 +26,7 @@ KERNELS = Path(__file__).parent / "kernels.py"
 
 
 def judged(name: str, op: str, dtype: str = "f16", **how: Any) -> Judgement:
-    return tokitai.judge((KERNELS, name), get(op), dtype=dtype, **{"seed": 0, **how})
+    return tokitai.judge((KERNELS, name), get(op), dtype=dtype, **{"seed": 0, "explain_seconds": 0, **how})
 
 
 def wrong(made: Judgement) -> str:
@@ -87,7 +87,9 @@ def test_torchs_kernels(tmp_path: Path) -> None:
     for dtype in ("f16", "bf16", "f32"):
         made = tokitai.judge((file, "softmax"), get("softmax"), dtype=dtype, device="cpu", seed=0)
         assert made.verdict == "verified" and made.judged > 0, wrong(made)
-    made = tokitai.judge((file, "gelu"), get("gelu_erf"), dtype="f16", device="cpu")  # 1 + erf(x) cancels
+    made = tokitai.judge(
+        (file, "gelu"), get("gelu_erf"), dtype="f16", device="cpu", explain_seconds=0
+    )  # 1 + erf(x) cancels
     assert made.verdict == "refuted" and "the rounding-error bound is" in wrong(made)
     made = tokitai.judge((file, "aten_out"), get("softmax"), dtype="bf16", device="cpu")
     assert {f.what for f in made.failures} == {"y: an array of float32; accepted: bf16"}
@@ -134,7 +136,7 @@ def test_in_place_results_are_what_the_input_becomes() -> None:
     def unclipped(grad: np.ndarray[Any, Any], *, max_norm: float) -> Any:
         return np.float32(np.sqrt((grad.astype(np.float64) ** 2).sum()))
 
-    made = tokitai.judge(unclipped, get("clip_global_norm"), dtype="f32", seed=0)
+    made = tokitai.judge(unclipped, get("clip_global_norm"), dtype="f32", seed=0, explain_seconds=0)
     assert made.verdict == "refuted" and "grad[0," in wrong(made)
 
 
@@ -154,12 +156,13 @@ def test_a_shape_of_ones_own_is_tried() -> None:
 def test_json_has_the_documented_keys() -> None:
     made = judged("without_tail", "softmax").as_json()
     assert list(made) == [
-        "operator", "kernel", "dtype", "device", "shape", "seed", "verdict", "evidence", "shapes", "cases", "calls",
+        "operator", "kernel", "dtype", "device", "shape", "seed", "verdict", "accuracy", "special_values",
+        "accepted", "evidence", "shapes", "cases", "calls",
         "same_bits", "elements", "elements_judged", "max_ulp_error", "max_ulp_error_of_row", "share_of_allowance",
-        "failures", "notes", "not_shown", "containment", "undecided", "seconds",
+        "failures", "causes", "notes", "not_shown", "containment", "undecided", "seconds",
     ]  # fmt: skip
     assert made["evidence"] == ["hard", "seeded", "exact"] and made["seed"] == 0
-    assert list(made["failures"][0]) == ["case", "what", "where"]
+    assert list(made["failures"][0]) == ["case", "what", "where", "kinds"]
     json.dumps({**made, "max_ulp_error": 0, "max_ulp_error_of_row": 0, "share_of_allowance": 0})
 
 
@@ -206,5 +209,5 @@ def test_a_file_that_is_none(tmp_path: Path, file: str, says: str) -> None:
 def test_an_operator_of_ones_own_judges_as_well() -> None:
     made = tokitai.judge(lambda x: x * x.dtype.type(2), doubled, dtype="f16", seed=0)
     assert made.verdict == "verified" and made.same_bits >= made.cases - 3  # another NaN
-    made = tokitai.judge(lambda x: x + x.dtype.type(2), doubled, dtype="f16")
+    made = tokitai.judge(lambda x: x + x.dtype.type(2), doubled, dtype="f16", explain_seconds=0)
     assert made.verdict == "refuted"

@@ -12,7 +12,7 @@ import typer
 
 from ..errors import UsageError
 from ..judging import Judgement
-from ..judging.judgement import DEVICES, SECONDS, TOTAL_SECONDS
+from ..judging.judgement import DEVICES, EXPLAIN_SECONDS, SECONDS, TOTAL_SECONDS
 from . import output, parse
 from .progress import Bar
 
@@ -37,6 +37,8 @@ def judge(
     total_seconds: Annotated[float, typer.Option(min=0.1, help="Within which all must end.")] = TOTAL_SECONDS,
     unconfined: Annotated[bool, typer.Option("--unconfined", help="No sandbox: for a kernel that compiles.")] = False,
     first: Annotated[bool, typer.Option("--first", help="End with the first wrong case.")] = False,
+    accept: Annotated[str | None, typer.Option(metavar="MODEL,...", help="What it computes, and is meant to.")] = None,
+    explain_seconds: Annotated[float, typer.Option(min=0, help="To look for causes within; 0: not.")] = EXPLAIN_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
 ) -> int:
     """Judge a third-party kernel: is each element within its rounding-error bound, in whatever order it sums?
@@ -60,9 +62,11 @@ def judge(
                 (Path(file), name), operator, dtype=fmt, device=device, shape=asked, seed=seed, variant=variant,
                 results=None if results is None else [word.strip() for word in results.split(",")], case=case,
                 seconds=seconds, total_seconds=total_seconds, unconfined=unconfined, first=first,
+                accept=parse.names_from(accept), explain_seconds=explain_seconds,
                 progress=bar.case,
             )  # fmt: skip
     typed = [("--dtype", fmt), ("--device", device), ("--shape", shape), ("--results", results)]
+    typed += [("--accept", accept)]
     typed += [("--seed", str(made.seed))]
     flags = [f"{flag} {shlex.quote(value)}" for flag, value in typed if value is not None]
     flags += ["--unconfined"] if unconfined else []
@@ -78,10 +82,17 @@ def judge(
 
 def judgement_text(made: Judgement, replay: str) -> str:
     """A judgement for a person: the verdict, the first failures with the line that replays each, what was compared."""
+    told: list[tuple[str, str]] = []
     cases = f"{made.cases} case{'s' * (made.cases != 1)}"
     many = f"{len(made.failures)} of {cases} wrong" if made.failures else cases
     what = f"{made.kernel} as {made.operator} {made.dtype} on {made.device}"
-    lines = [f"{what}: {made.verdict}, {many}, seed {made.seed}"]
+    meant = f", with {', '.join(made.accepted)}" if made.accepted else ""
+    alone = " at special values alone" if made.special_alone else ""
+    lines = [f"{what}{meant}: {made.verdict}{alone}, {many}, seed {made.seed}"]
+    for name, s in made.special.items():
+        if s.wrong:
+            told.append((name, f"{s.wrong} of {s.judged} wrong, in {s.cases} case{'s' * (s.cases != 1)}"))
+    told += [("cause" if i == 0 else "", str(c)) for i, c in enumerate(made.causes)]
     for failure in made.failures[:SHOWN]:
         lines += ["", f"  {failure.what}", *([f"  {failure.where}"] if failure.where else [])]
         lines.append(f"  {replay} --case {shlex.quote(failure.case)}")
@@ -95,6 +106,7 @@ def judgement_text(made: Judgement, replay: str) -> str:
         share, ulp, of_row = made.share, made.max_ulp_error, made.max_ulp_error_of_row
         lines.append(f"{'largest distance':<29}{share:.3g} of the rounding-error bound, in whatever order")
         lines.append(f"{'largest error':<29}{ulp:.4g} ulp, {of_row:.4g} of the row's largest")
+    lines += [f"{name:<29}{said}" for name, said in told]
     lines += [f"{note:<29}{said}" for note, said in made.notes.items()]
     if made.not_shown:
         lines.append(f"{'no case shows the effect of':<29}{', '.join(made.not_shown)}")

@@ -168,3 +168,16 @@ def folder_for_certificates(out: Path | None) -> Path:
             return folder
     except OSError as error:
         raise ArgumentError(f"--out {folder}: cannot be written ({error}); accepted: a folder that can") from error
+
+
+def names_from(text: str | None) -> list[str]:
+    """Names between commas; one inside parentheses is part of a name, as in `intermediate:fma(a,b,c)`."""
+    found, depth, name = [], 0, ""
+    for letter in text or "":
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            found.append(name.strip())
+            name = ""
+        else:
+            name += letter
+    return [n for n in [*found, name.strip()] if n]

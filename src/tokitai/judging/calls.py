@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ from ..verification.cases import Array, Case, work_of
 from ..verification.compare import first_mismatch, patterns
 from ..verification.run import part_of
 from ..verification.verdict import named_sizes
+from . import special
+from .explain import KEPT, LARGEST, RIGHT, Evidence
 from .lending import Placement
 from .reference import Expected, expected
 from .runner import Outcome, Runner, run
 from .shown import Shown
 from .trials import Trial, rows_are_apart
-from .verdict import Failure, Judgement
+from .verdict import Failure, Judgement, Special
 
 AGAIN = "called again"
 BATCHES = "rows in two batches"
@@ -28,26 +31,35 @@ BATCHED = 1 << 20  # elements up to which rows are given in two batches as well
 class Calls:
     """Calls a kernel, and writes down in ``made`` what that shows. ``only``: the results that it has."""
 
-    def __init__(self, made: Judgement, operator: Operator, runner: Runner, only: Sequence[str]) -> None:
-        self.made, self.operator, self.runner, self.only = made, operator, runner, only
+    def __init__(
+        self, made: Judgement, operator: Operator, runner: Runner, only: Sequence[str],
+        forgiven: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        self.made, self.operator, self.runner, self.only, self.forgiven = made, operator, runner, only, forgiven
         self.refused: dict[str, str] = {}  # layouts, and what was said
+        self.evidence: list[Evidence] = []
+        self.right: list[Evidence] = []
+        self._earlier: dict[tuple[str, tuple[int, ...]], deque[Array]] = {}  # answers, by result and size
 
     def trial(self, one: Trial, shown: Shown) -> None:
         """Every call of a trial, until one fails."""
         made, case = self.made, one.case
         with np.errstate(all="ignore"):
-            wanted = [e for e in expected(self.operator, one.graph, case, one.spread, one.noise)
-                      if e.output.name in self.only]  # fmt: skip
+            every = expected(self.operator, one.graph, case, one.spread, one.noise, one.accepted)
+            wanted = [e for e in every if e.output.name in self.only]
             made.cases += 1
             made.kinds += [case.kind] if case.kind not in made.kinds else []
             sizes = [*named_sizes(case.shape).values()]
             made.shapes += [sizes] if sizes not in made.shapes else []
             shown.ask(one, wanted)
             got = self._call(one, wanted, Placement(seed=made.cases, shift=made.cases % 3))
-            if self._fails(case, got, wanted, "", first=True):
-                return
             if case.shape[0] == 0:
+                self._special(special.NO_ROWS, 1, int(self._fails(case, got, wanted, "", first=True)))
                 return
+            if self._fails(case, got, wanted, "", first=True):
+                self._keep(one, wanted, got)
+                return
+            self._keep(one, wanted, got)
             if self._again(one, wanted, got) or self._elsewhere(one, wanted, got):
                 return
             if case.kind != "hard" and rows_are_apart(one) and case.shape[0] * case.shape[1] <= BATCHED:
@@ -69,20 +81,54 @@ class Calls:
     def _fails(self, case: Case, got: Outcome, wanted: Sequence[Expected], ahead: str, first: bool = False) -> bool:
         """Whether a call is wrong; the first result that is so is kept."""
         if got.wrong is not None:
-            self._failure(case, f"{ahead}{got.wrong}")
+            self._failure(case, f"{ahead}{got.wrong}", kinds=("call",))
             return True
         identical, wrong = True, None
+        kinds: set[int] = set()
         for e in wanted:
-            found = e.hold(got.results[e.output.name])
+            found = e.hold(got.results[e.output.name], self.forgiven)
             identical &= found.identical
-            wrong = wrong or (found if found.wrong else None)
+            kinds |= set(found.wrong_of)
+            better = wrong is None or min(found.wrong_of, default=9) < min(wrong.wrong_of)
+            wrong = found if found.wrong and better else wrong
             self.made.share = max(self.made.share, found.share)
             if first:
                 self._count(found)
         self.made.same_bits += first and identical
         if wrong is not None:
-            self._failure(case, f"{ahead}{wrong.first}", wrong.where)
+            named = {special.ORDINARY: "accuracy", **special.KINDS}
+            self._failure(case, f"{ahead}{wrong.first}", wrong.where, tuple(named[k] for k in sorted(kinds)))
         return wrong is not None
+
+    def _keep(self, one: Trial, wanted: Sequence[Expected], got: Outcome) -> None:
+        """Keep the wrong results of a case, so that they can be explained, and some right ones that an explanation must
+        agree with."""
+        if got.wrong is not None:
+            return
+        for e in wanted:
+            if e.source.case.shape[0] * e.source.case.shape[1] > LARGEST or e.output.name not in got.results:
+                continue
+            answer = e.computed(got.results[e.output.name])
+            found = e.alone(answer, self.forgiven)
+            if not found.wrong and one.case.kind == "hard" and len(self.right) < RIGHT:
+                self.right.append(Evidence(one.case.id, self.operator, one.graph, e, answer, found.mask))
+            if found.wrong and len(self.evidence) < KEPT:
+                stale = tuple(self._earlier.get((e.output.name, answer.shape), ()))
+                self.evidence.append(Evidence(one.case.id, self.operator, one.graph, e, answer, found.mask, stale))
+        self._remember(wanted, got)
+
+    def _remember(self, wanted: Sequence[Expected], got: Outcome) -> None:
+        """Keep the last answers of each size, which a later call may give again."""
+        for e in wanted:
+            answer = e.computed(got.results[e.output.name])
+            if answer.size <= LARGEST:
+                self._earlier.setdefault((e.output.name, answer.shape), deque(maxlen=4)).append(answer)
+
+    def _special(self, name: str, judged: int, wrong: int) -> None:
+        here = self.made.special.setdefault(name, Special())
+        here.judged += judged
+        here.wrong += wrong
+        here.cases += wrong > 0
 
     def _count(self, found: Any) -> None:
         made = self.made
@@ -90,9 +136,14 @@ class Calls:
         made.judged += found.judged
         made.max_ulp_error = max(made.max_ulp_error, found.max_ulp)
         made.max_ulp_error_of_row = max(made.max_ulp_error_of_row, found.max_ulp_of_row)
+        for kind, said in special.KINDS.items():
+            if kind in found.judged_of:
+                self._special(said, found.judged_of[kind], found.wrong_of.get(kind, 0))
+        if found.zeros:
+            made.notes[special.SIGNED_ZERO] = "some zeros have another sign than the definition's, which is not judged"
 
-    def _failure(self, case: Case, what: str, where: str = "") -> None:
-        self.made.failures.append(Failure(case.id, what, where, work_of(case.shape)))
+    def _failure(self, case: Case, what: str, where: str = "", kinds: tuple[str, ...] = ("accuracy",)) -> None:
+        self.made.failures.append(Failure(case.id, what, where, work_of(case.shape), kinds))
 
     # ------------------------------------------------------------------ calls beyond the first
     def _again(self, one: Trial, wanted: Sequence[Expected], was: Outcome) -> bool:
@@ -136,7 +187,8 @@ class Calls:
             shape = Sizes(count, cols, case.shape.inner) if isinstance(case.shape, Sizes) else (count, cols)
             got = self._call(one, wanted, Placement(seed=self.made.cases), tensors=some, shape=shape)
             if got.wrong is not None:
-                self._failure(case, f"given rows {rows.start} to {rows.stop - 1} alone it {got.wrong}")
+                self._failure(case, f"given rows {rows.start} to {rows.stop - 1} alone it {got.wrong}",
+                              kinds=("call",))  # fmt: skip
                 return
             for name in results:
                 results[name].append(got.results[name])

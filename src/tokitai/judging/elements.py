@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,13 +31,18 @@ class Finding:
     first: str = ""  # the wrong element that is furthest beyond its bound, in a sentence
     where: str = ""  # where all wrong elements lie
     mask: Array = field(default_factory=lambda: np.zeros(0, bool))  # which are wrong
+    wrong_of: dict[int, int] = field(default_factory=dict)  # how many by kind, as `special.KINDS` counts them
+    judged_of: dict[int, int] = field(default_factory=dict)
+    zeros: int = 0  # zeros of another sign than the definition's, which is not wrong
 
 
 def hold(
-    name: str, got: Array, defined: Array, exact: Array, limit: Array | None, fmt: Format, place: Place | None = None
+    name: str, got: Array, defined: Array, exact: Array, limit: Array | None, fmt: Format, place: Place | None = None,
+    kinds: Array | None = None, forgiven: Collection[int] = (),
 ) -> Finding:  # fmt: skip
     """Compare a result with the definition's bits, with the exact value, and with its bound. ``place``: where in the
-    whole result an element lies, where ``got`` is a part of it.
+    whole result an element lies, where ``got`` is a part of it; ``kinds``: which elements have to do with special
+    values (`special`), ``forgiven``: those of which nothing is required.
 
     Where the definition and the exact value are NaN, or the same infinity, that is required. Otherwise the distance
     from the exact value may be ``limit``; a value that close to the largest number of the format may be infinite. Where
@@ -46,12 +51,14 @@ def hold(
     """
     found = Finding(compared=got.size, identical=bool((patterns(got) == patterns(defined)).all()))
     found.mask = np.zeros(got.shape, bool)
+    kinds = np.zeros(got.shape, np.int8) if kinds is None else kinds
     if got.size == 0:
         return found
     if not fmt.is_float or limit is None:
         found.judged = got.size
         found.mask = patterns(got) != patterns(defined)
-        _describe(found, name, np.ones(got.shape), got, defined, None, fmt, None, place)
+        found.judged_of = {0: got.size}
+        _describe(found, name, np.ones(got.shape), got, defined, None, fmt, None, place, kinds)
         return found
     exact = np.broadcast_to(np.asarray(exact, REAL), got.shape)
     limit = np.broadcast_to(np.asarray(limit, np.float64), got.shape)
@@ -68,7 +75,11 @@ def hold(
         wrong = (nan & ~np.isnan(value)) | (certain & (value != truth)) | beyond
         share = np.where(near & ~over, np.where(distance == 0, 0, distance / np.maximum(limit, 5e-324)), 0)
         share = np.where(np.isnan(share) | (wrong & ~beyond), np.inf, share).astype(np.float64)
+    wrong &= ~np.isin(kinds, list(forgiven))
+    share = np.where(np.isin(kinds, list(forgiven)), 0, share)
     found.judged = int((nan | certain | near).sum())
+    found.judged_of = _counted(kinds, nan | certain | near)
+    found.zeros = int(((got == 0) & (defined == 0) & (np.signbit(value) != np.signbit(truth))).sum())
     errors = np.where(near & ~over, ulp_errors(got, exact, fmt), 0)
     row = np.where(near, np.abs(exact), 0).max(axis=-1, keepdims=True) if got.ndim else np.abs(exact)
     found.max_ulp = float(errors.max())
@@ -77,19 +88,21 @@ def hold(
         found.max_ulp_of_row = float(np.where(near & ~over, distance / scale, 0).max())
     found.share = float(share.max())
     found.mask = wrong
-    _describe(found, name, share, got, defined, exact, fmt, limit, place)
+    _describe(found, name, share, got, defined, exact, fmt, limit, place, kinds)
     return found
 
 
 def _describe(
     found: Finding, name: str, share: Array, got: Array, defined: Array, exact: Array | None, fmt: Format,
-    limit: Array | None, place: Place | None,
+    limit: Array | None, place: Place | None, kinds: Array,
 ) -> None:  # fmt: skip
-    """Put into words which elements are wrong."""
+    """Put into words which elements are wrong: of those of ordinary values, if there are any, the furthest off."""
     found.wrong = int(found.mask.sum())
+    found.wrong_of = _counted(kinds, found.mask)
     if not found.wrong:
         return
-    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.where(found.mask, share, -1))), got.shape))
+    shown_of = found.mask & (kinds == min(found.wrong_of))
+    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.where(shown_of, share, -1))), got.shape))
     shown = ",".join(map(str, place(at) if place else at))
     said = f"{name}[{shown}] is {show(got[at])}; the definition gives {show(defined[at])}"
     if exact is not None and limit is not None:
@@ -101,6 +114,12 @@ def _describe(
             said += f": it differs by {off / ulp:.4g} ulp, the rounding-error bound is {most / ulp:.4g} ulp"
     found.first = said
     found.where = extent(np.argwhere(found.mask), got.shape)
+
+
+def _counted(kinds: Array, which: Array) -> dict[int, int]:
+    """How many elements there are of each kind."""
+    found, counts = np.unique(np.broadcast_to(kinds, which.shape)[which], return_counts=True)
+    return {int(k): int(n) for k, n in zip(found, counts, strict=True)}
 
 
 def extent(positions: Array, shape: tuple[int, ...]) -> str:

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from ..formats import format_of
 from ..lang import Graph, Operator, Sizes, check_operator, shape_text
 from ..runtime.shapes import asked_shape
 from ..verification.verdict import Variant, named_sizes
+from . import special
 from .calls import Calls
+from .explain import Accepted, Explainer
 from .runner import Here, Isolated, Runner, clean
 from .shown import Shown
 from .trials import Ask, Trial, trials
@@ -34,6 +37,7 @@ MOST_WORK = 1 << 28  # elements of a case, of a product multiplications: more ta
 MOST_ELEMENTS = 1 << 25  # of a tensor
 SECONDS = 60.0
 TOTAL_SECONDS = 900.0
+EXPLAIN_SECONDS = 60.0
 DEATHS = 10  # of its processes that a kernel may cause: starting them takes long
 SEEDS = 1 << 32
 DEVICES = "numpy, cpu (PyTorch's tensors), cuda or cuda:N"
@@ -54,6 +58,8 @@ def judge(
     total_seconds: float = TOTAL_SECONDS,
     unconfined: bool = False,
     first: bool = False,
+    accept: Sequence[str] = (),
+    explain_seconds: float = EXPLAIN_SECONDS,
     progress: Callable[[str], None] | None = None,
 ) -> Judgement:
     """Judge a third-party kernel by `operator`.
@@ -66,12 +72,15 @@ def judge(
     or a device of PyTorch's. ``seed`` draws sizes, scalars and tensors; without one it is drawn. ``seconds``: within
     which a call must end, where it has its own process; ``total_seconds``: within which all of them must. With
     ``unconfined`` its process may start others, and write files: for kernels that compile. ``first``: end with the
-    first wrong case.
+    first wrong case. ``accept``: arithmetic models that are meant (`intermediate:silu`, `ftz`): the kernel is held
+    against the definition with these in it; ``explain_seconds``: within which causes of wrong elements are looked for.
 
     Raises UsageError for wrong arguments, a file that cannot be loaded, and a function that cannot be called so.
     """
     check_operator(operator)
     _check_device(device)
+    if isinstance(explain_seconds, bool) or not isinstance(explain_seconds, (int, float)) or not explain_seconds >= 0:
+        raise ArgumentError(f"explain_seconds={explain_seconds!r}; accepted: a number of seconds, 0 for no causes")
     for name, value in (("seconds", seconds), ("total_seconds", total_seconds)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
             raise ArgumentError(f"{name}={value!r}; accepted: a number of seconds above 0")
@@ -87,6 +96,9 @@ def judge(
     name = kernel[1] if isinstance(kernel, tuple) else str(getattr(kernel, "__name__", kernel))
     drawn = secrets.randbelow(SEEDS) if seed is None else seed
     made = Judgement(operator.name, name, fmt, device, None if asked is None else named_sizes(asked), drawn)
+    meant = [n for n in accept if n not in special.ACCEPTED]
+    change = Accepted(operator, graph, meant)
+    made.accepted = list(accept)
     missing = [o.name for o in graph.outputs if o.name not in only]
     if missing:
         made.notes["not judged"] = f"{', '.join(missing)}: left out"
@@ -97,7 +109,15 @@ def judge(
             free = _prepare(runner, operator, graph, chosen)
             ask = Ask(operator, fmt, chosen.present, dict(chosen.options), free, asked, drawn, device)
             some = trials(ask, case)
-            _run(made, Calls(made, operator, runner, only), some, started + total_seconds, progress, first)
+            if meant:
+                some = (replace(t, graph=change(t.graph), accepted=True) for t in some)
+            forgiven = [special.ACCEPTED[n] for n in accept if n in special.ACCEPTED]
+            calls = Calls(made, operator, runner, only, forgiven)
+            _run(made, calls, some, started + total_seconds, progress, first)
+            if calls.evidence and explain_seconds:
+                made.causes = Explainer(time.perf_counter() + explain_seconds, change.named).causes(
+                    calls.evidence, calls.right
+                )
     except UnavailableError as error:
         made.undecided = made.undecided or _why(error)
     if not made.cases and made.undecided is None:

@@ -7,7 +7,7 @@ though few are computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..meaning import bits
 from ..verification.accuracy import exact_results, exactly
 from ..verification.cases import Array, Case, rng_for, work_of
 from ..verification.compare import patterns
+from . import arithmetic, special
 from .allowance import allowed
 from .elements import Finding, extent, hold
 from .sides import apart, axis_of, only, part, taken
@@ -45,8 +46,21 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Source:
+    """What a result was computed of: the graph, the case of the rows and columns that were, the same with the exact
+    values of what a forward pass saved, and how far these are from those; ``noise``: see `allowed`."""
+
+    graph: Graph
+    case: Case
+    whole: Case
+    off: Mapping[str, Array]
+    noise: bool
+
+
+@dataclass(frozen=True)
 class Expected:
-    """What one result must be: of the elements at some rows and columns, and those that repeat them."""
+    """What one result must be: of the elements at some rows and columns, and those that repeat them. ``kinds``: which
+    of them have to do with special values, as `special.KINDS` counts them."""
 
     output: Output
     fmt: Format
@@ -55,18 +69,36 @@ class Expected:
     limit: Array | None
     rows: Side | None
     cols: Side | None
+    source: Source
+    kinds: Array
 
-    def hold(self, whole: Array) -> Finding:
-        """Compare a result, of all rows and columns."""
-        sides: dict[int, Side] = {}
+    def sides(self) -> dict[int, Side]:
+        """Along which axes of the result some places alone were computed."""
+        found: dict[int, Side] = {}
         for letter, s in (("r", self.rows), ("c", self.cols)):
             along = axis_of(self.output.space, self.output.slots, letter)
             if s is not None and along is not None:
-                sides[along] = s
+                found[along] = s
+        return found
+
+    def computed(self, whole: Array) -> Array:
+        """Of a whole result the elements that were computed here, in the size of ``defined``."""
+        for axis, s in self.sides().items():
+            whole = np.take(whole, s.places, axis=axis)
+        return whole.reshape(self.defined.shape)
+
+    def alone(self, got: Array, forgiven: Collection[int] = ()) -> Finding:
+        """Compare the elements that were computed here with those of another result."""
+        return hold(self.output.name, got, self.defined, self.exact, self.limit, self.fmt, None, self.kinds, forgiven)
+
+    def hold(self, whole: Array, forgiven: Collection[int] = ()) -> Finding:
+        """Compare a result, of all rows and columns. ``forgiven``: kinds of special values that do not matter."""
+        sides = self.sides()
         got = whole
         for axis, s in sides.items():
             got = np.take(got, s.places, axis=axis)
         defined = self.defined.reshape(got.shape)
+        kinds = self.kinds.reshape(got.shape)
         exact = np.broadcast_to(np.asarray(self.exact), self.defined.shape).reshape(got.shape)
         limit = None if self.limit is None else np.broadcast_to(self.limit, self.defined.shape).reshape(got.shape)
 
@@ -77,14 +109,14 @@ class Expected:
             return tuple(full)
 
         name = self.output.name
-        found = hold(name, got, defined, exact, limit, self.fmt, place)
+        found = hold(name, got, defined, exact, limit, self.fmt, place, kinds, forgiven)
         if not sides:
             return found
-        return self._others(found, whole, got, defined, exact, limit, sides)
+        return self._others(found, whole, got, defined, exact, limit, sides, kinds, forgiven)
 
     def _others(
         self, found: Finding, whole: Array, got: Array, defined: Array, exact: Array, limit: Array | None,
-        sides: Mapping[int, Side],
+        sides: Mapping[int, Side], kinds: Array, forgiven: Collection[int],
     ) -> Finding:  # fmt: skip
         """Those that should be like the elements that were computed: where they are not, each is held as well."""
         like, shown, wrong = got, whole, found.mask
@@ -113,9 +145,11 @@ class Expected:
 
             more = hold(
                 self.output.name, shown[places], defined[at], exact[at], None if limit is None else limit[at],
-                self.fmt, place,
+                self.fmt, place, kinds[at], forgiven,
             )  # fmt: skip
             found.identical &= more.identical
+            for kind, count in more.wrong_of.items():
+                found.wrong_of[kind] = found.wrong_of.get(kind, 0) + count
             found.max_ulp, found.share = max(found.max_ulp, more.max_ulp), max(found.share, more.share)
         if found.wrong or more.wrong:
             mask = wrong & ~other
@@ -128,9 +162,11 @@ class Expected:
 
 
 def expected(
-    operator: Operator, graph: Graph, case: Case, spread: Spread | None = None, noise: bool = False
-) -> list[Expected]:
-    """What each result of a case must be. ``spread``: which rows and columns repeat others; ``noise``: see `allowed`.
+    operator: Operator, graph: Graph, case: Case, spread: Spread | None = None, noise: bool = False,
+    accepted: bool = False,
+) -> list[Expected]:  # fmt: skip
+    """What each result of a case must be. ``spread``: which rows and columns repeat others; ``noise``: see `allowed`;
+    ``accepted``: whether the graph is that of models that a user accepts, and not the operator's.
 
     A gradient is that of the whole forward function; the bound allows for the distance of what the forward pass saved
     from its exact values, as a kernel may take that for what it stands for.
@@ -140,15 +176,23 @@ def expected(
         places = [None if s is None else s.places for s in (rows, cols)]
         tensors, shape = part(graph, case.tensors, case.shape, *places)
         some = replace(case, tensors=tensors, shape=shape)
-        defined = bits.evaluate(part_of, tensors, shape, case.params)
+        compute = arithmetic.evaluate if accepted else bits.evaluate
+        defined = compute(part_of, tensors, shape, case.params)
         exact: Mapping[str, Any] = {}
         off: dict[str, Array] = {}
+        whole = some
         if 0 not in shape:
             whole = exactly(operator, graph, some) if cols is None else some
-            exact = exact_results(part_of, whole, operator.textbook if part_of is graph and cols is None else None)
+            textbook = operator.textbook if part_of is graph and cols is None and not accepted else None
+            exact = (
+                arithmetic.exactly(part_of, whole.tensors, shape, whole.params) if accepted
+                else exact_results(part_of, whole, textbook)
+            )  # fmt: skip
             off = {n: np.abs(tensors[n] - whole.tensors[n]).astype(np.float64) for n in case.saved}
-        limits = dict(_limits(part_of, some, noise, off))
-        if case.kind == "hard" and exact and operator.textbook is not None:  # two ways to the exact value, one bound
+        limits = dict(_limits(part_of, some, noise, off, accepted))
+        if (
+            case.kind == "hard" and exact and operator.textbook is not None and not accepted
+        ):  # two ways to the exact value, one bound
             with np.errstate(all="ignore"):
                 for name, other in exact_results(part_of, whole, None).items():
                     apart_by = np.abs(np.asarray(exact.get(name, other)) - other).astype(np.float64)
@@ -157,14 +201,21 @@ def expected(
         for o in part_of.outputs:
             value = defined[o.name]
             known = exact.get(o.name, value.astype(np.float64))
-            found.append(Expected(o, FORMATS[o.format], value, known, limits.get(o.name), rows, cols))
+            fmt = FORMATS[o.format]
+            kinds = special.kinds(graph, some, o, value, known, fmt)
+            source = Source(part_of, some, whole, off, noise)
+            found.append(Expected(o, fmt, value, known, limits.get(o.name), rows, cols, source, kinds))
     order = {o.name: i for i, o in enumerate(graph.outputs)}
     return sorted(found, key=lambda e: order[e.output.name])
 
 
-def _limits(graph: Graph, case: Case, noise: bool, off: Mapping[str, Array]) -> Mapping[str, Array]:
+def _limits(
+    graph: Graph, case: Case, noise: bool, off: Mapping[str, Array], accepted: bool = False
+) -> Mapping[str, Array]:
     """Bounds by result; none where no bound is known: such results must have the definition's bits."""
     try:
+        if accepted:
+            return arithmetic.limits(graph, case.tensors, case.shape, case.params, noise, off)
         return allowed(graph, case, noise, off)
     except TokitaiError:
         return {}

@@ -27,7 +27,8 @@ HOWS = tuple(cases.FIRST_DRAWS)
 class Trial:
     """One case and what is called with it. ``graph``: the definition for its options; ``named``: options that the
     kernel is given by name; ``spread``: see `reference.Spread`; ``placements``: how its tensors lie in calls beyond the
-    first two, ``layouts`` in words; ``noise``: whether its values are independent noise."""
+    first two, ``layouts`` in words; ``noise``: whether its values are independent noise; ``accepted``: whether the
+    graph is that of models that a user accepts."""
 
     case: Case
     graph: Graph
@@ -35,6 +36,7 @@ class Trial:
     spread: Spread = field(default_factory=Spread)
     placements: tuple[tuple[str, Placement], ...] = ()
     noise: bool = False
+    accepted: bool = False
 
 
 @dataclass(frozen=True)

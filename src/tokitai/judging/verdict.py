@@ -14,6 +14,59 @@ class Failure:
     what: str
     where: str = ""
     work: int = 0
+    kinds: tuple[str, ...] = ()  # of its wrong elements: accuracy, infinity and NaN, subnormals; or call
+
+    def as_json(self) -> dict[str, Any]:
+        """Its keys in ``--json``."""
+        return {"case": self.case, "what": self.what, "where": self.where, "kinds": list(self.kinds)}
+
+
+@dataclass
+class Cause:
+    """Why elements of one result are wrong.
+
+    ``of``: which elements, of ordinary or of special values; ``models``: the arithmetic models that explain them
+    together, none where none does; ``explained``: the share of ``cases`` that they explain, ``same_bits``: the share of
+    ``wrong`` elements whose bits they have; ``out_of_time``: whether models were left untried; ``also``: other models
+    that explain as much.
+    """
+
+    result: str
+    of: str
+    models: tuple[str, ...] = ()
+    said: str = ""
+    explained: float = 0.0
+    same_bits: float = 0.0
+    wrong: int = 0
+    cases: int = 0
+    out_of_time: bool = False
+    also: tuple[tuple[str, ...], ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Its keys in ``--json``."""
+        return {
+            "result": self.result, "of": self.of, "models": list(self.models), "said": self.said or None,
+            "explained": self.explained, "same_bits": self.same_bits, "wrong": self.wrong, "cases": self.cases,
+            "also": [list(a) for a in self.also], "out_of_time": self.out_of_time,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        whose = f"{self.wrong} wrong element{'s' * (self.wrong != 1)} of {self.result}, {self.of}"
+        if not self.models:
+            return f"{whose}: no model explains them" + (" (the time to explain ended first)" * self.out_of_time)
+        how = f"explains {self.explained:.0%} of {self.cases} case{'s' * (self.cases != 1)}"
+        how += f", has the bits of {self.same_bits:.0%} of them" * (self.same_bits > 0)
+        also = f"; as well: {' or '.join(', '.join(a) for a in self.also[:3])}" if self.also else ""
+        return f"{whose}: {', '.join(self.models)} ({self.said}); {how}{also}"
+
+
+@dataclass
+class Special:
+    """Elements that have to do with special values: how many were judged, and how many are wrong in how many cases."""
+
+    judged: int = 0
+    wrong: int = 0
+    cases: int = 0
 
 
 @dataclass
@@ -21,7 +74,8 @@ class Judgement:
     """What judging a kernel showed. ``same_bits``: cases in which it has the definition's bits; ``share``: the largest
     distance from the exact value as a part of its bound; ``calls``: how often it was called; ``contained``: what kept
     it from harm and what did not; ``not_shown``: inputs and scalars whose effect no case can show; ``notes``: what is
-    not wrong and good to know."""
+    not wrong and good to know; ``causes``: what explains wrong elements; ``accepted``: models that were declared to be
+    meant; ``special``: special values apart."""
 
     operator: str
     kernel: str
@@ -46,6 +100,21 @@ class Judgement:
     not_shown: list[str] = field(default_factory=list)
     undecided: str | None = None
     seconds: float = 0.0
+    accepted: list[str] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
+    special: dict[str, Special] = field(default_factory=dict)
+
+    @property
+    def accuracy(self) -> Literal["verified", "refuted", "undecided"]:
+        """The verdict on elements of ordinary values alone, and on calls."""
+        if any(set(f.kinds) & {"accuracy", "call"} for f in self.failures):
+            return "refuted"
+        return "undecided" if self.undecided or not self.judged else "verified"
+
+    @property
+    def special_alone(self) -> bool:
+        """Whether special values are wrong, and every element of ordinary values is right."""
+        return self.verdict == "refuted" and self.accuracy == "verified"
 
     @property
     def exit_code(self) -> int:
@@ -56,12 +125,16 @@ class Judgement:
         """The documented, stable keys of ``--json``."""
         return {
             "operator": self.operator, "kernel": self.kernel, "dtype": self.dtype, "device": self.device,
-            "shape": self.shape, "seed": self.seed, "verdict": self.verdict, "evidence": self.kinds,
+            "shape": self.shape, "seed": self.seed, "verdict": self.verdict, "accuracy": self.accuracy,
+            "special_values": {n: {"judged": s.judged, "wrong": s.wrong, "cases": s.cases}
+                               for n, s in self.special.items()},
+            "accepted": self.accepted, "evidence": self.kinds,
             "shapes": self.shapes, "cases": self.cases, "calls": self.calls,
             "same_bits": self.same_bits, "elements": self.compared, "elements_judged": self.judged,
             "max_ulp_error": self.max_ulp_error, "max_ulp_error_of_row": self.max_ulp_error_of_row,
             "share_of_allowance": self.share,
-            "failures": [{"case": f.case, "what": f.what, "where": f.where} for f in self.failures],
+            "failures": [f.as_json() for f in self.failures],
+            "causes": [c.as_json() for c in self.causes],
             "notes": self.notes, "not_shown": self.not_shown, "containment": self.contained,
             "undecided": self.undecided, "seconds": round(self.seconds, 3),
         }  # fmt: skip

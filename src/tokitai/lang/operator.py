@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, NoReturn, Protocol, Union, overload
 
 import numpy as np
@@ -161,6 +165,38 @@ class Operator:
             with tracing(fmt):
                 self._graphs[key] = self._trace(fmt, given, chosen)
         return self._graphs[key]
+
+    def variables(self, graph: Graph) -> dict[Node, str]:
+        """The nodes of a graph of this operator that the definition gives a name: its variables when it returns, and
+        those of the functions that it calls, where these do not clash."""
+        found: dict[str, Any] = {}
+
+        def watch(frame: FrameType, event: str, returned: Any) -> None:
+            nonlocal found
+            if event == "return" and frame.f_code is self.definition.__code__:
+                found = {**found, **frame.f_locals}
+            elif event == "return" and not frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
+                found = {**frame.f_locals, **found}
+
+        def traced() -> Graph:
+            present = {t.name for t in graph.inputs if t.optional}
+            with tracing(graph.dtype):
+                sys.setprofile(watch)
+                try:
+                    return self._trace(graph.dtype, present, graph.options)
+                finally:
+                    sys.setprofile(None)
+
+        with ThreadPoolExecutor(1) as alone:  # a profiler of the caller's thread stays in place
+            again = alone.submit(traced).result()
+        there = {b: a for a, b in zip(graph.nodes, again.nodes, strict=True)}
+        of_inputs = {t.name for t in graph.inputs}
+        made: dict[Node, str] = {}
+        for name, value in found.items():
+            node = value.node if isinstance(value, Value) and not isinstance(value, (Operand, Groups)) else None
+            if node in there and node.op not in ("const", "input") and name not in of_inputs:
+                made.setdefault(there[node], name)
+        return made
 
     def _trace(self, dtype: str, given: set[str], options: Mapping[str, object]) -> Graph:
         arguments: dict[str, Any] = dict(options)
