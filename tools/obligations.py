@@ -7,12 +7,14 @@ formats change the sizes of elements, which no statement depends on, as indices 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokitai.lang import Operator
 from tokitai.ops import registry
 from tokitai.proving.prove import SECONDS, TARGETS, Proof, covers, prove
+from tokitai.proving.sums import obligations as sums
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "obligations.md"
 HEAD = """# Obligations for all sizes
@@ -34,43 +36,70 @@ def row(proof: Proof) -> str:
     return f"| `{proof.operator}` | {proof.family} | {proof.target} | {counts} | {seconds:.1f} |"
 
 
-def proofs(operators: Iterable[Operator], seconds: float) -> Iterator[Proof]:
+def proofs(operators: Iterable[Operator], seconds: float, targets: Sequence[str] = TARGETS) -> Iterator[Proof]:
     """Of each operator on each target for which statements are made."""
     for operator in operators:
-        for target in TARGETS:
+        for target in targets:
             if covers(operator, target):
                 yield prove(operator, operator.contract.formats[0], target, seconds=seconds)
 
 
-def page(found: list[Proof]) -> str:
+def lines_of(found: Iterable[Proof]) -> tuple[list[str], list[str]]:
+    """The rows of the table, and what is not proved."""
+    rows, left = [], []
+    for p in found:
+        rows.append(row(p))
+        for o in p.obligations:
+            if o.status != "proved":
+                sizes = ", ".join(f"{name}={value}" for name, value in o.sizes.items())
+                left.append(f"- {o.name}: {o.status}, {o.reason}{' at ' * bool(sizes)}{sizes}")
+    return rows, left
+
+
+def kept(text: str, targets: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The same of a page that was written before, of all targets but these."""
+    table = text.partition("## The order of sums")[0]
+    rows = [
+        line for line in table.splitlines() if re.match(r"\| `", line) and line.split("|")[3].strip() not in targets
+    ]
+    left = re.findall(r"^- \w+ \(\w+, (\w+).*", text.partition("## Not stated")[0], re.MULTILINE)
+    lines = re.findall(r"^- \w+ \(.*", text.partition("## Not stated")[0], re.MULTILINE)
+    return rows, [line for line, target in zip(lines, left, strict=True) if target not in targets]
+
+
+def order_of_sums(seconds: float = SECONDS) -> list[str]:
+    """What ``tokitai prove --sums`` comes to, without seconds."""
+    found = [f"| `{o.name.partition(':')[0]}` | {o.name.partition(': ')[2]} | {o.status} |" for o in sums(seconds)]
+    return ["| counter | for every count below 2^33 | |", "| --- | --- | --- |", *found]
+
+
+def page(rows: Sequence[str], left: Sequence[str]) -> str:
     """The whole page."""
-    every = [o for p in found for o in p.obligations]
-    counts = {status: sum(o.status == status for o in every) for status in ("proved", "refuted", "undecided")}
-    total = " | ".join(f"{n}" for n in counts.values())
-    lines = [row(p) for p in found]
-    lines.append(f"| all | | | {total} | {sum(o.seconds for o in every):.0f} |")
-    undecided = [o for o in every if o.status != "proved"]
-    lines += ["", "## Not proved", ""]
-    lines += [f"- {o.name}: {o.status}, {o.reason}" for o in undecided] or ["Nothing."]
-    lines += ["", "## Not stated", ""]
-    missing: dict[str, list[str]] = {}
-    for operator in registry().values():
-        for target in TARGETS:
-            if not covers(operator, target):
-                missing.setdefault(target, []).append(f"`{operator.name}`")
-    lines += [f"- {target}: no statements for the kernels of {', '.join(names)}." for target, names in missing.items()]
+    cells = [[float(c) for c in line.split("|")[4:8]] for line in rows]
+    total = [sum(column) for column in zip(*cells, strict=True)] or [0.0] * 4
+    order = {o: i for i, o in enumerate(registry())}
+    lines = sorted(rows, key=lambda line: (order[line.split("`")[1]], TARGETS.index(line.split("|")[3].strip())))
+    lines.append(f"| all | | | {total[0]:.0f} | {total[1]:.0f} | {total[2]:.0f} | {total[3]:.0f} |")
+    lines += ["", "## The order of sums", "", *order_of_sums()]
+    lines += ["", "## Not proved", "", *(sorted(left) or ["Nothing."]), "", "## Not stated", ""]
+    for target in TARGETS:
+        names = [f"`{o.name}`" for o in registry().values() if not covers(o, target)]
+        lines.append(f"- {target}: no statements for the kernels of {', '.join(names) or 'no operator'}.")
     return HEAD + "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for one question to the solver")
+    parser.add_argument("--target", action="append", choices=TARGETS, help="only these; other rows stay as they are")
     arguments = parser.parse_args()
+    targets = arguments.target or list(TARGETS)
     found = []
-    for proof in proofs(registry().values(), arguments.seconds):
+    for proof in proofs(registry().values(), arguments.seconds, targets):
         found.append(proof)
         print(row(proof), flush=True)
-    PAGE.write_text(page(found))
+    (rows, left), (old, old_left) = lines_of(found), kept(PAGE.read_text(), targets)
+    PAGE.write_text(page([*rows, *old], [*left, *old_left]))
     print(f"{PAGE}: {sum(len(p.obligations) for p in found)} obligations")
 
 

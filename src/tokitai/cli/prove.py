@@ -14,12 +14,15 @@ from . import output, parse
 
 def prove(
     operator: Annotated[str | None, typer.Argument(metavar="OP", help="An operator; all where none is named.")] = None,
-    target: Annotated[str, typer.Option("--target", "--device", metavar="T", help="Whose kernels: cpu.")] = "cpu",
+    target: Annotated[
+        str, typer.Option("--target", "--device", metavar="T", help="Whose kernels: cpu, cuda or hip.")
+    ] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="A storage format; the contract's first by default.")] = None,
     isa: Annotated[str | None, typer.Option(help="avx512 (the default), avx2 or neon: how long vectors are.")] = None,
     timeout: Annotated[
         float, typer.Option(metavar="S", min=0.01, help="Seconds for one question to the solver.")
     ] = 20.0,
+    sums: Annotated[bool, typer.Option("--sums", help="The order of sums for every count, alone.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")
     ] = False,
@@ -38,8 +41,22 @@ def prove(
         raise UnknownNameError("target of proofs", target, TARGETS)
     if isa is not None and isa not in accepted():
         raise UnknownNameError("instruction set of proofs", isa, accepted())
+    if sums and (operator is not None or dtype is not None or isa is not None):
+        raise UsageError("--sums is about headers that kernels share; accepted: prove --sums")
     if operator is None and dtype is not None:
         raise UsageError("--dtype goes with one operator; accepted: prove OP --dtype FORMAT")
+    if sums:
+        from ..proving.sums import obligations
+
+        made = []
+        for o in obligations(timeout):
+            made.append(o)
+            if not as_json:
+                print(output.obligation_text(o))
+        worst = overall(made)
+        if as_json:
+            output.print_json({"obligations": [o.as_json() for o in made], "status": worst})
+        return CODES[worst]
     proofs = []
     for op in [parse.operator_named(operator)] if operator is not None else registry().values():
         fmt = op.contract.formats[0] if dtype is None else parse.format_named(op, dtype)
@@ -48,7 +65,7 @@ def prove(
         if not as_json:
             for o in proofs[-1].obligations:
                 print(output.obligation_text(o))
-    status = overall(proofs)
+    status = overall(o for p in proofs for o in p.obligations)
     if as_json:
         found = [{"operator": p.operator, "dtype": p.dtype, **o.as_json()} for p in proofs for o in p.obligations]
         output.print_json({"target": target, "obligations": found, "status": status})

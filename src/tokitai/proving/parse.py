@@ -353,8 +353,11 @@ class Parser:
         if level == len(_PRECEDENCE):
             return self.unary()
         left = self.binary(level + 1)
-        while self.peek() in _PRECEDENCE[level] and self.kind() == "mark":
-            mark = self.take()
+        shifts = ">>" in _PRECEDENCE[level]  # two tokens, as template arguments may end in both
+        while (self.peek() in _PRECEDENCE[level] and self.kind() == "mark") or (
+            shifts and self.peek() == self.peek(1) == ">"
+        ):
+            mark = self.take() + (self.take() if shifts and self.peek() == ">" else "")
             left = Node("binary", (mark, left, self.binary(level + 1)))
         return left
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import ProofError
+from ..errors import ProofError, TargetMissingError
 from ..families import Plan, make_plan
 from ..lang import Operator
 from ..toolchain.build import ISAS
+from . import plans
 from .cpu import walk_rowwise
 from .obligation import Obligation
+from .plans import family_of
 
-TARGETS = ("cpu",)
+TARGETS = ("cpu", "cuda", "hip")
 LANES = {"avx512": 16, "avx2": 8, "neon": 4}  # of a vector, by instruction set
 DEFAULT_ISA = "avx512"
 SECONDS = 20.0  # for one question to the solver, where nobody says how many
@@ -32,12 +34,12 @@ class Proof:
     @property
     def status(self) -> str:
         """Refuted where one is, else undecided where one is."""
-        return overall([self])
+        return overall(self.obligations)
 
 
-def overall(proofs: Sequence[Proof]) -> str:
+def overall(obligations: Iterable[Obligation]) -> str:
     """The worst of all obligations; undecided where there are none."""
-    found = {o.status for p in proofs for o in p.obligations}
+    found = {o.status for o in obligations}
     return "refuted" if "refuted" in found else "undecided" if "undecided" in found or not found else "proved"
 
 
@@ -57,27 +59,31 @@ def plan_of(operator: Operator, dtype: str) -> Plan:
     return make_plan(operator.trace(dtype, optional, {o.name: o.default for o in operator.options}))
 
 
-def family_of(plan: Plan) -> str:
-    """The name of a plan's family."""
-    return repr(plan.family).removeprefix("<family ").removesuffix(">")
-
-
 def _obligations(operator: Operator, plan: Plan, target: str, isa: str, seconds: float) -> Iterator[Obligation]:
     family = family_of(plan)
-    name = f"{operator.name} ({family}, {target} {isa})"
+    name = f"{operator.name} ({family}, {f'cpu {isa}' if target == 'cpu' else target})"
     if not covered(plan, target):
         reason = f"no obligations are stated for kernels of the family {family} on {target}"
         yield Obligation(f"{name}: accesses", "undecided", 0.0, reason=reason)
         return
     try:
-        yield from walk_rowwise(operator, plan, LANES[isa], seconds).obligations(name)
+        if target == "cpu":
+            yield from walk_rowwise(operator, plan, LANES[isa], seconds).obligations(name)
+        else:
+            yield from plans.obligations(operator, plan.family.gpu.plan(plan, target), target, name, seconds)
     except ProofError as error:
         yield Obligation(f"{name}: what cannot be read", "undecided", 0.0, reason=str(error))
 
 
 def covered(plan: Plan, target: str) -> bool:
     """Whether there are obligations for a plan's kernels on a target."""
-    return target == "cpu" and family_of(plan) == "rowwise"
+    if target == "cpu" or family_of(plan) in ("grouped", "attention"):
+        return target == "cpu" and family_of(plan) == "rowwise"
+    try:
+        plan.family.gpu.plan(plan, target)
+    except TargetMissingError:
+        return False
+    return True
 
 
 def covers(operator: Operator, target: str) -> bool:

@@ -1,0 +1,78 @@
+"""The workspace of a product's kernel on a GPU, as `work.h` lays it out: sums of parts, then pending partials."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import z3
+
+from ..emit.gpu_text import headers
+from ..errors import ProofError
+from ..families.matmul.tiling import Tiling
+from ..lang import Sizes
+from .parse import Node, Parser, preprocessed
+from .symbolic import Whole, term_of, whole
+from .walk import Cell, Int, Scope, Walk
+
+
+@cache
+def _expressions() -> dict[str, Node]:
+    """The expressions of ``struct Work`` by name, from the header's text."""
+    text = preprocessed(headers(of_products=True)["work.h"], {})
+    found = {}
+    for name in ("down", "across", "chains"):
+        m = re.search(rf"\b{name}\((over\(\w+, \w+\))\)", text)
+        if m is None:
+            raise ProofError(f"work.h: no initializer of {name}; accepted: {name}(over(..., ...))")
+        found[name] = Parser(m[1]).expression()
+    for name, pattern in {
+        "parts": r"\bparts = ([^;]*);", "sums_of_parts": r"sums_of_parts\(\) const \{ return ([^;]*); \}",
+        "levels_of": r"for \(int64_t n = ([^;]*); n > 0; n >>= 1\) \+\+levels;",
+        "waiting_of_block": r"return (levels [^;]*);", "over": r"over\(int64_t a, int64_t b\) \{ return ([^;]*); \}",
+    }.items():  # fmt: skip
+        m = re.search(pattern, text)
+        if m is None:
+            raise ProofError(f"work.h: no {name}; accepted: one that matches {pattern}")
+        found[name] = Parser(m[1]).expression()
+    return found
+
+
+def pending_and_parts(products: int, tiling: Tiling, sizes: Sizes, together: int, grid: Any) -> Any:
+    """Elements that a launch of so many blocks uses, by the header's expressions. Inside `every_path`."""
+    made = _expressions()
+    walk = Walk({}, [], {}, {})
+    walk.dry = 1
+    scope = Scope(walk.globals)
+
+    def over(walk: Walk, template: Any, values: Any) -> Any:
+        inner = Scope(walk.globals)
+        inner.names |= {"a": Cell(values[0]), "b": Cell(values[1])}
+        return walk.value(made["over"], inner)
+
+    def least(walk: Walk, template: Any, values: Any) -> Any:
+        a, b = (walk.number(v) for v in values)
+        if isinstance(a, int) and isinstance(b, int):
+            return Int(min(a, b), "int64_t")
+        a, b = (z3.IntVal(x) if isinstance(x, int) else x for x in (a, b))
+        return Int(z3.If(a < b, a, b), "int64_t")
+
+    walk.calls = {"over": over, "least": least}
+    for name, size in zip(("rows", "cols", "inner", "batch"), (*sizes, sizes.inner, sizes.batch), strict=True):
+        scope.names[name] = Cell(Int(size.term if isinstance(size, Whole) else size, "int64_t"))
+    scope.names |= {
+        "PRODUCTS": Cell(Int(products)), "ROWS": Cell(Int(tiling.rows)), "COLS": Cell(Int(tiling.cols)),
+        "CHAIN": Cell(Int(4096, "int64_t")), "together": Cell(Int(together, "int64_t")),
+    }  # fmt: skip
+    for name in ("down", "across", "chains", "parts"):
+        scope.names[name] = Cell(walk.value(made[name], scope))
+    last = walk.number(walk.value(made["levels_of"], scope))
+    n = last if isinstance(last, int) else whole(z3.simplify(last))
+    levels = 0 if n < 1 else n.bit_length()
+    scope.names["levels"] = Cell(Int(term_of(levels), "int64_t"))
+    each = walk.number(walk.value(made["waiting_of_block"], scope))
+    return walk.number(walk.value(made["sums_of_parts"], scope)) + grid * each
+
+
+__all__ = ["pending_and_parts"]

@@ -1,0 +1,99 @@
+"""Launch plans on unknown sizes: proved as they are, refuted once a plan or the header that uses it is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import z3
+
+from tokitai.families.matmul import tiling as products
+from tokitai.families.matmul.tiling import Tiling
+from tokitai.families.rowwise import schedule as rowwise
+from tokitai.lang import Sizes
+from tokitai.lower.gpu import Step
+from tokitai.ops import registry
+from tokitai.proving import plans
+from tokitai.proving.prove import plan_of
+from tokitai.proving.symbolic import every_path, one_term, term_of, whole
+
+ROOM = "the workspace has room for pending partials and parts"
+GRID = "every launch has 1 to 2^31 - 1 blocks"
+
+
+def of_product(tiles: int) -> dict[str, tuple[str, dict[str, int]]]:
+    """What became of each statement about one tiling of a product with so many tiles."""
+    plan: Any = plan_of(registry()["linear"], "f32")
+    tiling = next(products.offered(plan, 8))
+    inner = z3.Int("inner")
+    choice = plans.Choice("one tiling", [inner >= 0, inner <= 2**31], plans._products(plan, tiling, tiles))
+    found: dict[str, tuple[str, dict[str, int]]] = {}
+    for what, answer in plans.limits(choice, "cuda", 20.0):
+        if found.get(what, ("proved",))[0] == "proved":
+            found[what] = answer.status, dict(answer.at)
+    return found
+
+
+def test_functions_run_on_unknown_numbers_on_every_path() -> None:
+    n = z3.Int("n")
+    paths = every_path(lambda: max(whole(n), 3) // 2, [n >= 0, n <= 9])
+    assert len(paths) == 2
+    term = one_term(lambda: -(-max(whole(n), 3) // 2), [n >= 0, n <= 9])
+    assert [z3.simplify(z3.substitute(term, (n, z3.IntVal(k)))).as_long() for k in (0, 4, 9)] == [2, 2, 5]
+
+
+def test_bits_of_an_unknown_number() -> None:
+    n = z3.Int("n")
+    ((taken, bits),) = every_path(lambda: whole(n).bit_length(), [n == 1000])
+    solver = z3.Solver()
+    solver.add(n == 1000, *taken, term_of(bits) != (1000).bit_length())
+    assert solver.check() == z3.unsat
+
+
+def test_workspaces_of_products_have_room() -> None:
+    found = of_product(300)
+    assert found[ROOM][0] == "proved" and found[GRID][0] == "proved"
+
+
+def test_a_workspace_one_element_short_at_three_chains_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = products._workspace
+
+    def short(tiling: Tiling, sizes: Sizes, most: int) -> int:
+        return asked(tiling, sizes, most) - (products.chains_of(sizes) == 3)
+
+    monkeypatch.setattr(products, "_workspace", short)
+    status, at = of_product(300)[ROOM]
+    assert status == "refuted" and -(-at["inner"] // 4096) == 3
+    # The plan at these sizes, run: it asks for an element less than the kernel's header uses.
+    plan: Any = plan_of(registry()["linear"], "f32")
+    tiling = next(products.offered(plan, 8))
+    sizes = Sizes(300 * tiling.rows - 1, tiling.cols, at["inner"])
+    assert short(tiling, sizes, products.MOST_UNITS) == asked(tiling, sizes, products.MOST_UNITS) - 1
+
+
+def test_levels_of_pending_partials_that_are_one_too_few_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a part with a last chain that is not whole: only where chains are one more than a power of two."""
+    units = products._units
+
+    def fewer(tiling: Tiling, sizes: Sizes, most: int) -> tuple[int, int, int]:
+        parts, count, levels = units(tiling, sizes, most)
+        return parts, count, levels - (products.chains_of(sizes) == 2**17 + 1)
+
+    monkeypatch.setattr(products, "_units", fewer)
+    status, at = of_product(300)[ROOM]
+    assert status == "refuted" and -(-at["inner"] // 4096) == 2**17 + 1
+
+
+def test_more_blocks_than_a_launch_takes_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows each of which has a block: only where there are 2^31 of them."""
+    planned = rowwise.row_steps
+
+    def single(plan: Any, schedule: Any, rows: int, cols: int) -> list[Step]:
+        return [Step(s.name, rows, s.block) if s.name == "work" else s for s in planned(plan, schedule, rows, cols)]
+
+    plan = plan_of(registry()["part_top"], "f16")
+    found = {o.name: o for o in plans.obligations(registry()["part_top"], plan, "cuda", "part_top", 20.0)}
+    assert all(o.status == "proved" for o in found.values())
+    monkeypatch.setattr(rowwise, "row_steps", single)
+    wrong = {o.name: o for o in plans.obligations(registry()["part_top"], plan, "cuda", "part_top", 20.0)}
+    assert wrong[f"part_top: {GRID}"].status == "refuted" and wrong[f"part_top: {GRID}"].sizes["rows"] == 2**31
