@@ -1,20 +1,27 @@
 """Train a small mixture of experts on a text, on tokitai's operators alone:
 
 python -m examples.mixture [TEXT] [--steps N] [--dtype f32|f16|bf16] [--device cpu|cuda|cuda:N] [--seed N]
-                           [--router-logits f32|storage] [--checkpoint FILE] [--record FILE]
+                           [--router-logits f32|storage] [--batch N] [--length N] [--block N] [--parallel ddp|fsdp]
+                           [--checkpoint FILE] [--record FILE] [--folder FOLDER] [--layers N]
 python -m examples.mixture [TEXT] --again FILE [--device cpu|cuda|cuda:N]
+torchrun --standalone --nproc-per-node N -m examples.mixture --batch 8 --block 64 [...]
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from tokitai.errors import ArgumentError, TokitaiError
+from tokitai.torch import ranks
+from tokitai.torch.replay import Record
 
-from .training import DTYPES, Training, record, train, trained_again
+from .training import DTYPES, PARALLEL, Training, record, train, trained_again
 
 TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
 
@@ -30,6 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--router-logits", choices=["f32", "storage"], default="f32", help="what the choice of experts is made by"
     )
+    parser.add_argument("--batch", type=int, default=Training.batch, help="sequences of a step, over all ranks")
+    parser.add_argument("--length", type=int, default=Training.length, help="tokens of a sequence")
+    parser.add_argument("--block", type=int, help="tokens of a block, a part of the run; by default the whole batch")
+    parser.add_argument("--parallel", choices=PARALLEL, default="ddp", help="replicas, or weights in shards")
+    parser.add_argument(
+        "--folder", type=Path, help="a folder to record the run in for `tokitai replay`, or to go on with"
+    )
+    parser.add_argument("--layers", type=int, default=0, help="with --folder: results of layers every N steps")
     parser.add_argument("--checkpoint", type=Path, help="a file to save the run to, and to go on from if it is there")
     parser.add_argument("--again", type=Path, help="a file of `--record`: train its runs again, and compare all bits")
     parser.add_argument("--record", type=Path, help="a file to which the run and what came of it are added as JSON")
@@ -41,18 +56,45 @@ def main(arguments: list[str] | None = None) -> int:
             raise ArgumentError(f"{a.text}: {error.strerror}; accepted: a file that can be read") from None
         if a.again is not None:
             return again(text, a.again, a.device)
-        run = Training(steps=a.steps, dtype=a.dtype, device=a.device, seed=a.seed, router_logits=a.router_logits)
-        report = train(text, run, lambda line: print(line, file=sys.stderr), a.checkpoint)
-        if a.record is not None:
-            try:
-                with a.record.open("a") as file:
-                    file.write(json.dumps(record(text, run, report)) + "\n")
-            except OSError as error:
-                raise ArgumentError(f"--record {a.record}: {error.strerror}; accepted: a file to write to") from None
+        try:
+            return trained(a, text)
+        finally:
+            ranks.stop()
     except TokitaiError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(f"loss {report.losses[0]:.4f} -> {report.losses[-1]:.4f}, weights {report.digest}")
+
+
+def trained(a: argparse.Namespace, text: bytes) -> int:
+    """Train, and say what came of it, on the first rank. Raises what `train` does."""
+    run = Training(
+        steps=a.steps, batch=a.batch, length=a.length, dtype=a.dtype, device=ranks.start(a.device), seed=a.seed,
+        router_logits=a.router_logits, block=a.block,
+    )  # fmt: skip
+    arrangement, watched = run.arrangement(), None
+    shown: Callable[[str], None] = print if arrangement.rank == 0 else lambda _: None
+    many = f"{arrangement.ranks} rank{'s' * (arrangement.ranks > 1)}"
+    how = f"{many}, {a.parallel}" if arrangement.ranks > 1 else many
+    blocks = f"{arrangement.blocks} block{'s' * (arrangement.blocks > 1)}"
+    shown(f"{how}, {blocks} of {run.batch * run.length // arrangement.blocks} tokens, {run.dtype} on {a.device}")
+    if a.folder is not None:
+        if a.checkpoint is not None:
+            raise ArgumentError("--checkpoint beside --folder, which saves checkpoints; accepted: one of both")
+        config = {"run": dataclasses.asdict(run) | {"steps": 1, "device": "cpu"}, "text": str(a.text.resolve())}
+        watched = Record(
+            a.folder, "examples.mixture.training:replayed", config | {"parallel": a.parallel}, device=run.device,
+            layers=a.layers, every=10, free=("parallel",),
+        )  # fmt: skip
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nothing writes into it
+    progress: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if arrangement.rank == 0 else shown
+    report = train(text, run, progress, a.checkpoint, a.parallel, watched)
+    if a.record is not None and arrangement.rank == 0:
+        try:
+            with a.record.open("a") as file:
+                file.write(json.dumps(record(text, run, report)) + "\n")
+        except OSError as error:
+            raise ArgumentError(f"--record {a.record}: {error.strerror}; accepted: a file to write to") from None
+    shown(f"loss {report.losses[0]:.4f} -> {report.losses[-1]:.4f}, weights {report.digest}")
     return 0
 
 

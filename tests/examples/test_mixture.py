@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -174,7 +177,7 @@ def test_what_is_no_checkpoint_of_a_run_is_named(tmp_path: Path) -> None:
         train(TEXT, replace(SHORT, steps=1), checkpoint=tmp_path / "none" / "run.safetensors")
     for broken in (kept[:1000], b"", b"something else"):
         file.write_bytes(broken)
-        with pytest.raises(ArgumentError, match=r"accepted: a file that `--checkpoint` wrote"):
+        with pytest.raises(ArgumentError, match=r"accepted: a file that a checkpoint was saved to"):
             train(TEXT, SHORT, checkpoint=file)
         assert file.read_bytes() == broken
 
@@ -184,7 +187,9 @@ def test_it_learns_a_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     file = tmp_path / "runs.jsonl"
     assert command.main(["--steps", "30", "--record", str(file)]) == 0
     said = capsys.readouterr()
-    first, last = (float(x) for x in said.out.split(",")[0].removeprefix("loss ").split(" -> "))
+    lines = said.out.splitlines()
+    assert lines[0] == "1 rank, 1 block of 256 tokens, bf16 on cpu" and len(lines) == 2
+    first, last = (float(x) for x in lines[1].split(",")[0].removeprefix("loss ").split(" -> "))
     assert first > 5.5 and last < 3  # log(256) = 5.55 knows nothing; the letters' frequencies alone give about 3.1
     assert len(said.out.split()[-1]) == 64 and "step 30: loss" in said.err
     assert json.loads(file.read_text())["weights"] == said.out.split()[-1]
@@ -207,6 +212,30 @@ def test_wrong_usage_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     if not torch.cuda.is_available():
         with pytest.raises(DeviceMissingError, match="torch sees 0 CUDA devices"):
             train(TEXT, Training(device="cuda"))
+
+
+@pytest.mark.slow
+def test_ranks_and_a_record_change_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `torchrun` starts it, on two ranks with shards, beside one rank that records; which one rank goes on with."""
+    given = ["--batch", "4", "--length", "16", "--block", "32", "--folder", str(tmp_path)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ran = subprocess.run(
+        [*torchrun, "-m", "examples.mixture", *given, "--parallel", "fsdp", "--steps", "2"],
+        capture_output=True, text=True, check=True, env=os.environ | {"TOKITAI_NUM_THREADS": "1"},
+    )  # fmt: skip
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "2 ranks, fsdp, 2 blocks of 32 tokens, bf16 on cpu" and len(lines) == 2
+    assert command.main([*given[:-2], "--steps", "2"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "1 rank, 2 blocks of 32 tokens, bf16 on cpu" and said[1] == lines[1]
+    assert command.main([*given, "--steps", "3"]) == 0
+    went_on = capsys.readouterr().out.splitlines()[-1]
+    assert command.main([*given[:-2], "--steps", "3"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == went_on
+    assert command.main([*given, "--checkpoint", "x"]) == 2 and "accepted: one of both" in capsys.readouterr().err
+    assert (
+        command.main([*given, "--block", "24"]) == 2 and "accepted: a multiple of length=16" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.gpu

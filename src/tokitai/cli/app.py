@@ -29,6 +29,7 @@ from .judge import judge
 from .kernel import kernel
 from .progress import Bar
 from .prove import prove
+from .replay import replay
 from .report import report
 
 app = typer.Typer(
@@ -191,6 +192,7 @@ app.command()(check)
 app.command()(glue)
 app.command()(kernel)
 app.command()(prove)
+app.command()(replay)
 app.command()(report)
 
 

@@ -4,7 +4,9 @@
 balanced tree over blocks, and `checkpoint` saves a run that goes on with another number of ranks.
 """
 
+from . import checkpoint
 from .arrangement import Arrangement, arrange
 from .gradients import Block, Gradients, TreeReduceScatter
+from .start import start, stop
 
-__all__ = ["Arrangement", "Block", "Gradients", "TreeReduceScatter", "arrange"]
+__all__ = ["Arrangement", "Block", "Gradients", "TreeReduceScatter", "arrange", "checkpoint", "start", "stop"]

@@ -1,0 +1,8 @@
+"""Recording what the steps of a run compute, and running them again, elsewhere, to compare."""
+
+from .compare import Outcome, Replay, replay
+from .difference import Difference
+from .record import Record
+from .run import Run
+
+__all__ = ["Difference", "Outcome", "Record", "Replay", "Run", "replay"]
