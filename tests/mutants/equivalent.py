@@ -66,6 +66,7 @@ BEHIND = (
 )
 NOT_LIVE = "a thread without a row reads the row behind the last one, and stores nothing"
 TWICE = "a thread without a row computes the last one again, to the same bits, and nothing that it reads is replaced"
+TWICE_A_BLOCK = "threads without a block of rows compute the last one again, to the same bits"
 NO_COLUMNS = "it matters only to rows without columns, of which there is no result"
 OTHER_COLUMN = "it reads another element for rows whose result does not depend on what is read there"
 ONE_PRODUCT = "an operator takes one product: its number is 0, as is the distance to a next one"
@@ -162,6 +163,14 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
     turn = r"for \(int64_t row0 = block_index\(\) \* ROWS; "
     if re.fullmatch(rf"(-1 {turn}«row0» < rows;|\+1 {turn}row0 < «rows»;) row0 \+= .*", marked):
         return "the threads of a turn more have no rows, and store nothing" if _stores_of_live(block) else None
+    if re.fullmatch(
+        r"(-1 for \(int64_t block0 = block_index\(\) \* ROWS; «block0» < blocks;"
+        r"|\+1 for \(int64_t block0 = block_index\(\) \* ROWS; block0 < «blocks»;) block0 .*",
+        marked,
+    ):
+        return "the threads of a turn more have no block of rows, and store nothing"
+    if re.fullmatch(r"\+1 const bool mine = .* < «blocks»;|-1 const bool mine = «block0» \+ .*", marked):
+        return None if any(o.inplace for o in graph.outputs) else TWICE_A_BLOCK
     if re.fullmatch(r"(-1 .* && «v\d+» < cols|\+1 .* && v\d+ < «cols»);", marked) and "const bool within = " in marked:
         return None if any(i.upto for i in operator.contract.indices.values()) else "indices are below what they count"
     of_slice = r"for \(int64_t row0 = \(block_index\(\) - slice \* units\) \* ROWS; "
