@@ -7,8 +7,10 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tokitai.backends.cpu import device as cpu
 from tokitai.emit.cpp import KernelText
 from tokitai.families import emit_cpu, make_plan
 from tokitai.families.rowwise.plan import RowPlan
@@ -17,6 +19,8 @@ from tokitai.ops import registry
 from tokitai.proving.cpu import walk_rowwise
 from tokitai.proving.obligation import Obligation
 from tokitai.proving.prove import prove
+from tokitai.toolchain.build import Source, build, native_isa
+from tokitai.toolchain.compilers import find_compiler
 
 
 def obligations(
@@ -44,6 +48,24 @@ def refuted(found: Mapping[str, Obligation]) -> dict[str, Mapping[str, int]]:
     return {name: o.sizes for name, o in found.items() if o.status == "refuted"}
 
 
+def written_by_embedding(headers: Mapping[str, str], cols: int) -> int:
+    """How many elements of a row of ones a kernel writes, which is run with these changes to a header."""
+    plan = make_plan(registry()["embedding"].trace("f32", frozenset(), {}))
+    made = emit_cpu(plan)
+    files = dict(made.headers)
+    for old, new in headers.items():
+        files["rows.h"] = files["rows.h"].replace(old, new)
+    tensors = {
+        "table": np.ones((1, cols), np.float32), "y": np.zeros((1, cols), np.float32), "other": np.zeros(1, np.int64)
+    }  # fmt: skip
+    names = [*(t.name for t in plan.graph.inputs), *(o.name for o in plan.graph.outputs)]
+    given = [tensors.get(name, tensors["other"]) for name in names]
+    sizes = [1, cols, *(cols for a in given if a.ndim == 2)]
+    kernel = cpu.load(build(Source(made.text, files, "embedding"), find_compiler(), native_isa()))
+    kernel([a.ctypes.data for a in given], sizes, np.zeros(1, np.float32), None, 1)
+    return int(tensors["y"].sum())
+
+
 def test_an_embedding_is_proved() -> None:
     made = prove(registry()["embedding"], "f16")
     assert made.status == "proved" and len(made.obligations) >= 7
@@ -65,7 +87,10 @@ def test_a_product_of_sizes_in_32_bits_is_refuted() -> None:
 def test_a_tail_that_is_lost_at_one_number_of_columns_is_refuted() -> None:
     lost = {"if (c < end) at(c, Part{end - c});": "if (c < end && end != (1 << 20) + 1) at(c, Part{end - c});"}
     found = refuted(obligations("embedding", headers=lost, max_cols=2**21))
-    assert found["every element of out_y is written"]["cols"] == 2**20 + 1
+    sizes = found["every element of out_y is written"]
+    assert sizes["cols"] == 2**20 + 1
+    assert written_by_embedding({}, sizes["cols"]) == sizes["cols"]
+    assert written_by_embedding(lost, sizes["cols"]) < sizes["cols"]
 
 
 def test_a_tail_beyond_its_row_is_refuted() -> None:
