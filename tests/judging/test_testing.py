@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tokitai.cli import run
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -43,3 +47,16 @@ def test_the_fixture_and_the_marker(tmp_path: Path) -> None:
 def test_the_entry_point_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"tokitai": "tokitai.testing"}
+
+
+def test_the_workflow_to_copy_has_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/how-to/judge-a-kernel.md").read_text()
+    flow = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    steps = flow["jobs"]["judge"]["steps"]
+    commands = [shlex.split(s["run"]) for s in steps if "run" in s]
+    assert len(commands) == 3 and all("run" in s or "uses" in s for s in steps)
+    (judge,) = (c for c in commands if c[0] == "tokitai")
+    assert run(["judge", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert judge[1] == "judge" and all(word in shown for word in judge if word.startswith("--"))
+    assert [c[:3] for c in commands if c[0] == "python"] == [["python", "-m", "pip"], ["python", "-m", "pytest"]]
