@@ -20,7 +20,7 @@ from tests.torch.small_runs import LENGTH, TINY
 from tokitai.torch import nn
 from tokitai.torch.optim import AdamW
 from tokitai.torch.ranks import exchange
-from tokitai.torch.replay import Difference, Outcome, Record, replay
+from tokitai.torch.replay import Difference, Outcome, Record, replay, unequal_replicas
 
 RUN = Training(steps=6, batch=4, length=LENGTH, block=LENGTH, dtype="f32", shape=TINY, lr=1e-2)
 STEP, BLOCK, PLACE, BIT = 4, 2, 5, 11
@@ -111,3 +111,11 @@ def found(folder: Path, **options: Any) -> Difference:
     made = replay(folder, **options).difference
     assert made is not None
     return made
+
+
+def compared(group: Any, wrong: tuple[int, ...]) -> list[str]:
+    """What is said of replicas of which some ranks have a flipped bit."""
+    tensors = {"a": torch.ones(3), "b": torch.ones(50, 100, dtype=torch.bfloat16)}
+    if dist.get_rank(group) in wrong:
+        flip(tensors["b"], 4203 + dist.get_rank(group))
+    return unequal_replicas(tensors, group)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from examples.mixture.training import train
-from tests.torch.faulty_runs import BIT, BLOCK, PLACE, RUN, STEP, again, flip, found, recorded, text_in
+from tests.torch.faulty_runs import BIT, BLOCK, PLACE, RUN, STEP, again, compared, flip, found, recorded, text_in
 from tests.torch.world import World, world_of
 from tokitai.cli import run as tokitai
 from tokitai.errors import ArgumentError, UnavailableError
@@ -171,6 +171,13 @@ def test_a_checkpoint_with_other_bits_is_named(clean: Path, tmp_path: Path) -> N
     made = found(folder, first=4)
     assert (made.step, made.tensor, made.element) == (3, "weight norm.weight", (PLACE,))
     assert replay(folder, last=2).difference is None
+
+
+@pytest.mark.slow
+def test_the_rank_of_an_unequal_replica_is_named(world: World) -> None:
+    assert world.same(4, compared, ()) == []
+    assert world.same(4, compared, (2,)) == ["b: rank 2 has other bits at element [42, 5] than the other ranks"]
+    assert world.same(2, compared, (1,)) == ["b: no bits that most of the 2 ranks have"]
 
 
 # ------------------------------------------------------------------ the command, and wrong usage

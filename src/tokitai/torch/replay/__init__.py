@@ -3,6 +3,7 @@
 from .compare import Outcome, Replay, replay
 from .difference import Difference
 from .record import Record
+from .replicas import unequal_replicas
 from .run import Run
 
-__all__ = ["Difference", "Outcome", "Record", "Replay", "Run", "replay"]
+__all__ = ["Difference", "Outcome", "Record", "Replay", "Run", "replay", "unequal_replicas"]
