@@ -17,7 +17,8 @@ from .kernel import Extent, Kernel
 from .parse import Parser, functions_of, preprocessed, templates_in
 from .symbolic import one_term, whole
 from .terms import Sum
-from .walk import OPAQUE, Base, Cell, Int, Lanes, Opaque, Pointer, Scope, Walk
+from .values import OPAQUE, Base, Cell, Int, Lanes, Opaque, Pointer, Scope
+from .walk import Walk
 
 WALKED = ("each", "row_sums", "joined_at", "pad", "partial_room", "tiles_of", "windows_of", "place_of")
 TYPES = (

@@ -10,9 +10,11 @@ from typing import Any
 
 import z3
 
+from .logic import both, variables
 from .obligation import Obligation
 from .terms import Answer, Sum, ask
-from .walk import Access, Loop, Walk, both, variables
+from .values import Access, Loop
+from .walk import Walk
 
 PER_ROW = 2**60  # elements of memory that a tensor or a workspace can have
 

@@ -9,7 +9,7 @@ Functions of the headers are walked where they are called, from the text that is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -17,187 +17,30 @@ from typing import Any
 import z3
 
 from ..errors import ProofError
+from .logic import Term, both, either, folded, holds, no, variables
 from .parse import Function, Node
-
-Term = Any  # an int of Python's, or an arithmetic term of Z3
+from .values import (
+    OPAQUE,
+    Access,
+    Base,
+    Cell,
+    Closure,
+    Frame,
+    Int,
+    Lanes,
+    Loop,
+    Opaque,
+    Piece,
+    Pointer,
+    Ranged,
+    Scope,
+    Truth,
+)
 
 BITS = {"int": 32, "int32_t": 32, "int64_t": 64, "uint32_t": 32, "uint64_t": 64, "size_t": 64, "uintptr_t": 64,
         "unsigned": 32, "Place": 64}  # fmt: skip
 _BYTES = {"f16": 2, "bf16": 2, "f32": 4, "Stored": 4, "S": 4, "float": 4, "double": 8, "int32_t": 4, "int64_t": 8}
 UNSIGNED = {"uint32_t", "uint64_t", "size_t", "uintptr_t", "unsigned"}
-
-
-@dataclass(frozen=True)
-class Int:
-    """A whole number of a C++ type."""
-
-    term: Term
-    type: str = "int"
-
-
-@dataclass(frozen=True)
-class Truth:
-    """A condition: True, False or a term of Z3."""
-
-    term: Any
-
-
-@dataclass(frozen=True)
-class Opaque:
-    """A value that no index is made of."""
-
-
-OPAQUE = Opaque()
-
-
-@dataclass(frozen=True)
-class Base:
-    """Memory that pointers lead to. ``shared``: by all threads."""
-
-    name: str
-    kind: str  # tensor, workspace, local or table
-    shared: bool = True
-    data: bool = False  # whose elements are whole numbers
-    dims: tuple[Any, ...] = ()  # of a local array
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """An element of memory."""
-
-    base: Base
-    at: Term
-    dims: tuple[Any, ...] = ()  # sides of what it leads to, where that is an array
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """How many neighbouring elements an access takes."""
-
-    kind: str
-    count: Term
-
-
-@dataclass
-class Closure:
-    """A lambda where it stands."""
-
-    params: Sequence[tuple[str, str]]
-    body: Node
-    scope: Scope
-
-
-@dataclass(frozen=True)
-class Loop:
-    """One loop around an access: the iteration, and whether threads partition it."""
-
-    number: int
-    iteration: Any
-    shared: bool
-
-
-@dataclass(frozen=True)
-class Access:
-    """What one place of the source reads or writes: ``count`` elements of ``base`` from ``at`` on."""
-
-    base: Base
-    at: Term
-    count: Term
-    write: bool
-    when: tuple[Any, ...]  # conditions under which it is made
-    loops: tuple[Loop, ...]
-    phase: tuple[Any, ...]  # accesses of different phases have a barrier between them
-    alone: int  # the number of the `single` that it stands in, or 0
-    line: str
-
-
-@dataclass(frozen=True)
-class Ranged:
-    """An integer that must fit its type, or a condition that must hold, where it is computed."""
-
-    what: str
-    must: Any
-    when: tuple[Any, ...]
-    line: str
-
-
-class Cell:
-    """A variable."""
-
-    __slots__ = ("born", "type", "value")
-    made = count()
-
-    def __init__(self, value: Any, type_: str = "") -> None:
-        self.value, self.type, self.born = value, type_, next(Cell.made)
-
-
-class Scope:
-    """Names that are known at a place."""
-
-    def __init__(self, parent: Scope | None = None) -> None:
-        self.names: dict[str, Cell] = {}
-        self.parent = parent
-
-    def find(self, name: str) -> Cell | None:
-        """The variable of this name."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.parent
-        return None
-
-
-@dataclass
-class Frame:
-    """A call that is walked: what it returned, and under which conditions."""
-
-    depth: int
-    mark: int = 0
-    returned: list[tuple[Any, Any]] = field(default_factory=list)
-    broken: bool = False
-
-
-@dataclass
-class Piece:
-    """A part of a workspace, from where a pointer to it is declared to where the next one is."""
-
-    base: Base
-    start: Term
-    size: Term | None = None
-    each: Term | None = None  # of each thread, where threads have one
-
-
-def both(*terms: Any) -> Any:
-    """The conjunction."""
-    left = [t for t in terms if t is not True]
-    if any(t is False for t in left):
-        return False
-    return True if not left else left[0] if len(left) == 1 else z3.And(*left)
-
-
-def no(term: Any) -> Any:
-    """The negation."""
-    return not term if isinstance(term, bool) else z3.Not(term)
-
-
-def either(a: Any, b: Any) -> Any:
-    """The disjunction."""
-    if a is True or b is True:
-        return True
-    return b if a is False else a if b is False else z3.Or(a, b)
-
-
-def folded(term: Term) -> Term:
-    """A term that is a number as Python's."""
-    if isinstance(term, (int, bool)):
-        return term
-    made = z3.simplify(term)
-    if z3.is_int_value(made):
-        return made.as_long()
-    if z3.is_true(made) or z3.is_false(made):
-        return z3.is_true(made)
-    return term
 
 
 class Walk:
@@ -755,7 +598,7 @@ class Walk:
         start = made.at
         own = next((p for p in self.pieces if p.base == made.base), None)
         each = None
-        if not isinstance(made.at, int) and _holds(made.at, self.thread):
+        if not isinstance(made.at, int) and holds(made.at, self.thread):
             zero = z3.substitute(made.at, (self.thread, z3.IntVal(0)))
             each = z3.simplify(z3.substitute(made.at, (self.thread, z3.IntVal(1))) - zero, som=True)
             if folded(zero) != 0:
@@ -899,7 +742,7 @@ class Walk:
             grown = folded(z3.simplify(term - s, som=True) if not isinstance(term, int) else term)
             if isinstance(term, int):
                 continue
-            known = isinstance(grown, int) or not any(_holds(grown, u) for u in unknown.values())
+            known = isinstance(grown, int) or not any(holds(grown, u) for u in unknown.values())
             if known and _invariant(grown):
                 linear[k] = (_term(first[k]), grown)
         for k, (f, d) in linear.items():
@@ -1034,37 +877,9 @@ def _term(value: Any) -> Any:
     return value.term if isinstance(value, Int) else value.at if isinstance(value, Pointer) else None
 
 
-def _holds(term: Any, variable: Any) -> bool:
-    if isinstance(term, int):
-        return False
-    seen, stack = set(), [term]
-    while stack:
-        t = stack.pop()
-        if t.get_id() == variable.get_id():
-            return True
-        if t.get_id() not in seen:
-            seen.add(t.get_id())
-            stack += t.children()
-    return False
-
-
 def _invariant(term: Any) -> bool:
     """Whether a term is made of what was known ahead of the loop: nothing that was made up meanwhile."""
     return not any("data" in str(v) or "quotient" in str(v) for v in variables(term))
-
-
-def variables(term: Any) -> list[Any]:
-    """The unknowns of a term."""
-    found, seen, stack = {}, set(), [term]
-    while stack:
-        t = stack.pop()
-        if isinstance(t, (int, bool)) or t.get_id() in seen:
-            continue
-        seen.add(t.get_id())
-        if z3.is_const(t) and t.decl().kind() == z3.Z3_OP_UNINTERPRETED:
-            found[t.get_id()] = t
-        stack += t.children()
-    return list(found.values())
 
 
 def _suits(kind: str, value: Any) -> bool:

@@ -14,7 +14,8 @@ from ..families.matmul.tiling import Tiling
 from ..lang import Sizes
 from .parse import Node, Parser, preprocessed
 from .symbolic import Whole, term_of, whole
-from .walk import Cell, Int, Scope, Walk
+from .values import Cell, Int, Scope
+from .walk import Walk
 
 
 @cache
