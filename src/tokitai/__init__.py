@@ -22,6 +22,7 @@ from .numerics import VERSION
 
 if TYPE_CHECKING:
     from .judging import Judgement, judge
+    from .judging.reveal import reveal, reveal_product
     from .runtime.compile import compile
     from .runtime.kernel import Kernel
     from .verification import Verdict, verify
@@ -30,7 +31,8 @@ __version__ = VERSION
 
 _LAZY = {
     "compile": "runtime.compile", "Kernel": "runtime.kernel", "verify": "verification",
-    "Verdict": "verification", "judge": "judging", "Judgement": "judging",
+    "Verdict": "verification", "judge": "judging", "Judgement": "judging", "reveal": "judging.reveal",
+    "reveal_product": "judging.reveal",
 }  # fmt: skip
 
 
@@ -54,5 +56,5 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Judgement", "Kernel", "Operator", "Verdict", "compile", "errors", "formats", "judge", "lang", "ops",
-    "verify",
+    "reveal", "reveal_product", "verify",
 ]  # fmt: skip
