@@ -133,6 +133,7 @@ def test_without_them_there_is_none(found_again: None) -> None:
 # ------------------------------------------------------------------ nobody names a backend
 ALLOWED = {
     "cli/doctor.py": {"cpu"},  # a key of the description of this machine
+    "cli/replay.py": {"cpu"},  # a device of PyTorch's, where a recorded training runs again
     "cli/kernel.py": {"cpu"},  # the default of an option; the protocol's devices are those of `wire`
 }
 

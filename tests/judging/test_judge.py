@@ -159,7 +159,7 @@ def test_json_has_the_documented_keys() -> None:
         "operator", "kernel", "dtype", "device", "shape", "seed", "verdict", "accuracy", "special_values",
         "accepted", "evidence", "shapes", "cases", "calls",
         "same_bits", "elements", "elements_judged", "max_ulp_error", "max_ulp_error_of_row", "share_of_allowance",
-        "failures", "causes", "notes", "not_shown", "containment", "undecided", "seconds",
+        "failures", "causes", "adequacy", "notes", "not_shown", "containment", "undecided", "seconds",
     ]  # fmt: skip
     assert made["evidence"] == ["hard", "seeded", "exact"] and made["seed"] == 0
     assert list(made["failures"][0]) == ["case", "what", "where", "kinds"]

@@ -106,9 +106,18 @@ def judgement_text(made: Judgement, replay: str) -> str:
         share, ulp, of_row = made.share, made.max_ulp_error, made.max_ulp_error_of_row
         lines.append(f"{'largest distance':<29}{share:.3g} of the rounding-error bound, in whatever order")
         lines.append(f"{'largest error':<29}{ulp:.4g} ulp, {of_row:.4g} of the row's largest")
+    if made.asked:
+        lines.append(f"{'null candidates':<29}{_null_candidates(made)}")
     lines += [f"{name:<29}{said}" for name, said in told]
     lines += [f"{note:<29}{said}" for note, said in made.notes.items()]
     if made.not_shown:
         lines.append(f"{'no case shows the effect of':<29}{', '.join(made.not_shown)}")
     lines += [f"{'containment' if i == 0 else '':<29}{said}" for i, said in enumerate(made.contained)]
     return "\n".join(lines)
+
+
+def _null_candidates(made: Judgement) -> str:
+    """How many results of cases tell a kernel from answers that compute nothing."""
+    most = sorted(made.null_candidates.items(), key=lambda item: -item[1])[:3]
+    passes = f"; {', '.join(f'{name} pass {count}' for name, count in most)}" if most else ""
+    return f"fail {made.told} of {made.asked} results of cases, all of them{passes}"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..backends import DEFAULT
 from ..errors import UnavailableError, UnknownNameError, UsageError
 from ..ops import registry
 from . import output, parse
@@ -16,7 +17,7 @@ def prove(
     operator: Annotated[str | None, typer.Argument(metavar="OP", help="An operator; all where none is named.")] = None,
     target: Annotated[
         str, typer.Option("--target", "--device", metavar="T", help="Whose kernels: cpu, cuda or hip.")
-    ] = "cpu",
+    ] = DEFAULT,
     dtype: Annotated[str | None, typer.Option(help="A storage format; the contract's first by default.")] = None,
     isa: Annotated[str | None, typer.Option(help="avx512 (the default), avx2 or neon: how long vectors are.")] = None,
     timeout: Annotated[

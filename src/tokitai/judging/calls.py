@@ -14,6 +14,7 @@ from ..verification.compare import first_mismatch, patterns
 from ..verification.run import part_of
 from ..verification.verdict import named_sizes
 from . import special
+from .adequacy import Adequacy
 from .explain import KEPT, LARGEST, RIGHT, Evidence
 from .lending import Placement
 from .reference import Expected, expected
@@ -39,6 +40,7 @@ class Calls:
         self.refused: dict[str, str] = {}  # layouts, and what was said
         self.evidence: list[Evidence] = []
         self.right: list[Evidence] = []
+        self.adequacy = Adequacy(forgiven)
         self._earlier: dict[tuple[str, tuple[int, ...]], deque[Array]] = {}  # answers, by result and size
 
     def trial(self, one: Trial, shown: Shown) -> None:
@@ -52,6 +54,7 @@ class Calls:
             sizes = [*named_sizes(case.shape).values()]
             made.shapes += [sizes] if sizes not in made.shapes else []
             shown.ask(one, wanted)
+            self.adequacy.ask(wanted, case.tensors, self._earlier)
             got = self._call(one, wanted, Placement(seed=made.cases, shift=made.cases % 3))
             if case.shape[0] == 0:
                 self._special(special.NO_ROWS, 1, int(self._fails(case, got, wanted, "", first=True)))

@@ -114,6 +114,7 @@ def judge(
             forgiven = [special.ACCEPTED[n] for n in accept if n in special.ACCEPTED]
             calls = Calls(made, operator, runner, only, forgiven)
             _run(made, calls, some, started + total_seconds, progress, first)
+            _adequate(made, calls, whole=case is None)
             if calls.evidence and explain_seconds:
                 made.causes = Explainer(time.perf_counter() + explain_seconds, change.named).causes(
                     calls.evidence, calls.right
@@ -153,6 +154,16 @@ def _run(
             return
     if shown is not None:
         made.not_shown = [*shown.tensors, *shown.scalars]
+
+
+def _adequate(made: Judgement, calls: Calls, whole: bool) -> None:
+    """Write down which null candidates pass. Of ``whole`` judgements, none is right where a result is never told from
+    them: one case alone need not tell."""
+    found = calls.adequacy
+    made.asked, made.told, made.null_candidates = found.asked, found.told, dict(sorted(found.passed.items()))
+    if whole and made.undecided is None:
+        for name, passed in found.untold().items():
+            made.undecided = f"{name}: no case tells it from null candidates ({'; '.join(passed)})"
 
 
 def _why(error: UnavailableError) -> str:

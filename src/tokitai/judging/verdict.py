@@ -75,7 +75,8 @@ class Judgement:
     distance from the exact value as a part of its bound; ``calls``: how often it was called; ``contained``: what kept
     it from harm and what did not; ``not_shown``: inputs and scalars whose effect no case can show; ``notes``: what is
     not wrong and good to know; ``causes``: what explains wrong elements; ``accepted``: models that were declared to be
-    meant; ``special``: special values apart."""
+    meant; ``special``: special values apart; ``asked``: results of cases that were tried on null candidates, ``told``:
+    those that all of them fail; ``null_candidates``: how many each passes."""
 
     operator: str
     kernel: str
@@ -103,6 +104,9 @@ class Judgement:
     accepted: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
     special: dict[str, Special] = field(default_factory=dict)
+    asked: int = 0
+    told: int = 0
+    null_candidates: dict[str, int] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> Literal["verified", "refuted", "undecided"]:
@@ -135,6 +139,7 @@ class Judgement:
             "share_of_allowance": self.share,
             "failures": [f.as_json() for f in self.failures],
             "causes": [c.as_json() for c in self.causes],
+            "adequacy": {"results": self.asked, "told": self.told, "passed_by": self.null_candidates},
             "notes": self.notes, "not_shown": self.not_shown, "containment": self.contained,
             "undecided": self.undecided, "seconds": round(self.seconds, 3),
         }  # fmt: skip
