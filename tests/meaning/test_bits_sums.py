@@ -80,6 +80,8 @@ def test_minus_zero_is_neutral_and_padding_passes_through(n: int) -> None:
 def test_an_empty_sum_is_plus_zero() -> None:
     assert same(bits.tree(np.zeros((2, 0), F32), np.add), [[0.0], [0.0]])
     assert same(bits.column_sum(np.zeros((0, 3), F32), np.add), [[0.0, 0.0, 0.0]])
+    for rows in (0, 31, 32, 65):
+        assert bits.column_sum(np.zeros((rows, 0), F32), np.add).shape == (1, 0)
 
 
 @pytest.mark.parametrize("rows", range(131))

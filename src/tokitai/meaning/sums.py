@@ -32,7 +32,7 @@ def column_sum(x: Array, add: Callable[[Array, Array], Array]) -> Array:
 
     The chains of all whole blocks go on side by side, and that of the last rows after them."""
     whole = len(x) // COL_SUM_BLOCK * COL_SUM_BLOCK
-    chains = [_chain(x[:whole].reshape(-1, COL_SUM_BLOCK, *x.shape[1:]), add)] if whole else []
+    chains = [_chain(x[:whole].reshape(whole // COL_SUM_BLOCK, COL_SUM_BLOCK, *x.shape[1:]), add)] if whole else []
     chains += [_chain(x[None, whole:], add)] if whole < len(x) else []
     return tree(np.concatenate(chains) if chains else x, add, axis=0)
 
