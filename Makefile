@@ -55,10 +55,10 @@ train: .venv/stamp-dev
 test: .venv/stamp-dev .venv/stamp-verify
 	bash scripts/system-packages.sh
 	$(LINT)
-	$(PYTEST) -n 2 --durations 15
+	$(PYTEST) -n 2 --dist worksteal --durations 15
 
 check: .venv/stamp-dev
-	$(PYTEST) -m "not slow" -n 2
+	$(PYTEST) -m "not slow" -n 2 --dist worksteal
 
 lint: .venv/stamp-dev
 	$(LINT)
