@@ -348,3 +348,13 @@ def test_a_weight_that_autograd_saved_and_a_step_changed_is_noticed() -> None:
     clip_grad_norm_([q], 1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         z.backward()
+
+
+def test_options_of_all_groups_are_read_where_they_agree() -> None:
+    one = AdamW([weight(3)], rounding="stochastic", seed=5)
+    one.load_state_dict(AdamW([weight(3)], rounding="stochastic", seed=6).state_dict())
+    assert (one.rounding, one.master, one.seed, one.skipped) == ("stochastic", None, 6, 0)
+    two = AdamW([{"params": [weight(3)]}, {"params": [weight(3, seed=1)], "seed": 7}], rounding="stochastic")
+    assert two.rounding == "stochastic"
+    with pytest.raises(ArgumentError, match=r"seed of groups: \[0, 7\]; accepted: param_groups\[i\]\['seed'\]"):
+        two.seed  # noqa: B018

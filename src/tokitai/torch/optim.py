@@ -66,6 +66,29 @@ class AdamW(torch.optim.Optimizer):
         """Steps that changed nothing, as a gradient was infinite or NaN."""
         return max((int(g["skipped"]) for g in self.param_groups), default=0)
 
+    @property
+    def rounding(self) -> str:
+        """How weights are rounded, where all groups say the same. Raises ArgumentError where they differ."""
+        return str(self._of_all_groups("rounding"))
+
+    @property
+    def master(self) -> bool | None:
+        """Whether there are f32 copies (None: where rounding is to nearest), where all groups say the same. Raises
+        ArgumentError where they differ."""
+        made: bool | None = self._of_all_groups("master")
+        return made
+
+    @property
+    def seed(self) -> int:
+        """That of stochastic rounding, where all groups say the same. Raises ArgumentError where they differ."""
+        return int(self._of_all_groups("seed"))
+
+    def _of_all_groups(self, name: str) -> Any:
+        said = [g[name] for g in self.param_groups]
+        if any(value != said[0] for value in said):
+            raise ArgumentError(f"{name} of groups: {said}; accepted: param_groups[i][{name!r}], one group's")
+        return said[0] if said else self.defaults[name]
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss_scale: float = 1.0) -> Any:
         """One step, from gradients of loss_scale times the loss. Returns what ``closure`` returns.
