@@ -26,6 +26,7 @@ from tokitai.toolchain.compilers import Compiler
 
 def test_a_foreign_binary_is_refused(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """C116: before it is mapped, let alone run."""
+    monkeypatch.delenv("TOKITAI_ISA", raising=False)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: pytest.fail("the foreign binary was opened"))
     artifact = build(scaling("2"), compiler, "scalar")
     elsewhere = "aarch64" if machine_here() == "x86_64" else "x86_64"

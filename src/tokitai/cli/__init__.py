@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from types import FrameType
 
 from ..errors import TokitaiError
 
@@ -28,11 +29,19 @@ def main() -> None:
     """The command ``tokitai``."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tokitai show ... | head` ends quietly
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _interrupted)
     _take_closed_streams()
     code = run(sys.argv[1:])
     with contextlib.suppress(OSError):  # told already; at exit it would be once more, and change the code
         sys.stdout.close()
     sys.exit(code)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """What Ctrl-C does: as by default, but from here on a pipe to a process that has ended as well ends nothing."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.default_int_handler(number, frame)
 
 
 def _take_closed_streams() -> None:
