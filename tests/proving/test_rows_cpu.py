@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import z3
 
 from tokitai.backends.cpu import device as cpu
 from tokitai.emit.cpp import KernelText
+from tokitai.errors import ProofError
 from tokitai.families import emit_cpu, make_plan
 from tokitai.families.rowwise.plan import RowPlan
 from tokitai.lang import Operator
 from tokitai.ops import registry
-from tokitai.proving.cpu import walk_rowwise
+from tokitai.proving.cpu import CpuCalls, walk_rowwise, whole_text
 from tokitai.proving.obligation import Obligation
 from tokitai.proving.prove import prove
 from tokitai.toolchain.build import Source, build, native_isa
@@ -125,3 +127,14 @@ def test_a_workspace_one_element_short_is_refuted(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(RowPlan, "workspace_bytes", short)
     found = refuted(obligations("softmax"))
     assert found["the workspace has room for its parts"]["cols"] == 2**20 - 3
+
+
+def test_numbers_of_the_headers_are_read_there() -> None:
+    _, headers = whole_text(emit_cpu(make_plan(registry()["softmax"].trace("f16"))), 16)
+    calls = CpuCalls(16, z3.Int("threads"))
+    of = {name: value.term for name, value in calls.constants(16, headers).items()}
+    assert of == {"Four::count": 64, "LANES": 16, "TOGETHER": 4, "JOINED": 16, "BLOCK": 256, "TILE": 16384}
+    other = headers.replace("constexpr int TOGETHER = 4;", "constexpr int TOGETHER = 2;")
+    assert other != headers and calls.constants(16, other)["Four::count"].term == 32
+    with pytest.raises(ProofError, match="TILE: no definition"):
+        calls.constants(16, headers.replace("constexpr int64_t TILE = 16384;", ""))

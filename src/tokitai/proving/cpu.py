@@ -61,12 +61,16 @@ class CpuCalls:
             "streams": self.nothing, "get": self.nothing,
         }  # fmt: skip
 
-    def constants(self, lanes: int) -> dict[str, Any]:
-        """Numbers of the headers that are the same in every kernel."""
-        joined = lanes if lanes > 1 else 8
+    def constants(self, lanes: int, headers: str) -> dict[str, Any]:
+        """Numbers that the headers define, read there. Raises ProofError where one is defined in another way."""
+        (together,) = _defined(headers, "TOGETHER", r"(\d+)")
+        (tile,) = _defined(headers, "TILE", r"(\d+)")
+        bound, wide, other = _defined(headers, "JOINED", r"(\d+) > 1 \? (\d+) : (\d+)")
+        joined = wide if bound > 1 else other
+        (width,) = _defined(headers, "BLOCK", r"int64_t\(JOINED\) \* (\d+)")
         return {
-            "Four::count": Int(4 * lanes, "int64_t"), "LANES": Int(lanes), "TOGETHER": Int(4), "JOINED": Int(joined),
-            "BLOCK": Int(joined * lanes, "int64_t"), "TILE": Int(16384, "int64_t"), "CHAIN": Int(32, "int64_t"),
+            "Four::count": Int(together * lanes, "int64_t"), "LANES": Int(lanes), "TOGETHER": Int(together),
+            "JOINED": Int(joined), "BLOCK": Int(joined * width, "int64_t"), "TILE": Int(tile, "int64_t"),
         }  # fmt: skip
 
     def load(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
@@ -152,6 +156,14 @@ def sized_sides(operator: Operator) -> tuple[Any, Any, list[Any]]:
     return rows, cols, [rows >= 0, rows <= c.max_rows, cols >= c.min_cols, cols <= c.max_cols]
 
 
+def _defined(headers: str, name: str, how: str) -> list[int]:
+    """The numbers in the definition of a constant."""
+    found = re.search(rf"constexpr \w+ {name} = {how};", headers)
+    if found is None:
+        raise ProofError(f"{name}: no definition of the form {how!r} in the headers")
+    return [int(n) for n in found.groups()]
+
+
 def walk_rowwise(operator: Operator, plan: Plan, lanes: int, seconds: float, text: KernelText | None = None) -> Kernel:
     """The walk through the CPU's kernel of a row-wise plan."""
     text = emit_cpu(plan) if text is None else text
@@ -163,7 +175,7 @@ def walk_rowwise(operator: Operator, plan: Plan, lanes: int, seconds: float, tex
     templates = templates_in(headers)
     functions = functions_of(headers, WALKED, templates, TYPES)
     calls = CpuCalls(lanes, threads)
-    walk = Walk(functions, knows, calls.calls, calls.constants(lanes))
+    walk = Walk(functions, knows, calls.calls, calls.constants(lanes, headers))
     walk.thread = thread
 
     extents: dict[str, Extent] = {}
