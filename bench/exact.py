@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,20 +18,9 @@ import numpy as np
 
 from tokitai.exact import matmul_mod
 
+from .clocks import least
+
 MODULI = {"2^32": 2**32, "2^31 - 1": 2**31 - 1, "5^8": 5**8}
-
-
-def least(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
-    """The smallest times of each call, in milliseconds, by both clocks."""
-    clocks = {"wall": time.perf_counter, "cpu": time.process_time}
-    best = {clock: dict.fromkeys(calls, float("inf")) for clock in clocks}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            starts = {clock: now() for clock, now in clocks.items()}
-            call()
-            for clock, now in clocks.items():
-                best[clock][name] = min(best[clock][name], 1e3 * (now() - starts[clock]))
-    return best
 
 
 def main() -> None:
@@ -54,7 +42,7 @@ def main() -> None:
                 "tokitai": partial(matmul_mod, a, b, modulus, threads=threads),
                 "flint": partial(x.__mul__, y),
             }
-            best = least(calls, repeats)
+            best = {c: {n: 1e3 * s for n, s in times.items()} for c, times in least(calls, repeats).items()}
             ratio = {clock: ms["flint"] / ms["tokitai"] for clock, ms in best.items()}
             record = dict(modulus=name, size=size, threads=threads, load=os.getloadavg()[0], same=same, ms=best)
             print(json.dumps(record | {"ratio": ratio}), flush=True)

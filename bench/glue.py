@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tokitai.glue import Glued, glue, read
+
+from .clocks import least
 
 THREADS, SHARDS, PIECE = 2, 8, 2**20
 ROWS, COLUMNS = 8192, 8192  # of a tensor of two-byte elements: 128 MiB
@@ -105,16 +106,8 @@ def main() -> None:
                 read_all(paths, fresh=True)
 
             calls: dict[str, Callable[[], None]] = {"glue": glued, "read": plain, "load": loaded}
-            clocks = {"wall": time.perf_counter, "cpu": time.process_time}
-            least = {clock: dict.fromkeys(calls, float("inf")) for clock in clocks}
-            for _ in range(repeats):
-                for name, call in calls.items():
-                    starts = {clock: now() for clock, now in clocks.items()}
-                    call()
-                    for clock, now in clocks.items():
-                        least[clock][name] = min(least[clock][name], now() - starts[clock])
             record: dict[str, Any] = dict(kind=kind, bytes=size, threads=THREADS, load=os.getloadavg()[0])
-            for clock, times in least.items():
+            for clock, times in least(calls, repeats).items():
                 rates = {name: size / seconds / 1e9 for name, seconds in times.items()}
                 share = {f"of_{name}": rates["glue"] / rates[name] for name in ("read", "load")}
                 record[clock] = rates | share
