@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ class Entry:
         return made
 
 
-class Run:
+class Run(ABC):
     """The base of `Record` and `Replay`: a loop asks it for its steps.
 
     ``device`` is where the steps run. Tensors of a step come in this order: what was noted ahead of the blocks; of each
@@ -122,19 +123,21 @@ class Run:
         self._reduced = True
 
     # -------------------------------------------------------------- what those that record and compare define
+    @abstractmethod
     def _begin(self, steps: int, save: Saving, load: Saving) -> int:
         """How many steps are done."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _last(self, steps: int) -> int:
-        raise NotImplementedError
+        """The last step, counted from 1, of so many."""
 
+    @abstractmethod
     def _wants_layers(self, step: int) -> bool:
-        raise NotImplementedError
+        """Whether results of layers are noted in a step."""
 
+    @abstractmethod
     def _end(self, step: int, entries: list[Entry], last: bool, save: Saving) -> bool:
         """Behind a step, with its entries on the first rank; whether another one is to run."""
-        raise NotImplementedError
 
     # -------------------------------------------------------------- inside
     def _entry(self, name: str, block: int | None, x: Tensor) -> Entry:
