@@ -14,6 +14,10 @@ from tests.module_skips import MAY_BE_SKIPPED
 ROOT = Path(__file__).parents[2]
 ALL = "import pytest\n\n@pytest.mark.skip(reason='no teapot')\ndef test_one(): pass\n"
 SOME = ALL + "\ndef test_two(): pass\n"
+MARKED = "import pytest\npytestmark = [pytest.mark.gpu, pytest.mark.skip(reason='no teapot')]\ndef test_one(): pass\n"
+HALF = (
+    MARKED.replace("pytestmark = [pytest.mark.gpu, ", "pytestmark = [") + "\n@pytest.mark.gpu\ndef test_two(): pass\n"
+)
 AT_IMPORT = "import pytest\npytest.skip('no teapot', allow_module_level=True)\n"
 NONE = "def test_one(): pass\n"
 
@@ -30,13 +34,20 @@ def run(folder: Path, modules: dict[str, str], ci: bool, *words: str) -> subproc
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "ci", "code"),
-    [(ALL, True, 1), (AT_IMPORT, True, 1), (SOME, True, 0), (ALL, False, 0)],
-    ids=["every test", "at import", "one of two", "not in continuous integration"],
+    [
+        (ALL, True, 1),
+        (AT_IMPORT, True, 1),
+        (HALF, True, 1),
+        (MARKED, True, 0),
+        (SOME, True, 0),
+        (ALL, False, 0),
+    ],
+    ids=["every test", "at import", "one marked gpu", "all marked gpu", "one of two", "not in continuous integration"],
 )
 def test_a_module_that_is_skipped_as_a_whole(tmp_path: Path, module: str, ci: bool, code: int) -> None:
     done = run(tmp_path, {"test_a.py": module, "test_b.py": NONE}, ci)
     assert done.returncode == code, done.stdout
-    assert ("test_a.py: Skipped: no teapot" in done.stdout) is (module != SOME), done.stdout
+    assert ("test_a.py: Skipped: no teapot" in done.stdout) is (module not in (SOME, MARKED)), done.stdout
 
 
 @pytest.mark.slow
