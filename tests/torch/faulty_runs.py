@@ -97,7 +97,7 @@ def recorded(
 ) -> str:  # fmt: skip
     """Record a run; the digest of its weights."""
     config = {"run": dataclasses.asdict(run) | {"steps": 1}, "text": str(text), "parallel": parallel}
-    options = dict(layers=1, every=3) | options
+    options = dict(layers=1, every=3, device=run.device) | options
     watched = Record(folder, "examples.mixture.training:replayed", config, free=("parallel",), **options)
     with planted(fault, 0 if group is None else dist.get_rank(group)):
         return train(text.read_bytes(), run, parallel=parallel, watched=watched, group=group).digest
@@ -113,9 +113,9 @@ def found(folder: Path, **options: Any) -> Difference:
     return made
 
 
-def compared(group: Any, wrong: tuple[int, ...]) -> list[str]:
+def compared(group: Any, wrong: tuple[int, ...], device: str = "cpu") -> list[str]:
     """What is said of replicas of which some ranks have a flipped bit."""
-    tensors = {"a": torch.ones(3), "b": torch.ones(50, 100, dtype=torch.bfloat16)}
+    tensors = {"a": torch.ones(3, device=device), "b": torch.ones(50, 100, dtype=torch.bfloat16, device=device)}
     if dist.get_rank(group) in wrong:
         flip(tensors["b"], 4203 + dist.get_rank(group))
     return unequal_replicas(tensors, group)

@@ -1,4 +1,5 @@
-"""Processes of one machine that stay: each is a rank of gloo on the CPU, and runs what it is sent."""
+"""Processes of one machine that stay, and run what they are sent: each is a rank of gloo on the CPU, or of NCCL with a
+GPU of its own."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 120
-ALONE = dict(TOKITAI_NUM_THREADS="1", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+ALONE = dict(TOKITAI_NUM_THREADS="1", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", NCCL_NVLS_ENABLE="0")
 
 
-def _serve(rank: int, ranks: int, meeting: str, pipe: Connection) -> None:
+def _serve(rank: int, ranks: int, meeting: str, pipe: Connection, device: str) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = {"cpu": "gloo", "cuda": "nccl"}[device]
+    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     groups = {n: dist.new_group(list(range(n))) for n in range(1, ranks + 1)}  # each rank makes all of them
     while (sent := pipe.recv_bytes()) != b"":
         function, wanted, arguments = pickle.loads(sent)
@@ -61,14 +65,14 @@ class World:
 
 
 @contextlib.contextmanager
-def world_of(ranks: int) -> Iterator[World]:
+def world_of(ranks: int, device: str = "cpu") -> Iterator[World]:
     spawn = multiprocessing.get_context("forkserver")  # it imports once, and the ranks are its children
     spawn.set_forkserver_preload(["tests.torch.small_runs"])
     with tempfile.TemporaryDirectory() as folder:
         pairs = [spawn.Pipe() for _ in range(ranks)]
         meeting = str(Path(folder) / "meeting")
         processes = [
-            spawn.Process(target=_serve, args=(r, ranks, meeting, theirs), daemon=True)
+            spawn.Process(target=_serve, args=(r, ranks, meeting, theirs, device), daemon=True)
             for r, (_, theirs) in enumerate(pairs)
         ]
         before = {n: os.environ.get(n) for n in ALONE}
