@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 from tests.mutants.program import Mutant
-from tokitai.lang import Graph, Node, Operator
+from tokitai.families import make_plan
+from tokitai.lang import Graph, Node, Operator, Sizes
 
 SAME_CODE = "the compiler makes the same machine code of it as of the right program"
 REASONS: dict[str, tuple[str, ...]] = {
@@ -29,10 +31,14 @@ REASONS: dict[str, tuple[str, ...]] = {
         r"cols [+-] 1: Stored\* const (scratch|partial) = .*",
         r"(rows|cols|inner|batch|threads) \+ 1: const Room room\(.*",
     ),
+    "the next part begins one number later, and the last one has room for many more than it needs": (
+        r"blocks \+ 1: Stored\* const private_space = .*",
+    ),
     "the search goes on one by one from where it begins, behind the same first tile": (
         r"count [+-] 1: const int64_t tensor = tensor_of\(first_tile, count, tile\);",
     ),
     "it reads one element behind an input, on which no result depends: what certificates say they do not look for": (
+        r"count \+ 1: row_\w+\.read\(in_\w+ \+ r0, count\);",
         r"cols \+ 1: each\(0, cols, .* store\(wide_(\w+) \+ c, load\(in_\1 \+ c, lanes\), lanes\); \}\);",
     ),
     "one piece of columns, or one window of rows, more is empty": (
@@ -47,6 +53,12 @@ REASONS: dict[str, tuple[str, ...]] = {
         r"threads [+-] 1: each_(product|task)\b.*", r"rows [+-] 1: each_task<true>\(.*",
         r"inner [+-] 1: each_task<false>\(.*", r"(broad|high) [+-] 1: if \(broad > FEW_COLS && \(broad > high .*",
         r"longest \+ 1: for \(int64_t g = 0; g < groups; \+\+g\) longest = most\(longest, .*",
+    ),
+    "no kernel is launched where there are no rows": (
+        r"high \+ 1: for \(int64_t g = 0; g < groups; \+\+g\) tasks \+= high \? .*",
+    ),
+    "a thread takes tasks in rising order, as the runtime of the compiler deals them out": (
+        r"first - 1: if \(t < first\) group = first = 0;",
     ),
     "where it survives nothing is on its way: a row behind the last one of a block is not fetched": (
         r"left out: wait_for_copies<0>\(\);",
@@ -71,8 +83,30 @@ NO_COLUMNS = "it matters only to rows without columns, of which there is no resu
 OTHER_COLUMN = "it reads another element for rows whose result does not depend on what is read there"
 ONE_PRODUCT = "an operator takes one product: its number is 0, as is the distance to a next one"
 OTHER_ORDER = "the same elements are computed in another order"
+ONE_ITEM = "there is one product there, whose number is 0"
+EVEN = "parts of a side are larger: what is left for the last ones is less, or nothing"
+ODD = "the place is odd there: half of one less is the same whole number"
+NOT_READ = "the sum of one block more is stored in a place that nothing reads"
+BESIDE = "a piece of memory is larger than it needs, and all pieces fit into the workspace nevertheless"
+BEFORE_MADE = "what lies before is a tile, which is made anew before it is read"
+NOT_MASKED = "a condition is tested where it holds for all"
+NOT_STORED = "a piece of the K dimension more is computed, and not stored"
+NO_TURN = "there is no turn behind the last one"
+NEUTRAL = "a chunk behind the last column is folded: all of its elements are neutral, and so is their sum"
 ONE_ROW = "an operator on lists takes each tensor as one row"
 SHOWN = "it matters only to rows without columns, which no input has an element of: their results are those of a case"
+MARKED = {  # the changed number in angle quotes
+    ODD: r"-1 begin = long_segment\(«place» / 2, .*",
+    NOT_READ: r"\+1 return («stop» - start > CHAIN && begin < stop|stop - start > CHAIN && begin < «stop»);",
+    EVEN: r"-1 auto even = .* over\(over\(side, parts\), «panel»\) \* panel; \};",
+    NOT_MASKED: r"\+1 if \(seen\.least < least\((«c0» \+ \w+, cols|c0 \+ \w+, «cols»)\)\) weigh<true>\(.*",
+    NOT_STORED: r"(\+1 if \(d0 \+ p \* COLS >= «inner»|-1 if \((«d0» \+ p|d0 \+ «p») \* COLS >= inner)\) continue;",
+    NO_TURN: r"\+1 const uint32_t ends\[3\] = \{units, units \+ filled, («units» \+ filled|units \+ «filled») \+ 1\};",
+}
+FOLDED = (
+    r"(\+1 \w+\[\d\]\[v\] = c0 < «cols»|-1 \w+\[\d\]\[v\] = «c0» < cols) "
+    r"\? fold<(\w+), CHUNK>\((\w+)\) : \2::neutral\(\);"
+)
 LOAD = r"(?:load_chunk<WIDTH, \w+(?:, AGAIN)?>|stage_\w+\.template fetch<WIDTH, \w+>)\("
 
 
@@ -93,6 +127,15 @@ def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) ->
         return None if any(o.inplace for o in graph.outputs) else "a column is computed twice, to the same bits"
     if re.fullmatch(r"-1 if \(«c» < end\) at\(c, Part\{end - c\}\);", marked):
         return "one part more is empty"
+    if (why := next((why for why, p in MARKED.items() if re.fullmatch(p, marked)), None)) is not None:
+        return why
+    if re.fullmatch(r"-1 const int64_t item = «e» / \(rows \* cols\), .*", marked) and "e < 1 * rows * cols" in source:
+        return ONE_ITEM
+    if marked.startswith("+1 const int64_t ") and " = memory.take(" in marked and _all_fit(source, marked, graph):
+        return BESIDE
+    of_made = r"-1 each_query_sum<\d>\(.*, mine \+ «made», .*"
+    if re.fullmatch(of_made, marked) and re.search(r"int64_t tile = .*\n *const int64_t made = ", source):
+        return BEFORE_MADE
     if operator.contract.batched or graph.ragged or "all_in_" not in source:
         return None
     tensor = r"[+-]1 (const )?\w+\* const \w+ = all_\w+ \+ («item» \* \w+_batch|(unit\.)?item \* «\w+_batch»);"
@@ -118,6 +161,8 @@ def why_equivalent(
     if why is not None:
         return why
     marked = _marked(mutant, source)
+    if re.fullmatch(r"count \+ 1: if \(count == 0\) return S\{\};", str(mutant)):
+        return NO_COLUMNS if all(o.space in ("rc", "c") for o in graph.outputs) else None
     rules = ((why, p) for why, some in REASONS.items() for p in some)
     why = next((why for why, p in rules if re.fullmatch(p, str(mutant))), None)
     if why is None and device == "sim":
@@ -146,13 +191,17 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
         return NOT_LIVE if _stores_of_live(block) else None
     if re.fullmatch(r"(-1 const bool live = «row0» .*|\+1 const bool live = .* < «rows»;)", marked):
         stored = all(
-            "store" in line or "if (t == 0 && live) {" in line for line in block.splitlines() if "live" in line
+            "store" in line or re.search(r"if \((t == 0|holds && within) && live\) \{", line)
+            for line in block.splitlines()
+            if "live" in line
         )
         return TWICE if stored and not any(o.inplace for o in graph.outputs) else None
     if re.fullmatch(r"\+1 const S v\d+ = «cols» \? \w+\[\d\] : S\{\};", marked):
         if all(o.space in ("rc", "c") for o in graph.outputs):
             return NO_COLUMNS
         return SHOWN if all_cases and all(t.space in ("rc", "c") for t in graph.inputs) else None
+    if (at := re.fullmatch(FOLDED, marked)) is not None:
+        return NEUTRAL if re.search(rf"\b{at[3]}\[e\] = c < cols \? .* : NEUTRAL_\w+;", source) else None
     if re.fullmatch(r"\+1 next_\w+ = in_\w+\[least\(.*, «rows» - 1\)\];", marked):
         return "what is read ahead behind the last row is not used"
     units = (
@@ -209,16 +258,61 @@ def _stores_of_live(block: str) -> bool:
     return bool(lines) and all("if (live)" in x or any(x in some for some in within) for x in lines)
 
 
+DECLARATION = r"\s*const \w+\*?(?: const)? \w+ = [^{}\[]*;"
+
+
 def _is_unused(mutant: Mutant, source: str) -> bool:
-    """Whether a number decides only the value of a variable that nothing reads, in the block that declares it."""
+    """Whether a number decides only the value of a variable that nothing reads, or of an array that is loaded, in the
+    block that declares it."""
     begin = source.rfind("\n", 0, mutant.at) + 1
     end = source.find("\n", mutant.at)
     head, line = source[begin : mutant.at], source[begin:end]
-    if mutant.what == "left out" or not re.fullmatch(r"\s*const \w+\*?(?: const)? \w+ = [^{}\[]*;", line):
+    loaded = re.match(r"\s*load_chunk<WIDTH, \w+>\((\w+), in_\w+ \+ ", line)
+    if mutant.what == "left out" or not (loaded or re.fullmatch(DECLARATION, line)):
         return False
-    declared = re.findall(r"(\w+) = ", head)[-1]
-    rest = re.sub(r"\(void\)\w+", "", source[mutant.at : _end_of_block(source, end)])
-    return not re.search(rf"\b{declared}\b", rest)
+    declared = loaded[1] if loaded else re.findall(r"(\w+) = ", head)[-1]
+    return _is_read_nowhere(declared, source, mutant.at, end)
+
+
+def _is_read_nowhere(declared: str, source: str, at: int, end: int) -> bool:
+    """Whether nothing from a place on reads a variable, whose line ends there, but variables that nothing reads."""
+    if re.search(rf"\b{declared}\b", source[at:end]):
+        return False
+    past = _end_of_block(source, end)
+    for found in re.finditer(rf"(?<!\(void\))\b{declared}\b", source[end:past]):
+        begin = source.rfind("\n", 0, end + found.start()) + 1
+        line_end = source.find("\n", begin)
+        made = re.fullmatch(r"\s*const \w+ (\w+) = [^{}\[]*;", source[begin:line_end])
+        if made is None or made[1] == declared or not _is_read_nowhere(made[1], source, line_end, line_end):
+            return False
+    return True
+
+
+# ------------------------------------------------------------------ the memory of attention's threads
+TILES = ((12, 32), (6, 16), (8, 8), (4, 2))  # MR and NR of accumulators.h
+SIZES = tuple(
+    Sizes(r, c, k) for r in (1, 31, 4097, 8193) for c in (1, 12, 33, 4096, 4098) for k in (1, 11, 12, 64, 4096)
+)
+
+
+def _all_fit(source: str, marked: str, graph: Graph) -> bool:
+    """Whether the pieces of a thread's memory fit into what a launch lends, with each tile and at many sizes, where one
+    of them is larger."""
+    larger = re.sub(r"«(\w+)»", r"(\1 + 1)", marked.partition(" ")[2])
+    line = re.sub(r"[«»]", "", marked.partition(" ")[2])
+    pieces = re.findall(r"= memory\.take\((.*)\);", source.replace(line, larger))
+    plan = make_plan(graph)
+    over = lambda n, of: -(-n // of)  # noqa: E731
+    for (mr, nr), s in product(TILES, SIZES):
+        names = dict(
+            rows=s[0], cols=s[1], inner=s.inner, MR=mr, NR=nr, TILE_SIZE=mr * nr, WIDTH=2 * nr,
+            padded=lambda n, of: over(n, of) * of,
+            levels_of=lambda n: over(n, 4096).bit_length() if over(n, 4096) > 1 else 0,
+        )  # fmt: skip
+        taken = sum(over(eval(p, {}, names), 16) * 16 for p in pieces)
+        if taken > plan.workspace_bytes([s], 1):
+            return False
+    return bool(pieces)
 
 
 def _end_of_block(source: str, at: int) -> int:

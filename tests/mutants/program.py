@@ -21,7 +21,11 @@ TYPES = {"int64_t", "int", "int32_t", "size_t", "uint32_t", "uint64_t"}
 WRITTEN = {"=", "<<=", ">>=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "++", "--"}
 WORDS = {"return", "if", "for", "while", "else", "do", "switch", "case", "constexpr", "static_assert", "using"}
 SITES = 1 << 13  # of one program, at most
-PRELUDE = f"""extern "C" __attribute__((visibility("default"))) volatile int tokitai_mutant;
+# What leaves an array is run as it stands: GCC else ends a loop where an array does.
+PRELUDE = f"""#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-aggressive-loop-optimizations")
+#endif
+extern "C" __attribute__((visibility("default"))) volatile int tokitai_mutant;
 volatile int tokitai_mutant = -1;
 extern "C" __attribute__((visibility("default"))) unsigned char tokitai_reached[{SITES}];
 unsigned char tokitai_reached[{SITES}];

@@ -32,8 +32,9 @@ DEADLINE = 20  # seconds of a case on a processor, and of one that the right pro
 WAITS = 15  # times as long on the clock, for threads that wait for each other, beside whatever else the machine does
 FOLDER = Path(__file__).parents[2] / "bench" / "results"
 OF_HEADERS = {  # whose header is mutated with which operator's kernel
-    "softmax": "rows.h", "layer_norm_backward": "rows.h", "embedding_backward": "segments.h", "matmul": "products.h",
-    "grouped_linear": "groups.h", "attention": "attention.h", "attention_backward": "attention.h",
+    "softmax": "rows.h", "layer_norm_backward": "rows.h", "part_sums": "rows.h",
+    "embedding_backward": "segments.h", "matmul": "products.h", "grouped_linear": "groups.h",
+    "attention": "attention.h", "attention_backward": "attention.h",
 }  # fmt: skip
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from bisect import bisect_right
+from itertools import accumulate, pairwise
 
 import pytest
 
@@ -13,6 +16,7 @@ from tests.mutants.score import FOLDER, results, score, table
 from tests.mutants.subjects import made
 from tokitai import ops
 from tokitai.evidence import archive
+from tokitai.families import emit_cpu, make_plan
 
 SOURCE = """#include "rows.h"
 namespace tokitai {
@@ -82,6 +86,61 @@ store(out + blocks);
         f"rows + 1: {line}": False, f"rows - 1: {line}": False,  # of the second one, which is told last
         **{f"r {sign} 1: {source.splitlines()[2].strip()}": True for sign in "+-"},
     }  # fmt: skip
+
+
+def test_a_value_is_used_nowhere_where_only_such_values_are_made_of_it() -> None:
+    head, source = (
+        "void f(int64_t rows, int c0)",
+        """{
+  load_chunk<WIDTH, FIT>(col_weight, in_weight + rows * 8, cols - c0);
+  UNROLL for (int e = 0; e < 8; ++e) {
+    const int c = c0 + e;
+    (void)c;
+    const S v4 = element(col_weight, e);%s
+  }
+}
+""",
+    )
+    for used, known in (("", True), ("\n    const S v5 = mul(v4, v4);", True), ("\n    out[e] = v4;", False)):
+        whole = head + source % used
+        mutant = next(m for m in schemata(whole)[1] if m.what == "rows + 1")
+        assert (why_equivalent("sim", mutant, whole, ops.softmax, GRAPH) is not None) == known
+
+
+def test_sums_of_blocks_that_there_are_not_lie_where_nothing_reads() -> None:
+    """Of `segments.h`: with segments of 32 rows taken for long ones, or an empty block behind a segment, the same sums
+    stand in the places that are read."""
+
+    def block(place: int, starts: list[int], more: tuple[int, int]) -> tuple[int, int] | None:
+        first = place // 2 * 32
+        entry = bisect_right(starts, first) - 1
+        start, stop = starts[entry], starts[entry + 1]
+        begin = start + -(-(first - start) // 32) * 32
+        return (begin, min(begin + 32, stop)) if stop + more[0] - start > 32 and begin < stop + more[1] else None
+
+    rng = random.Random(0)
+    extra = 0
+    for _ in range(300):
+        starts = [0, *accumulate(rng.choice((1, 31, 32, 33, 63, 64, 65, 96, 100)) for _ in range(9))]
+        long = [(a, b) for a, b in pairwise(starts) if b - a > 32]
+        read = {2 * (a // 32 + n) + (n == 0 and a % 32 != 0) for a, b in long for n in range(-(-(b - a) // 32))}
+        for place in range(0, starts[-1] // 32 * 2, 2):
+            right = block(place, starts, (0, 0))
+            for more in ((1, 0), (0, 1)):
+                wrong = block(place, starts, more)
+                assert right == wrong or place not in read
+                extra += right != wrong
+    assert extra > 100
+
+
+def test_pieces_of_memory_that_are_larger_fit_or_do_not() -> None:
+    graph = ops.attention.trace("f16")
+    source = emit_cpu(make_plan(graph)).text
+    wrong = source.replace("padded(cols, MR) * inner", "padded(cols, MR) * inner * 3")
+    assert source != wrong
+    for text, known in ((source, True), (wrong, False)):
+        taken = [m for m in schemata(text)[1] if m.what == "inner + 1" and "padded(inner, MR) * cols" in m.line]
+        assert [why_equivalent("cpu", m, text, ops.attention, graph) is not None for m in taken] == [known]
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])

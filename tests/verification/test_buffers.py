@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from mutants import centred, smaller
 
+from tokitai import ops
 from tokitai.families.shapes import LARGE
 from tokitai.formats import FORMATS
 from tokitai.runtime.kernel import host_kernel
-from tokitai.verification.buffers import GUARD, POISON, Buffer, GuardError, digest
+from tokitai.verification.buffers import GUARD, POISON, Buffer, GuardError, digest, workspace_buffer
 from tokitai.verification.cases import rng_for
 from tokitai.verification.drawn import Place, place_of
+from tokitai.verification.lists import run_list
 from tokitai.verification.run import PLAIN, SMALL, Launch, Layout, layouts
 
 SHAPES: list[tuple[int, ...]] = [(3, 5), (1, 1), (7,), (4, 64), (2, 3, 4), (0, 5), (3, 0), (0,)]
@@ -167,6 +169,31 @@ def test_a_launch_checks_inputs_results_and_workspace(monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(kernel), "launch_buffers", lambda self, *args: beyond_the_workspace(*args))
     with pytest.raises(GuardError, match=r"^workspace: wrote outside its elements"):
         launch.run(scalars)
+
+
+@pytest.mark.parametrize(("nbytes", "guard"), [(0, 4096), (5000, 5056), (1 << 21, 1 << 20)])
+def test_guard_zones_of_a_workspace_are_as_large_as_it(nbytes: int, guard: int) -> None:
+    """What is written a whole workspace behind its end is found, up to a limit."""
+    for at in (-guard, -1, nbytes, nbytes + guard - 1):
+        workspace = workspace_buffer(nbytes, np.float32)
+        workspace.check_guards()
+        workspace.raw[workspace.start() + at] ^= 1
+        with pytest.raises(GuardError, match=r"^workspace: wrote outside its elements"):
+            workspace.check_guards()
+
+
+def test_the_workspace_of_a_list_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = host_kernel(ops.global_norm, dtype="f16")
+    assert run_list(ops.global_norm, kernel, "one tensor", 0, 2).failure is None
+    real_launch = type(kernel).launch_buffers
+
+    def beyond_the_workspace(self: Any, *args: Any) -> None:
+        real_launch(self, *args)
+        args[-1].raw[-1] ^= 1
+
+    monkeypatch.setattr(type(kernel), "launch_buffers", beyond_the_workspace)
+    failure = run_list(ops.global_norm, kernel, "one tensor", 0, 2).failure
+    assert failure is not None and "workspace: wrote outside its elements" in failure
 
 
 def test_a_workspace_holds_poison_not_zeros() -> None:

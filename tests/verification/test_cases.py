@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ from mutants import centred
 
 from tokitai import ops
 from tokitai.errors import UnknownNameError, UsageError
+from tokitai.families import make_plan
 from tokitai.families.rowwise.plan import plan_rows
+from tokitai.families.scatter.schedule import passes_of
 from tokitai.formats import FORMATS
 from tokitai.lang import Contract, Matrix, Operator, operator, row_sum, storage
 from tokitai.verification import cases, suite, verify
@@ -56,6 +60,49 @@ def test_what_is_drawn_is_what_its_name_says() -> None:
     )
     zeros_only = values("zeros")
     assert (zeros_only == 0).all() and np.signbit(zeros_only[:100]).all() and not np.signbit(zeros_only[100:]).all()
+
+
+def test_noise_of_seeds_has_seeds_of_its_own() -> None:
+    op, graph = ops.dropout, ops.dropout.trace("f16")
+    drawn = [cases.seeded(op, graph, "seeds", (3, cols), seed).params for cols in (33, 34) for seed in (0, 1)]
+    assert len({p["seed"] for p in drawn}) == len({p["stream"] for p in drawn}) == 4
+    assert {p["p"] for p in drawn} == {0.25}, "whole numbers alone"
+    assert cases.seeds_of(ops.softmax) == [] and cases.seeds_of(ops.adamw) == ["step", "seed"]
+
+
+def test_segments_begin_at_every_place_in_a_chain() -> None:
+    op = ops.embedding_backward
+    (how, shape), *_ = make_plan(op.trace("f16")).family.shapes.indices(op, make_plan(op.trace("f16")), "cpu")
+    ids = cases.seeded(op, op.trace("f16"), how, shape, 0).tensors["ids"]
+    counts = np.bincount(ids)
+    starts = np.cumsum(counts) - counts
+    assert set(starts[counts > cases.CHAIN] % cases.CHAIN) == set(range(cases.CHAIN))
+    assert (np.diff(ids) < 0).any(), "in any order"
+
+
+def test_tables_have_the_entries_that_a_case_names() -> None:
+    """One to four digits of 8 bits; parts of a workspace that are full, and one number less."""
+    op = ops.embedding_backward
+    plan = make_plan(op.trace("f16"))
+    digits = Counter()
+    for how, (rows, cols) in plan.family.shapes.indices(op, plan, "cuda")[1:]:
+        entries = cases.ENTRIES[how]
+        if entries < 2**24:
+            case = cases.seeded(op, op.trace("f16"), how, (rows, cols), 0)
+            assert case.params["entries"] == len(case.tensors["dtable"]) == entries > case.tensors["ids"].max()
+        digits[passes_of(entries)] += 1
+        assert (rows % 32, entries % 4) in ((0, 3), (1, 0))
+    assert digits == {1: 2, 2: 2, 3: 2, 4: 2}
+
+
+def test_what_older_versions_have_stays() -> None:
+    """Later versions add cases behind those of earlier ones."""
+    for op in (ops.embedding_backward, ops.attention, ops.dropout, ops.softmax):
+        plan = make_plan(op.trace("f16"))
+        for device in ("cpu", "sim", "cuda"):
+            for ids in (suite.structure_ids, suite.seeded_ids):
+                found = [ids(op, plan, 8, None, 0, device, v) for v in range(2, suite.VERSION + 1)]
+                assert all(set(a) <= set(b) for a, b in itertools.pairwise(found))
 
 
 def test_hard_inputs_keep_their_values() -> None:

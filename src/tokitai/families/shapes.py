@@ -59,6 +59,14 @@ class Shapes(ABC, Generic[P]):
         """Shapes of several blocks of what is summed, where those of before have fewer or none without a remainder."""
         return []
 
+    def chains(self, operator: Operator, plan: P, device: str) -> list[Shape]:
+        """Shapes of more chains than those of before."""
+        return []
+
+    def indices(self, operator: Operator, plan: P, device: str) -> list[Seeded]:
+        """How and in which shape indices are drawn by which rows are sorted."""
+        return []
+
     @abstractmethod
     def in_threads(self, operator: Operator, plan: P) -> Shape:
         """A shape with work for more threads than a verification tries."""

@@ -141,6 +141,27 @@ FIRST_DRAWS = {
 DRAWS = {**FIRST_DRAWS, "exponents": _exponents, "tiled": _tiled}
 IN_THREADS = "threads"
 """Plain noise, which is run in every number of threads."""
+SEEDS = "seeds"
+"""Plain noise, with seeds that are drawn as well."""
+SEGMENTS = "segments"
+"""Plain noise, in which long segments of rows begin at every place in a chain."""
+CHAIN = 32  # rows in a chain of a sum over entries
+ENTRIES = {f"{n} entries": n for n in (255, 256, 259, 260, 2**16 + 3, 2**16 + 4, 2**24 + 3, 2**24 + 4)}
+"""Plain noise for tables of so many entries, whose indices have one to four digits of 8 bits."""
+PLAIN_NOISE = (IN_THREADS, SEEDS, SEGMENTS, *ENTRIES)
+
+
+def entries_in(how: str, rows: int) -> int:
+    """Entries of a table that is drawn."""
+    return ENTRIES.get(how, drawn_entries(rows))
+
+
+def _segments(rng: np.random.Generator, rows: int, entries: int) -> Array:
+    """The entry of each row, in any order: sorted, each next segment of 33, 65 or 97 rows begins one place later in a
+    chain than the one before."""
+    lengths = [CHAIN * (1 + i % 3) + 1 for i in range(entries)]
+    sorted_entries = np.repeat(np.arange(entries), lengths)[:rows]
+    return rng.permutation(np.resize(sorted_entries, rows))
 
 
 def other_nans(rng: np.random.Generator, values: Array, fmt: Format) -> Array:
@@ -163,12 +184,15 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
     contract = operator.contract
     wish, index = contract.draw.get(t.name), contract.indices.get(t.name)
     fmt = format_of(t.format)
-    size = size_of(t.space, shape, slots=t.slots)
+    entries = entries_in(how, shape[0])
+    size = size_of(t.space, shape, entries, t.slots)
     rng = rng_for(seed, t.name, how)
     if not fmt.is_float:
         top = int(wish.split()[-1]) if wish and wish != "lengths" else shape[1] + bool(index and index.upto)
+        if index and index.entries and how == SEGMENTS:
+            return _segments(rng, shape[0], entries).reshape(size).astype(fmt.dtype)
         if index and index.entries:  # half of the rows choose one entry
-            top = drawn_entries(shape[0])
+            top = entries
             values = np.where(rng.random(size) < 0.5, top // 2, rng.integers(0, top, size))
         else:
             values = rng.integers(0, max(top, 1), size)
@@ -186,7 +210,7 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
         return to_format(rng.random(size) * 8 + 12, fmt)
     if wish == "positive":
         return to_format(np.exp(rng.standard_normal(size) * 0.5), fmt)
-    draws = _normal if how == IN_THREADS else DRAWS[how]
+    draws = _normal if how in PLAIN_NOISE else DRAWS[how]
     values = to_format(draws(rng, size, fmt), fmt)
     return other_nans(rng, values, fmt) if how == "nans" else values
 
@@ -217,16 +241,28 @@ def settled(operator: Operator, graph: Graph, params: Mapping[str, float], entri
     return agreed
 
 
-def drawn_scalars(operator: Operator, graph: Graph, shape: tuple[int, int]) -> dict[str, float]:
+def seeds_of(operator: Operator) -> list[str]:
+    """The whole numbers of 32 bits that an operator takes: each value gives other bits."""
+    ranges = operator.contract.ranges
+    return [p.name for p in operator.params if p.whole and ranges.get(p.name, (0, 0))[1] == 2**32 - 1]
+
+
+def drawn_scalars(
+    operator: Operator, graph: Graph, shape: tuple[int, int], how: str = "normal", seed: int = 0
+) -> dict[str, float]:  # fmt: skip
     """The scalars beside tensors that are drawn."""
-    return settled(operator, graph, defaults(operator), drawn_entries(shape[0]))
+    params = defaults(operator)
+    if how == SEEDS:
+        rng = rng_for(seed, how, operator.name, shape_text(shape))
+        params |= {n: int(rng.integers(int(operator.contract.ranges[n][0]), 2**32)) for n in seeds_of(operator)}
+    return settled(operator, graph, params, entries_in(how, shape[0]))
 
 
 def seeded(operator: Operator, graph: Graph, how: str, shape: tuple[int, int], seed: int) -> Case:
     """A case drawn from a seed. Only plain noise is held against the accuracy statements."""
     shape = in_groups(graph, shape)
     tensors = {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs}
-    params = drawn_scalars(operator, graph, shape)
+    params = drawn_scalars(operator, graph, shape, how, seed)
     made = Case("seeded", how, shape, seed, tensors, params, in_domain=how == "normal")
     return saved(operator, graph, made)
 

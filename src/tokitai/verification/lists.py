@@ -10,7 +10,7 @@ from ..lang import Graph, Node, Operator
 from ..meaning import bits, structure
 from ..runtime.kernel import KernelBase, Scalars
 from . import cases
-from .buffers import digest
+from .buffers import digest, workspace_buffer
 from .cases import Array
 from .compare import first_mismatch
 from .run import FAULTS, SMALL, CaseResult, Launch, Layout, fault_text, layouts
@@ -104,9 +104,12 @@ def _run(
             made_by = [{**r, **{n: made_by[0][n] for n in single}} for r in made_by]
         results = [{n: b.array for n, b in some.items()} for some in made_by]
         try:
-            kernel.launch_buffers([x.inputs for x in launches], made_by, shapes, scalars, layout.threads)
+            need = kernel.workspace_bytes(shapes, layout.threads)
+            workspace = workspace_buffer(need, kernel.element("f32"))
+            kernel.launch_buffers([x.inputs for x in launches], made_by, shapes, scalars, layout.threads, workspace)
             for x in launches:
                 x.check()
+            workspace.check_guards()
         except FAULTS as error:
             made.failure = f"{made.layouts[-1]}: {fault_text(error)}"
             return made

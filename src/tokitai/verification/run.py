@@ -23,8 +23,8 @@ from ..lang import MATRICES, TOTALS, Graph, Sizes, shape_text
 from ..lang.graph import Space
 from ..meaning import bits, structure
 from ..runtime.kernel import KernelBase, Scalars
-from .buffers import CANARY, RESULT_CANARY, Buffer, GuardError, digest
-from .cases import IN_THREADS, TILE, Case, rng_for, size_of, work_of
+from .buffers import CANARY, RESULT_CANARY, Buffer, GuardError, digest, workspace_buffer
+from .cases import ENTRIES, IN_THREADS, TILE, Case, rng_for, size_of, work_of
 from .compare import Mismatch, first_mismatch
 from .drawn import MOST_THREADS, Place, place_of, threads_of
 
@@ -168,10 +168,8 @@ class Launch:
         for o in kernel.graph.outputs:
             if not o.inplace:
                 self.results[o.name].poison()
-        word = kernel.element("f32")  # poison is NaN where numbers are summed there
-        need = -(-kernel.workspace_bytes([shape], layout.threads, entries) // word.itemsize)
-        self.workspace = Buffer("workspace", (need,), word)
-        self.workspace.poison()
+        need = kernel.workspace_bytes([shape], layout.threads, entries)
+        self.workspace = workspace_buffer(need, kernel.element("f32"))  # poison is NaN where numbers are summed there
         replaced = {o.name for o in kernel.graph.outputs if o.inplace}
         self.before = {n: b.raw.tobytes() for n, b in self.inputs.items() if n not in replaced}
 
@@ -200,8 +198,10 @@ def layouts(case: str, work: int, seed: int) -> tuple[Layout, ...]:
     """Those of a case, by its id and its elements: small ones are run under four, larger ones under two, and
     those whose results are stored past the caches under one in which these are aligned. One case is run in every number
     of threads that others may draw."""
-    if case.startswith(f"seeded/{IN_THREADS}@"):
+    how = case.partition("/")[2].partition("@")[0]
+    if how == IN_THREADS:
         return tuple(replace(PLAIN, threads=n) for n in range(1, MOST_THREADS + 1))
+    work = max(work, ENTRIES.get(how, 0))
     rng = rng_for(seed, "threads", case)
     drawn = [
         Layout(f"drawn {i}", threads_of(rng), draws=(case, str(i)), seed=seed, aligned=i == 2) for i in (1, 2, 3)

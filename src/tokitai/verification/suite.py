@@ -14,8 +14,10 @@ from .cases import Case
 
 # Of what is run. Certificates that do not name it are of the first, and the cases of each go on being what they were:
 # the second draws from its seed, the third has shapes at which blocks take several units in turn, and NaN behind the
-# last vector, the fourth runs a case of a processor in every number of threads, and several whole blocks of sums.
-VERSION = 4
+# last vector, the fourth runs a case of a processor in every number of threads, and several whole blocks of sums, the
+# fifth draws seeds, has segments that begin at every place in a chain, tables of many entries, three chains of keys.
+VERSION = 5
+SEEDS = 8  # cases whose seeds are drawn
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
 
 
@@ -33,6 +35,8 @@ def structure_ids(
         shapes += of_plan.in_turn(operator, plan, device)
     if version > 3:
         shapes += of_plan.whole_blocks(operator, plan, device)
+    if version > 4:
+        shapes += of_plan.chains(operator, plan, device)
     return [
         s for s in dict.fromkeys(shapes) if allowed(operator, s) and cases.work_of(s) <= STRUCTURE_LIMIT
     ]  # fmt: skip
@@ -68,6 +72,10 @@ def seeded_ids(
         tried += plan.family.shapes.seeded_last(operator, plan)
     if version > 3 and device == CaseSet.VECTORS:
         tried.append((cases.IN_THREADS, plan.family.shapes.in_threads(operator, plan)))
+    if version > 4:
+        rows = min(3, operator.contract.max_rows)
+        tried += [(cases.SEEDS, (rows, 33 + i)) for i in range(SEEDS if cases.seeds_of(operator) else 0)]
+        tried += plan.family.shapes.indices(operator, plan, device)
     return [(how, s) for how, s in dict.fromkeys(tried) if isinstance(s, Sizes) or allowed(operator, s)]
 
 

@@ -24,6 +24,10 @@ ATTENTION: tuple[Shape, ...] = (
 # would take a minute for: the scores of an inner side of several chains, for each of its pieces.
 GPU_ATTENTION: tuple[Shape, ...] = (Sizes(2, 5, 66, 200), Sizes(65, 70, 9, 100))
 SIM_LEFT_OUT = Sizes(2, 3, 4098)
+# All keys of three chains are seen by a query of those that are taken together.
+CHAINS: tuple[Shape, ...] = (Sizes(4, 8202, 1),)
+# Tiles that blocks take in turn, as sums of chains wait: of queries, and of keys.
+IN_TURN: tuple[Shape, ...] = (Sizes(70, 4098, 1), Sizes(4098, 70, 1))
 ATTENTION_OF_USE: tuple[Shape, ...] = (Sizes(96, 128, 64),)
 JUDGED: tuple[Shape, ...] = (
     Sizes(1, 1, 1), Sizes(3, 5, 7), Sizes(17, 9, 13), Sizes(33, 16, 33), Sizes(70, 257, 3), Sizes(9, 300, 12),
@@ -39,6 +43,10 @@ class AttentionShapes(InnerShapes[AttentionPlan]):
         kept = any(o.space == "r" for o in plan.graph.outputs)  # without an inner side there is nothing else to compare
         every = (*ATTENTION, *(GPU_ATTENTION if device != "cpu" else ()))
         return [s for s in every if (kept or Sizes.of(s).inner) and (device != "sim" or s != SIM_LEFT_OUT)]
+
+    def chains(self, operator: Operator, plan: AttentionPlan, device: str) -> list[Shape]:
+        """Three chains of keys; on a GPU several tiles beside them."""
+        return [*CHAINS, *(IN_TURN if device != "cpu" else ())]
 
     def of_use(self, operator: Operator, plan: AttentionPlan, device: str, version: int) -> Sequence[Shape]:
         """One head."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from ...lang import Operator
 from ..rowwise.shapes import TableShapes
-from ..shapes import Shape
+from ..shapes import Seeded, Shape
 from .plan import ScatterPlan
+
+# Of a GPU's workspace, whose parts are multiples of 16 bytes: rows and entries at which parts are full, and one more.
+FULL, ONE_MORE = (96, 1), (97, 1)
 
 
 class ScatterShapes(TableShapes[ScatterPlan]):
@@ -14,6 +17,15 @@ class ScatterShapes(TableShapes[ScatterPlan]):
     def large(self, operator: Operator, plan: ScatterPlan) -> Shape | None:
         """None: an entry's sum needs all of its rows."""
         return None
+
+    def indices(self, operator: Operator, plan: ScatterPlan, device: str) -> list[Seeded]:
+        """Long segments at every place in a chain; for a GPU, which sorts 8 bits of an index at a time, indices of one
+        to four such digits."""
+        tables = [("segments", (2080, 5))]
+        if device != "cpu":
+            for full, more in ((255, 256), (259, 260), (2**16 + 3, 2**16 + 4), (2**24 + 3, 2**24 + 4)):
+                tables += [(f"{full} entries", FULL), (f"{more} entries", ONE_MORE)]
+        return tables
 
 
 __all__ = ["ScatterShapes"]
