@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from examples.mixture.model import BALANCE, ROTARY_BASE, Z_LOSS, Mixture, Shape
+from bench.plain_mixture import Plain
+from examples.mixture.model import Mixture, Shape
 from examples.mixture.training import digest_of
 from tokitai.torch.optim import AdamW, clip_grad_norm_
 
@@ -38,73 +38,17 @@ WORDS: dict[str, Any] = dict(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
 WARM = 3  # steps before those that are timed
 
 
-def batches(steps: int, device: str) -> list[Tensor]:
+def batches(steps: int, device: str, seed: int = 0) -> list[Tensor]:
     """Tokens of (BATCH, LENGTH + 1) for each step."""
     text = (ROOT / "LICENSE").read_bytes()
     plain = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int64)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(steps):
         begin = torch.randint(0, len(text) - 2 * LENGTH - 2, (BATCH, 1), generator=generator)
         pairs = plain[begin + torch.arange(2 * LENGTH + 2)].view(BATCH, LENGTH + 1, 2)
         made.append((pairs[..., 0] * ASCII + pairs[..., 1]).to(device))
     return made
-
-
-# ------------------------------------------------------------------ the peer
-class Plain:
-    """The loss of the same model in plain torch, of the weights of ours by their names."""
-
-    def __init__(self, weights: dict[str, Tensor], shape: Shape) -> None:
-        self.w, self.shape = weights, shape
-        half = shape.dim // 2
-        device = weights["norm.weight"].device
-        angle = torch.arange(LENGTH)[:, None] * ROTARY_BASE ** (-torch.arange(half) / half)
-        self.cos, self.sin = (t[:, None].to(device, torch.bfloat16) for t in (angle.cos(), angle.sin()))
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.w[name], 1e-6)
-
-    def turned(self, x: Tensor) -> Tensor:
-        low, high = x.chunk(2, dim=-1)
-        return torch.cat([low * self.cos - high * self.sin, low * self.sin + high * self.cos], dim=-1)
-
-    def attended(self, x: Tensor, block: str) -> Tensor:
-        s, (batch, length, _) = self.shape, x.shape
-        heads = F.linear(x, self.w[f"{block}.attention.project.weight"]).view(batch, length, -1, s.dim)
-        q, k, v = torch.split(heads, [s.heads, s.key_heads, s.key_heads], dim=2)
-        q, k, v = (t.transpose(1, 2) for t in (self.turned(q), self.turned(k), v))
-        met = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return F.linear(met.transpose(1, 2).reshape(batch, length, -1), self.w[f"{block}.attention.out.weight"])
-
-    def experts(self, x: Tensor, block: str) -> tuple[Tensor, Tensor]:
-        s, flat = self.shape, x.reshape(-1, self.shape.features)
-        logits = F.linear(flat, self.w[f"{block}.experts.router"]).float()
-        p = torch.softmax(logits, dim=-1)
-        best, chosen = torch.topk(p, s.chosen, dim=-1)
-        weight = (best / best.sum(-1, keepdim=True)).reshape(-1, 1).to(x.dtype)
-        order = torch.argsort(chosen.reshape(-1), stable=True)
-        counts = torch.bincount(chosen.reshape(-1), minlength=s.experts)
-        ends = counts.cumsum(0).to(torch.int32)
-        brought = flat[order // s.chosen]
-        gated = torch._grouped_mm(brought, self.w[f"{block}.experts.gate_up"].transpose(1, 2), offs=ends)
-        gate, up = gated.chunk(2, dim=-1)
-        made = torch._grouped_mm(F.silu(gate) * up, self.w[f"{block}.experts.down"].transpose(1, 2), offs=ends)
-        y = torch.zeros_like(flat).index_add(0, order // s.chosen, made * weight[order])
-        uneven = s.experts * (counts / len(order) * p.mean(0)).sum()
-        large = (torch.logsumexp(logits, dim=-1) ** 2).mean()
-        return y.view(x.shape), (BALANCE * uneven + Z_LOSS * large) / s.layers
-
-    def loss(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        x, routed = F.embedding(tokens[:, :-1], self.w["embedding.weight"]), torch.zeros((), device=tokens.device)
-        for i in range(self.shape.layers):
-            block = f"blocks.{i}"
-            x = x + self.attended(self.norm(x, f"{block}.norm.weight"), block)
-            y, more = self.experts(self.norm(x, f"{block}.norm_experts.weight"), block)
-            x, routed = x + y, routed + more
-        logits = F.linear(self.norm(x, "norm.weight"), self.w["logits.weight"]).float()
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        return loss + routed, loss.detach()
 
 
 # ------------------------------------------------------------------ runs
@@ -141,10 +85,10 @@ def ours(tokens: list[Tensor]) -> dict[str, Any]:
 
 
 def theirs(tokens: list[Tensor]) -> dict[str, Any]:
-    weights = {n: p.detach().requires_grad_() for n, p in Mixture(LARGE, torch.bfloat16, "cuda").named_parameters()}
-    parameters = list(weights.values())
+    model = Plain(dict(Mixture(LARGE, torch.bfloat16, "cuda").named_parameters()), LARGE, LENGTH)
+    parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, fused=True, **WORDS)
-    return trained(Plain(weights, LARGE).loss, parameters, optimizer, torch.nn.utils.clip_grad_norm_, tokens)
+    return trained(model, parameters, optimizer, torch.nn.utils.clip_grad_norm_, tokens)
 
 
 def main() -> None:
