@@ -10,6 +10,9 @@ on one GPU, of one storage format (f16, bf16 or f32), and rounded to it once aft
 are not: they stay in f32 from the product to the choice. No step depends on which tokens come together: a token has the
 same bits in any batch, unless a capacity makes tokens compete.
 
+The ``accumulator`` is that of the products of experts, and of the router's where logits are rounded to the storage
+format; the router's other products have operands in f32, or logits in f32, and sums in f32.
+
 On a GPU all operators run there. A forward pass waits for the stream once, for the look for NaN among the logits; twice
 more where `permutation` works on the host: with a capacity, with padding, or for CuPy. A backward pass never does.
 """
@@ -54,12 +57,13 @@ class Saved:
     made: Array  # (places, features): what experts made of them
     k: int
     renormalise: bool
+    accumulator: str = "f32"
 
 
 def expert_layer(
     x: Array, layer: Experts, *, k: int = 2, renormalise: bool = False, capacity: int | None = None,
     capacity_factor: float | None = None, padding: Array | None = None, logits: Logits = "f32",
-    threads: int | None = None,
+    accumulator: str = "f32", threads: int | None = None,
 ) -> tuple[Array, Saved]:  # fmt: skip
     """y = sum over the chosen experts e of weight[e] * down_e (silu(gate_e x) * up_e x), for tokens (..., features).
 
@@ -78,15 +82,18 @@ def expert_layer(
     tokens, more = x.reshape(-1, x.shape[-1]), _words(x, threads)
     if padding is not None and tuple(padding.shape) == tuple(x.shape[:-1]):
         padding = padding.reshape(-1)
-    routed = LOGITS[logits](tokens, layer.router, **more)
+    words = dict(accumulator=accumulator) if logits == "storage" else {}
+    routed = LOGITS[logits](tokens, layer.router, **words, **more)
     weights, chosen = ops.router(routed, k=k, renormalise=renormalise, **{**more, "check": True})
     there = permutation(
         chosen, len(layer.router), capacity=capacity, capacity_factor=capacity_factor, weights=weights, padding=padding,
         check=False,
     )  # fmt: skip
-    y, brought, hidden, made = run_experts(tokens, weights, there, layer.gate_up, layer.down, threads=threads)
+    y, brought, hidden, made = run_experts(
+        tokens, weights, there, layer.gate_up, layer.down, accumulator=accumulator, threads=threads
+    )
     y = y if tuple(y.shape) == tuple(x.shape) else y.reshape(x.shape)
-    return y, Saved(tokens, routed, weights, chosen, there, brought, hidden, made, k, renormalise)
+    return y, Saved(tokens, routed, weights, chosen, there, brought, hidden, made, k, renormalise, accumulator)
 
 
 def expert_layer_backward(
@@ -101,15 +108,17 @@ def expert_layer_backward(
     flat, more = dy.reshape(-1, dy.shape[-1]), _words(dy, threads)
     kept = (saved.sorted, saved.hidden, saved.made)
     moved, dweights, dgate_up, ddown = run_experts_backward(
-        flat, saved.weights, saved.there, layer.gate_up, layer.down, *kept, threads=threads
-    )
+        flat, saved.weights, saved.there, layer.gate_up, layer.down, *kept, accumulator=saved.accumulator,
+        threads=threads,
+    )  # fmt: skip
     routing = dict(k=saved.k, renormalise=saved.renormalise)
     chosen = ops.router_backward(dweights, saved.logits, saved.experts, **routing, **more)
     dlogits = chosen if dlogits is None else chosen + dlogits
     # Through the router, beside what came back from the experts.
     if dlogits.dtype == moved.dtype:
-        dx = ops.matmul(dlogits, layer.router, moved, **more)
-        drouter = ops.linear_backward_weight(dlogits, saved.x, **more)
+        words = dict(accumulator=saved.accumulator)
+        dx = ops.matmul(dlogits, layer.router, moved, **words, **more)
+        drouter = ops.linear_backward_weight(dlogits, saved.x, **words, **more)
     else:
         dx = ops.router_logits_accumulate_input(moved, dlogits, layer.router, **more)
         drouter = ops.router_logits_backward_weight(dlogits, saved.x, **more)
@@ -118,35 +127,38 @@ def expert_layer_backward(
 
 
 def run_experts(
-    tokens: Array, weights: Array, there: Permutation, gate_up: Array, down: Array, *, threads: int | None = None
-) -> tuple[Array, Array, Array, Array]:
+    tokens: Array, weights: Array, there: Permutation, gate_up: Array, down: Array, *, accumulator: str = "f32",
+    threads: int | None = None,
+) -> tuple[Array, Array, Array, Array]:  # fmt: skip
     """y of tokens (tokens, features) by experts that are chosen, with their ``weights`` of (tokens, k) in f32; and what
     `run_experts_backward` takes: the tokens in the order of their experts, what is hidden, what experts made."""
     more, k = _words(tokens, threads), int(weights.shape[-1])
+    products = dict(accumulator=accumulator, **more)
     brought = ops.dispatch(tokens, there.order, **more)
     gate, up = _halves(gate_up, axis=1)
-    hidden = ops.grouped_linear_swiglu(brought, gate, up, there.offsets, **more)
-    made = ops.grouped_linear(hidden, down, there.offsets, **more)
+    hidden = ops.grouped_linear_swiglu(brought, gate, up, there.offsets, **products)
+    made = ops.grouped_linear(hidden, down, there.offsets, **products)
     made = made if len(made) else tokens[:1]  # where no choice is kept, one row to look up in, which nobody does
     return ops.combine(made, weights, there.place, k=k, **more), brought, hidden, made
 
 
 def run_experts_backward(
     dy: Array, weights: Array, there: Permutation, gate_up: Array, down: Array, brought: Array, hidden: Array,
-    made: Array, *, threads: int | None = None,
+    made: Array, *, accumulator: str = "f32", threads: int | None = None,
 ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
     """The gradients of tokens, weights of choices, gate_up and down, for ``dy`` of (tokens, features)."""
     more, k = _words(dy, threads), int(weights.shape[-1])
+    products = dict(accumulator=accumulator, **more)
     dmade = ops.dispatch(dy, there.order, weights.reshape(-1)[there.choice], **more)
     dweights = ops.combine_backward(dy, made, there.place, k=k, **more)
-    dhidden = ops.grouped_linear_backward_input(dmade, down, there.offsets, **more)
-    gated = ops.grouped_linear(brought, gate_up, there.offsets, **more)
+    dhidden = ops.grouped_linear_backward_input(dmade, down, there.offsets, **products)
+    gated = ops.grouped_linear(brought, gate_up, there.offsets, **products)
     dgated = sys.modules[library_of(gated)].empty_like(gated)
     ops.swiglu_backward(dhidden, *_halves(gated, axis=1), out=_halves(dgated, axis=1), **more)
-    back = ops.grouped_linear_backward_input(dgated, gate_up, there.offsets, **more)
+    back = ops.grouped_linear_backward_input(dgated, gate_up, there.offsets, **products)
     moved = ops.dispatch_backward(back, there.order, entries=len(dy), **more)
-    dgate_up = ops.grouped_linear_backward_weight(dgated, brought, there.offsets, **more)
-    return moved, dweights, dgate_up, ops.grouped_linear_backward_weight(dmade, hidden, there.offsets, **more)
+    dgate_up = ops.grouped_linear_backward_weight(dgated, brought, there.offsets, **products)
+    return moved, dweights, dgate_up, ops.grouped_linear_backward_weight(dmade, hidden, there.offsets, **products)
 
 
 LOGITS = {"f32": ops.router_logits, "storage": ops.linear}

@@ -13,10 +13,12 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from examples.mixture.model import Mixture, Shape
+from tokitai.torch import accumulate
 from tokitai.torch.optim import AdamW, clip_grad_norm_
 from tokitai.torch.ranks import Gradients, arrange
 
 TINY = Shape(vocabulary=32, features=16, layers=1, heads=2, key_heads=1, experts=3, hidden=8)
+WIDER = Shape(vocabulary=32, features=64, layers=1, heads=2, key_heads=1, experts=3, hidden=64)
 LENGTH = 16
 
 
@@ -39,9 +41,12 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def trained(group: Any, way: str, dtype: str, blocks: int, block: int = LENGTH, steps: int = 20) -> tuple[str, ...]:
+def trained(
+    group: Any, way: str, dtype: str, blocks: int, block: int = LENGTH, steps: int = 20,
+    shape: Shape = TINY,
+) -> tuple[str, ...]:  # fmt: skip
     """Losses, norms and weights of a run, as digests."""
-    model = Mixture(TINY, getattr(torch, dtype), "cpu")
+    model = Mixture(shape, getattr(torch, dtype), "cpu")
     if way == "fsdp":
         more: dict[str, Any] = dict(
             mesh=DeviceMesh.from_group(group, "cpu"), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -67,3 +72,9 @@ def trained(group: Any, way: str, dtype: str, blocks: int, block: int = LENGTH, 
         assert gradients.totals["tokens"] == blocks * LENGTH // block * LENGTH
         seen += [gradients.totals["loss"], norm.reshape(())]
     return digest({"seen": torch.stack(seen)}), digest(dict(model.named_parameters()))
+
+
+def trained_by(group: Any, accumulator: str, way: str) -> tuple[str, ...]:
+    """As `trained`, in bf16, of a model whose sums are longer than a step of a matrix unit."""
+    with accumulate(accumulator):
+        return trained(group, way, "bfloat16", 4, shape=WIDER)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from examples.mixture.model import Mixture
-from tests.torch.small_runs import LENGTH, TINY, trained
+from tests.torch.small_runs import LENGTH, TINY, trained, trained_by
 from tests.torch.world import World, world_of
 from tokitai.errors import ArgumentError
 from tokitai.meaning.sums import tree
@@ -115,6 +115,12 @@ def test_world_sizes_end_with_the_same_bits(world: World, dtype: str, ways: list
         assert world.same(2, trained, "ddp", dtype, 4, 2 * LENGTH, 2) != world.same(
             2, trained, "ddp", dtype, 4, LENGTH, 2
         )
+
+
+@pytest.mark.slow
+def test_an_accumulator_has_the_same_bits_on_one_rank_and_on_two(world: World) -> None:
+    found = [world.same(n, trained_by, "fused16", way) for n, way in ((1, "plain"), (2, "ddp"), (2, "fsdp"))]
+    assert len(set(found)) == 1 and found[0] != world.same(1, trained_by, "f32", "plain")
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, DefinitionError
 from ..lang import Graph, Operator
+from .accumulators import Accumulators
 from .shapes import FORMATS, empty_results
 from .transforms import refuse_second_derivatives, refuse_vmap
 
@@ -54,6 +55,7 @@ class TorchOp:
         self.tensors = tuple(t.name for t in operator.tensors)
         self.numbers = tuple(p.name for p in operator.params)
         self.missing = {p.name: 0 if p.whole else 0.0 for p in operator.params if p.default is None}
+        self.accumulators = Accumulators(operator)
         self.looks = not several and looks_at_values(operator)
         each = "Tensor[]" if several else ", ".join(["Tensor"] * len(graph.outputs))
         returned = each if several or len(graph.outputs) == 1 else f"({each})"

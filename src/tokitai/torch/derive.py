@@ -23,6 +23,7 @@ from .. import ops
 from ..errors import ArgumentError, DefinitionError
 from ..lang import Operator
 from ..lang.gradient import Autocast
+from .accumulators import OPTION
 from .arguments import checked
 from .autocast import chosen_by, to_format
 from .custom_ops import TorchOp, full_graph, looks_at_values, torch_op
@@ -68,6 +69,7 @@ def differentiable(
     storage = tuple(i for i, t in enumerate(operator.tensors) if t.format == "storage")
     whole = tuple(i for i, t in enumerate(operator.tensors) if t.format == "i32")
     fixed = tuple(place[n] for n in constant if n in place)
+    accumulators = forward.accumulators
 
     def function(*args: Tensor | None, **words: Any) -> Any:
         tensors = [*args, *[None] * (len(names) - len(args))]
@@ -82,6 +84,9 @@ def differentiable(
             tensors[i] = to_format(tensors[i], chosen)
         for i in whole:
             tensors[i] = narrow(operator.name, names[i], tensors[i])
+        if accumulators:
+            dtype = next((x.dtype for i in storage if (x := tensors[i]) is not None), torch.float32)
+            words["accumulator"] = accumulators.chosen(words.get("accumulator"), dtype)
         made = forward(tensors, words)
         every = list(made) if isinstance(made, tuple) else [made]
         # A graph that is traced gives every result a gradient, wanted or not: only a plain call can refuse one.
@@ -218,10 +223,14 @@ def _signature(operator: Operator) -> inspect.Signature:
         found.append(inspect.Parameter(t.name, either, default=default, annotation=kind))
     words: Sequence[tuple[str, object, Any]] = [
         *((p.name, p.default, int | Tensor if p.whole else float | Tensor) for p in operator.params),
-        *((o.name, o.default, type(o.default)) for o in operator.options if o.name not in operator.contract.switches),
+        *(
+            (o.name, None, str | None) if o.name == OPTION else (o.name, o.default, type(o.default))
+            for o in operator.options
+            if o.name not in operator.contract.switches
+        ),
         *([("check", True, bool)] if looks_at_values(operator) else []),
     ]
     for name, value, kind in words:
-        default = empty if value is None else value
+        default = empty if value is None and name != OPTION else value
         found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
     return inspect.Signature(found)

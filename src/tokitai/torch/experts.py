@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..errors import ArgumentError
 from ..experts import (
     Experts,
@@ -23,9 +24,12 @@ from ..experts import (
     run_experts_backward,
 )
 from ..routing import Permutation, permutation
+from .accumulators import Accumulators
 from .autocast import cast
 from .custom_ops import plain
 from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
+
+_accumulators = Accumulators(ops.grouped_linear)
 
 
 class _Layer(torch.autograd.Function):
@@ -40,7 +44,8 @@ class _Layer(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(saved.experts)
         inside = {n: v for n, v in vars(saved).items() if isinstance(v, Tensor) and n != "x"}
-        ctx.inside, ctx.options = tuple(inside), dict(k=saved.k, renormalise=saved.renormalise)
+        ctx.inside = tuple(inside)
+        ctx.options = dict(k=saved.k, renormalise=saved.renormalise, accumulator=saved.accumulator)
         ctx.save_for_backward(x, router, gate_up, down, *vars(saved.there).values(), *inside.values())
         return y, saved.logits, saved.experts
 
@@ -71,15 +76,16 @@ class _Gradient(torch.autograd.Function):
 def experts(
     x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, *, k: int = 2, renormalise: bool = False,
     capacity: int | None = None, capacity_factor: float | None = None, padding: Tensor | None = None,
-    logits: Logits = "f32",
+    logits: Logits = "f32", accumulator: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """y, logits and chosen experts for tokens x of (..., features); weights as in `tokitai.experts.Experts`, options as
     in `tokitai.experts.expert_layer`.
 
     y is in the shape of x, the logits are (tokens, experts) of float32 (with ``logits="storage"`` of the dtype of x),
     the chosen ones (tokens, k) of int32. Losses that are made of the logits, as `functional.router_z_loss`, pass their
-    gradient on to x and the router. Under autocast all tensors are cast to its dtype. Gradients of gradients are
-    refused. Raises ArgumentError and UnknownNameError as `expert_layer`.
+    gradient on to x and the router. Without an ``accumulator`` it is that of the context `accumulate`, else ``"f32"``;
+    it is that of the products of experts, and of the router's with ``logits="storage"``. Under autocast all tensors are
+    cast to its dtype. Gradients of gradients are refused. Raises ArgumentError and UnknownNameError as `expert_layer`.
     """
     options: dict[str, Any] = dict(
         k=k, renormalise=renormalise, capacity=capacity, capacity_factor=capacity_factor, padding=padding, logits=logits
@@ -91,18 +97,23 @@ def experts(
     if padding is not None and padding.shape == x.shape[:-1]:
         options["padding"] = padding.reshape(-1)
     given = cast("lower", (tokens, router, gate_up, down))
+    assert given[0] is not None
+    options["accumulator"] = _accumulators.chosen(accumulator, given[0].dtype, "experts")
     y, routed, chosen = _Layer.apply(*given, options)  # type: ignore[no-untyped-call]
     return y.view(x.shape), routed, chosen
 
 
 # ------------------------------------------------------------------ experts that are chosen elsewhere
-def chosen_experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def chosen_experts(
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *, accumulator: str | None = None
+) -> Tensor:
     """y of tokens x, (tokens, features), through the experts ``chosen`` for each, (tokens, k) of int32 or int64, added
     up with their ``weights`` of the same shape, which count in f32; ``gate_up`` and ``down`` as in
     `tokitai.experts.Experts`. No choice is dropped, so sizes do not depend on them: `torch.compile` has it in a graph.
 
-    Gradients are those of x, weights, gate_up and down. Under autocast all but the weights of choices are cast to its
-    dtype. Raises ArgumentError for shapes that do not match and for an expert that is not there.
+    Gradients are those of x, weights, gate_up and down. ``accumulator`` as in `experts`. Under autocast all but the
+    weights of choices are cast to its dtype. Raises ArgumentError for shapes that do not match and for an expert that
+    is not there.
     """
     for t in (x, weights, gate_up, down):
         refuse_transforms("chosen_experts", t)
@@ -117,7 +128,9 @@ def chosen_experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, 
                 f"chosen_experts: {name} of {tuple(t.shape)}; accepted beside x of {tuple(x.shape)}: {wanted[name]}"
             )
     given = cast("lower", (x, gate_up, down))
-    made: Tensor = _chosen(given[0], chosen, weights.float(), given[1], given[2])[0]
+    assert given[0] is not None
+    sums = _accumulators.chosen(accumulator, given[0].dtype, "chosen_experts")
+    made: Tensor = _chosen(given[0], chosen, weights.float(), given[1], given[2], sums)[0]
     return made
 
 
@@ -125,13 +138,16 @@ Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @torch.library.custom_op("tokitai::chosen_experts", mutates_args=())
-def _chosen(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensors:
+def _chosen(
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, accumulator: str
+) -> Tensors:  # fmt: skip
     there = permutation(plain(chosen), len(gate_up))
-    y, brought, hidden, made = run_experts(plain(x), plain(weights), there, plain(gate_up), plain(down))
+    given = (plain(t) for t in (gate_up, down))
+    y, brought, hidden, made = run_experts(plain(x), plain(weights), there, *given, accumulator=accumulator)
     return y, brought, hidden, made, there.order, there.choice, there.place, there.counts
 
 
-def _shapes(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensors:
+def _shapes(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, _: str) -> Tensors:
     places, features = chosen.shape[0] * chosen.shape[1], x.shape[1]
     whole = chosen.new_empty((), dtype=torch.int64)
     return (
@@ -144,23 +160,24 @@ def _shapes(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: T
 @torch.library.custom_op("tokitai::chosen_experts_backward", mutates_args=())
 def _chosen_backward(
     dy: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, brought: Tensor, hidden: Tensor, made: Tensor,
-    order: Tensor, choice: Tensor, place: Tensor, counts: Tensor,
+    order: Tensor, choice: Tensor, place: Tensor, counts: Tensor, accumulator: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     there = Permutation(*map(plain, (order, choice, place, counts)))
     kept = (plain(t) for t in (gate_up, down, brought, hidden, made))
     found: tuple[Tensor, Tensor, Tensor, Tensor]
-    found = run_experts_backward(plain(dy.contiguous()), plain(weights), there, *kept)
+    found = run_experts_backward(plain(dy.contiguous()), plain(weights), there, *kept, accumulator=accumulator)
     return found
 
 
-def _keep_chosen(ctx: Any, inputs: tuple[Tensor, ...], output: Tensors) -> None:
-    ctx.save_for_backward(*inputs[2:], *output[1:])
+def _keep_chosen(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+    *_, ctx.accumulator = inputs
+    ctx.save_for_backward(*inputs[2:5], *output[1:])
 
 
 def _chosen_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     refuse_transforms("chosen_experts", dy)
-    dx, dweights, dgate_up, ddown = _chosen_backward(dy, *ctx.saved_tensors)
-    return dx, None, dweights, dgate_up, ddown
+    dx, dweights, dgate_up, ddown = _chosen_backward(dy, *ctx.saved_tensors, ctx.accumulator)
+    return dx, None, dweights, dgate_up, ddown, None
 
 
 _chosen.register_fake(_shapes)

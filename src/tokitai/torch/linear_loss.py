@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ArgumentError
+from .accumulators import Accumulators
 from .arguments import checked
 from .autocast import cast as autocast
 from .custom_ops import check_number, plain
@@ -25,6 +26,7 @@ from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vma
 
 BLOCK = 256
 REDUCTIONS = ("mean", "sum", "none")
+_accumulators = Accumulators(ops.linear)
 _over_rows = cast("Spread", spread_of(ops.cross_entropy))
 
 
@@ -32,14 +34,15 @@ _over_rows = cast("Spread", spread_of(ops.cross_entropy))
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None = None,
     weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean",
-    label_smoothing: float | Tensor = 0.0, z_loss: float | Tensor = 0.0, rows: int = 1024, accumulator: str = "f32",
+    label_smoothing: float | Tensor = 0.0, z_loss: float | Tensor = 0.0, rows: int = 1024,
+    accumulator: str | None = None,
 ) -> Tensor:  # fmt: skip
     """The cross-entropy of input linear_weight^T + linear_bias against classes, without all logits in memory.
 
     ``input`` of (..., features), ``linear_weight`` of (classes, features), ``target`` of (...), int32 or int64.
     ``weight`` of each class is a constant; options are those of `cross_entropy`. ``rows`` is how many rows have logits
     in memory at once, a multiple of 256: no bit depends on it. The backward pass computes logits again.
-    Raises ArgumentError.
+    ``accumulator`` is that of all products, as `linear` has it. Raises ArgumentError.
     """
     name = "linear_cross_entropy"
     if input.ndim == 0 or linear_weight.ndim != 2 or input.shape[-1] != linear_weight.shape[1]:
@@ -73,7 +76,7 @@ def linear_cross_entropy(
         raise ArgumentError(f"{name}: {shown}; accepted: one of {', '.join(map(str, FORMATS))} for all")
     loss: Tensor = _loss(
         x, w, b, target, weight if weight is None else weight.float(), *held, ignore_index, reduction, *numbers, rows,
-        accumulator,
+        _accumulators.chosen(accumulator, x.dtype, name),
     )  # fmt: skip
     return loss
 

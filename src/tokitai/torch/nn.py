@@ -21,6 +21,7 @@ from ..errors import ArgumentError, UnknownNameError
 from ..experts import LOGITS, Logits
 from ..runtime.binding import check_entry
 from . import functional
+from .accumulators import check as check_accumulator
 from .experts import experts
 from .products import ACTIVATIONS
 
@@ -65,22 +66,30 @@ def uniform(weight: Tensor, inputs: int, generator: Generator) -> None:
     fill(weight, "uniform", generator, a=-bound, b=bound)
 
 
+def changed_options(module: Module, **defaults: Any) -> str:
+    """The options of a module that are not the default ones, as `extra_repr` shows them."""
+    return "".join(f", {n}={v}" for n, d in defaults.items() if (v := getattr(module, n)) != d)
+
+
 # ------------------------------------------------------------------ layers with weights
 class Linear(torch.nn.Linear):
     """activation(x weight^T + bias) + residual. The activation is "none", "gelu", "gelu_tanh" or "silu".
 
-    Arguments are torch's, ``activation`` and ``generator`` beside them; the weight is (out_features, in_features).
+    Arguments are torch's, ``activation``, ``generator`` and ``accumulator`` beside them; the weight is (out_features,
+    in_features). Without an ``accumulator`` it is that of the context `tokitai.torch.accumulate`, else "f32".
     First values are torch's, from the ``generator`` or the default one of the host. Raises UnknownNameError.
     """
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, device: Device = None,
         dtype: torch.dtype | None = None, *, activation: str = "none", generator: Generator = None,
+        accumulator: str | None = None,
     ) -> None:  # fmt: skip
         if activation not in ACTIVATIONS:
             raise UnknownNameError("activation", activation, ACTIVATIONS)
+        check_accumulator(accumulator)
         super().__init__(in_features, out_features, bias, "meta", dtype)
-        self.activation = activation
+        self.activation, self.accumulator = activation, accumulator
         begin(self, device, generator)
 
     def reset_parameters(self, generator: Generator = None) -> None:
@@ -91,12 +100,13 @@ class Linear(torch.nn.Linear):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """(..., in_features) -> (..., out_features); a residual has the shape of the result. Raises ArgumentError."""
-        y: Tensor = functional.linear(x, self.weight, self.bias, residual, self.activation)
+        y: Tensor = functional.linear(x, self.weight, self.bias, residual, self.activation, self.accumulator)
         return y
 
     def extra_repr(self) -> str:
-        """Sizes, and the activation where there is one."""
-        return super().extra_repr() + f", activation={self.activation}" * (self.activation != "none")
+        """Sizes, and the activation and the accumulator where there is one."""
+        changed = changed_options(self, activation="none", accumulator=None)
+        return super().extra_repr() + changed
 
 
 class Embedding(torch.nn.Embedding):
@@ -300,8 +310,9 @@ class LinearCrossEntropyLoss(Linear):
         self, in_features: int, out_features: int, bias: bool = False, device: Device = None,
         dtype: torch.dtype | None = None, *, ignore_index: int = -100, reduction: str = "mean",
         label_smoothing: float = 0.0, z_loss: float = 0.0, rows: int = 1024, generator: Generator = None,
+        accumulator: str | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(in_features, out_features, bias, device, dtype, generator=generator)
+        super().__init__(in_features, out_features, bias, device, dtype, generator=generator, accumulator=accumulator)
         self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
         self.z_loss, self.rows = z_loss, rows
 
@@ -309,7 +320,7 @@ class LinearCrossEntropyLoss(Linear):
         """(..., in_features) and (...) -> the loss, in f32. Raises ArgumentError."""
         loss: Tensor = functional.linear_cross_entropy(
             x, self.weight, target, self.bias, ignore_index=self.ignore_index, reduction=self.reduction,
-            label_smoothing=self.label_smoothing, z_loss=self.z_loss, rows=self.rows,
+            label_smoothing=self.label_smoothing, z_loss=self.z_loss, rows=self.rows, accumulator=self.accumulator,
         )  # fmt: skip
         return loss
 
@@ -319,29 +330,31 @@ class LinearCrossEntropyLoss(Linear):
 
     def extra_repr(self) -> str:
         """Sizes, and the options that are not the default ones."""
-        options = dict(ignore_index=-100, reduction="mean", label_smoothing=0.0, z_loss=0.0, rows=1024)
-        changed = (f", {n}={v}" for n, d in options.items() if (v := getattr(self, n)) != d)
-        return super().extra_repr() + "".join(changed)
+        changed = changed_options(self, ignore_index=-100, reduction="mean", label_smoothing=0.0, z_loss=0.0, rows=1024)
+        return super().extra_repr() + changed
 
 
 # ------------------------------------------------------------------ experts
 class Experts(Module):
     """Each token through the k experts that a router chooses for it: gated layers of ``hidden`` values.
 
-    Options are those of `tokitai.experts.expert_layer`. First values are those of linear layers.
+    Options are those of `tokitai.experts.expert_layer`; the ``accumulator`` as in `Linear`, of the products that
+    `experts.experts` says. First values are those of linear layers.
     """
 
     def __init__(
         self, features: int, hidden: int, count: int, k: int = 2, *, renormalise: bool = True,
         capacity: int | None = None, capacity_factor: float | None = None, logits: Logits = "f32",
         device: Device = None, dtype: torch.dtype | None = None, generator: Generator = None,
+        accumulator: str | None = None,
     ) -> None:  # fmt: skip
         if logits not in LOGITS:
             raise UnknownNameError("format of logits", logits, LOGITS)
+        check_accumulator(accumulator)
         super().__init__()
         self.features, self.hidden, self.count = features, hidden, count
         self.k, self.renormalise, self.logits = k, renormalise, logits
-        self.capacity, self.capacity_factor = capacity, capacity_factor
+        self.capacity, self.capacity_factor, self.accumulator = capacity, capacity_factor, accumulator
         options: dict[str, Any] = dict(device="meta", dtype=dtype)
         self.router = Parameter(torch.empty(count, features, **options))
         self.gate_up = Parameter(torch.empty(count, 2 * hidden, features, **options))
@@ -357,7 +370,7 @@ class Experts(Module):
         """y, logits and chosen experts, as `experts.experts`; what is ``padding``, (...) of bool, gives 0."""
         made: tuple[Tensor, Tensor, Tensor] = experts(
             x, self.router, self.gate_up, self.down, k=self.k, renormalise=self.renormalise, capacity=self.capacity,
-            capacity_factor=self.capacity_factor, padding=padding, logits=self.logits,
+            capacity_factor=self.capacity_factor, padding=padding, logits=self.logits, accumulator=self.accumulator,
         )  # fmt: skip
         return made
 
@@ -373,5 +386,6 @@ class Experts(Module):
     def extra_repr(self) -> str:
         """Sizes, and the options that are not the default ones."""
         shown = f"features={self.features}, hidden={self.hidden}, count={self.count}, k={self.k}"
-        options = dict(renormalise=True, capacity=None, capacity_factor=None, logits="f32")
-        return shown + "".join(f", {n}={v}" for n, d in options.items() if (v := getattr(self, n)) != d)
+        return shown + changed_options(
+            self, renormalise=True, capacity=None, capacity_factor=None, logits="f32", accumulator=None
+        )

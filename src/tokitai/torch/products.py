@@ -36,17 +36,20 @@ def _gradient(name: str, *tensors: Tensor, **words: Any) -> Tensor:
 @checked
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
-    accumulator: str = "f32",
+    accumulator: str | None = None,
 ) -> Tensor:  # fmt: skip
     """activation(x weight^T + bias) + residual: (..., inputs) -> (..., outputs), as `ops.linear`.
 
     The gradient through an activation is taken at x weight^T + bias rounded to the storage format, which is computed
-    again instead of being kept. Raises ArgumentError.
+    again instead of being kept. ``accumulator`` is one of `ops.linear`'s; None means that of the context `accumulate`,
+    else ``"f32"``. Raises ArgumentError.
     """
     if activation not in ACTIVATIONS:
         raise UnknownNameError("activation", activation, ACTIVATIONS)
-    words = dict(activation=activation, accumulator=accumulator)
-    made: Tensor = _linear(cast("lower", [x, weight, bias, residual]), words)
+    given = cast("lower", [x, weight, bias, residual])
+    assert given[0] is not None
+    words = dict(activation=activation, accumulator=_linear.accumulators.chosen(accumulator, given[0].dtype))
+    made: Tensor = _linear(given, words)
     return made
 
 
@@ -88,11 +91,12 @@ _linear.op.register_autograd(_linear_gradients, setup_context=_keep_linear)
 
 # ------------------------------------------------------------------ matrix products
 @checked
-def matmul(input: Tensor, other: Tensor, accumulator: str = "f32") -> Tensor:
+def matmul(input: Tensor, other: Tensor, accumulator: str | None = None) -> Tensor:
     """input other, shaped as `torch.matmul` shapes it: vectors, matrices, batches of matrices, as `ops.matmul`.
 
     Batches beside a matrix share it; two batches have the same leading dimensions (``expand`` makes them so: the
-    gradient of what is expanded is torch's sum). ``accumulator`` is ``"f32"`` or ``"f64"``. Raises ArgumentError.
+    gradient of what is expanded is torch's sum). ``accumulator`` is one of `ops.matmul`'s; None means that of the
+    context `accumulate`, else ``"f32"``. Raises ArgumentError.
     """
     a, b = cast("lower", [input, other])
     assert a is not None and b is not None
@@ -113,7 +117,7 @@ def matmul(input: Tensor, other: Tensor, accumulator: str = "f32") -> Tensor:
             f"matmul: shapes {tuple(a.shape)}, {tuple(b.shape)}; accepted: the same leading dimensions, or none in one "
             "of both; expand() makes them the same"
         )
-    made: Tensor = _matmul([left, right, None], {"accumulator": accumulator})
+    made: Tensor = _matmul([left, right, None], {"accumulator": _matmul.accumulators.chosen(accumulator, a.dtype)})
     if right.ndim == 2:
         made = made.reshape(*lead, right.shape[-1])
     if b.ndim == 1:

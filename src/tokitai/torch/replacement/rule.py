@@ -11,6 +11,14 @@ from torch.nn import Module
 
 ORIGINAL = "_tokitai_original"
 """The attribute of a class that was made here: the class that a module had before."""
+ACCUMULATOR = "_tokitai_accumulator"
+"""The attribute of a swapped module that holds the accumulator of its products, where `replace` was given one."""
+
+
+def accumulator_of(module: Module) -> str | None:
+    """The accumulator that `replace` chose for a module's products, or None."""
+    found: str | None = module.__dict__.get(ACCUMULATOR)
+    return found
 
 
 @dataclass(frozen=True)
@@ -19,10 +27,11 @@ class Rule:
 
     ``kind`` is the word of the report. ``of`` is the class by its full name, as ``"torch.nn.modules.linear.Linear"``:
     nothing is imported to look for it. ``forward``, a function of a module's file, takes the place of the class's.
-    ``attributes`` gives attributes of the module that are set while it is swapped, and ``begin`` is called before the
-    first module of the class is swapped, or read from a pickle. ``refuse`` returns why a module of the class is left,
-    or None; ``whole`` leaves the modules inside one that is left as they are. Functions of a rule are found again by
-    name where a model is pickled.
+    ``attributes`` gives attributes of the module that are set while it is swapped; ``products`` says that the function
+    takes the accumulator of its products from `accumulator_of`; and ``begin`` is called before the first module of the
+    class is swapped, or read from a pickle. ``refuse`` returns why a module of the class is left, or None; ``whole``
+    leaves the modules inside one that is left as they are. Functions of a rule are found again by name where a model is
+    pickled.
     """
 
     kind: str
@@ -32,6 +41,7 @@ class Rule:
     begin: Callable[[], None] | None = None
     refuse: Callable[[Module], str | None] | None = None
     whole: bool = False
+    products: bool = False
 
     def takes(self, kind: type) -> bool:
         """Whether it is about modules of a class."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -11,10 +11,11 @@ from torch.nn import Module
 from torch.nn.utils import parametrize
 
 from ...errors import ArgumentError
+from ..accumulators import check
 from ..shapes import FORMATS
 from . import torch_rules, transformers_rules
 from .report import Entry, Report
-from .rule import ORIGINAL, Rule, replaced_class
+from .rule import ACCUMULATOR, ORIGINAL, Rule, replaced_class
 
 KEPT = "_tokitai_kept"
 """The attribute of a swapped module that holds its attributes of before: for each whether it had it, and its value."""
@@ -25,16 +26,21 @@ def rules() -> tuple[Rule, ...]:
     return (*torch_rules.RULES, *transformers_rules.RULES)
 
 
-def replace(model: Module, more: Iterable[Rule] = ()) -> Report:
+def replace(model: Module, more: Iterable[Rule] = (), *, accumulator: str | None = None) -> Report:
     """Swap the modules of a model for this package's, in place, and say what was swapped and what was left.
 
     Modules of the classes in the `rules` are swapped: norms, linear layers, embeddings, activations, rotary positions,
     attention, experts, dropout and losses of PyTorch and of Hugging Face models. Rules in ``more`` come before them.
     Modules, parameters, `state_dict`, hooks and optimizers stay; `restore` undoes it. A module that is swapped already
-    counts as swapped. Raises ArgumentError for what is no module or rule.
+    counts as swapped.
+
+    The ``accumulator`` is that of all products of swapped modules, also of those that were swapped before; None leaves
+    the choice to the context `accumulate`, or as an earlier call made it. A forward pass refuses one that does not take
+    its operands. Raises ArgumentError for what is no module or rule, UnknownNameError for another accumulator.
     """
     if not isinstance(model, Module):
         raise ArgumentError(f"replace: {type(model).__name__}; accepted: a torch.nn.Module")
+    check(accumulator)
     more = tuple(more)
     for r in more:
         if not isinstance(r, Rule):
@@ -51,6 +57,8 @@ def replace(model: Module, more: Iterable[Rule] = ()) -> Report:
             (swapped if reason is None else left).append(entry)
             if reason is None and not is_swapped(module):
                 _swap(module, rule)
+            if reason is None and rule.products and accumulator is not None:
+                _keep(module, {ACCUMULATOR: accumulator})
         elif closed or _computes(module):
             left.append(Entry(name, kind.__name__, "", closed or _no_rule(kind, every)))
         for what, reason in transformers_rules.inside(module):
@@ -142,12 +150,17 @@ def _no_rule(kind: type[Module], every: tuple[Rule, ...]) -> str:
     )
 
 
+def _keep(module: Module, given: Mapping[str, Any]) -> None:
+    """Set attributes, and hold those of before."""
+    kept = module.__dict__.setdefault(KEPT, {})
+    for n, value in given.items():
+        kept.setdefault(n, (n in module.__dict__, module.__dict__.get(n)))
+        setattr(module, n, value)
+
+
 def _swap(module: Module, rule: Rule) -> None:
     if rule.attributes is not None:
-        given = rule.attributes(module)
-        module.__dict__[KEPT] = {n: (n in module.__dict__, module.__dict__.get(n)) for n in given}
-        for n, value in given.items():
-            setattr(module, n, value)
+        _keep(module, rule.attributes(module))
     if rule.forward is not None or rule.begin is not None:
         kind = type(module)
         made = replaced_class(_bare(kind), rule)

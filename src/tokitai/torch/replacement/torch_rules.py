@@ -9,12 +9,12 @@ from torch.nn import Module
 
 from .. import functional
 from ..nn import CrossEntropyLoss, Dropout, Embedding
-from .rule import Rule
+from .rule import Rule, accumulator_of
 
 
 def linear(self: Any, input: Tensor) -> Tensor:
     """As `functional.linear`."""
-    made: Tensor = functional.linear(input, self.weight, self.bias)
+    made: Tensor = functional.linear(input, self.weight, self.bias, accumulator=accumulator_of(self))
     return made
 
 
@@ -83,7 +83,7 @@ def refuse_encoder(module: Module) -> str | None:
 
 
 RULES = (
-    Rule("linear", "torch.nn.modules.linear.Linear", linear),
+    Rule("linear", "torch.nn.modules.linear.Linear", linear, products=True),
     Rule("embedding", "torch.nn.modules.sparse.Embedding", Embedding.forward, refuse=refuse_embedding),
     Rule("norm", "torch.nn.modules.normalization.LayerNorm", layer_norm),
     Rule("norm", "torch.nn.modules.normalization.RMSNorm", rms_norm),

@@ -13,7 +13,7 @@ from torch.nn import Module
 from .. import functional
 from ..experts import chosen_experts
 from . import attention
-from .rule import Rule
+from .rule import Rule, accumulator_of
 from .torch_rules import silu
 
 MODELS = "transformers.models"
@@ -41,7 +41,7 @@ def rms_norm(self: Any, hidden_states: Tensor) -> Tensor:
 
 def transposed_linear(self: Any, x: Tensor) -> Tensor:
     """As `functional.linear`, of a weight that is stored as inputs x outputs."""
-    made: Tensor = functional.linear(x, self.weight.t(), self.bias)
+    made: Tensor = functional.linear(x, self.weight.t(), self.bias, accumulator=accumulator_of(self))
     return made
 
 
@@ -77,7 +77,8 @@ def refuse_rope(module: Module) -> str | None:
 # ------------------------------------------------------------------ experts
 def route(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, the weights of the chosen experts and these, as `functional.router`: among equal ones the first."""
-    logits = functional.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
+    tokens = hidden_states.reshape(-1, self.hidden_dim)
+    logits = functional.linear(tokens, self.weight, accumulator=accumulator_of(self))
     divided = getattr(self, "norm_topk_prob", True)  # Mixtral has no such attribute and always divides
     weights, chosen = functional.router(logits, k=self.top_k, renormalise=divided)
     return logits, weights.to(logits.dtype) if hasattr(self, "norm_topk_prob") else weights, chosen.long()
@@ -85,7 +86,8 @@ def route(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def run_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """As `experts.chosen_experts`."""
-    return chosen_experts(hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj)
+    given = (hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj)
+    return chosen_experts(*given, accumulator=accumulator_of(self))
 
 
 def refuse_experts(module: Any) -> str | None:
@@ -146,10 +148,11 @@ RULES = (
     *(Rule("attention", f"{MODELS}.{name}Attention", attributes=attention.by_config, begin=attention.register,
            refuse=attention.refuse)
       for name in ("gpt2.modeling_gpt2.GPT2", "bert.modeling_bert.BertSelf", "bert.modeling_bert.BertCross")),
-    *(Rule("router", f"{MODELS}.{name}TopKRouter", route) for name in MIXTURES),
-    *(Rule("experts", f"{MODELS}.{name}Experts", run_experts, refuse=refuse_experts) for name in MIXTURES),
+    *(Rule("router", f"{MODELS}.{name}TopKRouter", route, products=True) for name in MIXTURES),
+    *(Rule("experts", f"{MODELS}.{name}Experts", run_experts, refuse=refuse_experts, products=True)
+      for name in MIXTURES),
     *(Rule("loss", f"{MODELS}.{name}", attributes=by_loss, refuse=refuse_loss) for name in CAUSAL),
-    Rule("linear", "transformers.pytorch_utils.Conv1D", transposed_linear),
+    Rule("linear", "transformers.pytorch_utils.Conv1D", transposed_linear, products=True),
     Rule("activation", "transformers.activations.SiLUActivation", silu),
     *(Rule("activation", f"transformers.activations.{name}", gelu) for name in ("GELUActivation",)),
     *(Rule("activation", f"transformers.activations.{name}", gelu_tanh)
