@@ -101,7 +101,7 @@ class Block(Module):
 
 
 class Plain(Module):
-    """The losses of the model, from the weights of `Mixture` by their names. Sequences have at most ``length`` tokens."""
+    """The losses of the model, from the weights of `Mixture` by name. Sequences have at most ``length`` tokens."""
 
     def __init__(self, weights: Mapping[str, Tensor], shape: Shape, length: int) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""The timing program of the reduce-scatter runs on CPUs; that of training steps makes its table; both say what they need."""
+"""The timing program of the reduce-scatter runs on CPUs, that of training steps makes its table; both say what they
+need."""
 
 from __future__ import annotations
 
