@@ -117,12 +117,37 @@ def test_refusals_stay() -> None:
         ops.cross_entropy(X, target)
 
 
-def test_what_needs_a_copy_is_always_checked(checked: list[str]) -> None:
-    for _ in range(2):
-        assert ops.softmax(X.T).shape == (40, 6)
+def test_what_needs_a_copy_is_replayed_with_the_copy(checked: list[str]) -> None:
+    for factor in (1, 2):
+        x = X * np.float16(factor)
+        assert ops.softmax(x.T).tobytes() == ops.softmax(np.ascontiguousarray(x.T)).tobytes()
         with pytest.raises(ArgumentError, match="copy=False"):
-            ops.softmax(X.T, copy=False)
-    assert len(checked) == 4
+            ops.softmax(x.T, copy=False)
+    assert len(checked) == 4, "the view once, the copy once, and each call that refuses copies"
+
+
+def test_a_broadcast_argument_is_replayed(checked: list[str]) -> None:
+    q, k, v = (np.ones((1, 2, 5, 8), np.float32) * n for n in (1, 2, 3))
+    k *= np.arange(5, dtype=np.float32)[:, None]
+    v *= np.arange(8, dtype=np.float32)
+    for limit in (np.arange(1, 6, dtype=np.int32), np.full(5, 3, np.int32)):
+        each = np.broadcast_to(limit, (1, 2, 5)).copy()
+        given = [ops.attention(q, k, v, m, scale=0.1)[0].tobytes() for m in (limit, each)]
+        assert given[0] == given[1]
+    assert len(checked) == 2
+    with pytest.raises(ArgumentError, match="limit"):
+        ops.attention(q, k, v, np.full(5, 6, np.int32), scale=0.1)
+
+
+def test_halves_between_each_other_are_replayed_where_they_lay_so_before(checked: list[str]) -> None:
+    whole = [np.zeros((6, 80), np.float32) for _ in range(2)]
+    gated = np.random.default_rng(3).standard_normal((6, 80), np.float32)
+    dy = np.ones((6, 40), np.float32)
+    for made in whole:
+        ops.swiglu_backward(dy, gated[:, :40], gated[:, 40:], out=(made[:, :40], made[:, 40:]))
+    assert whole[0].tobytes() == whole[1].tobytes() and len(checked) == 1
+    with pytest.raises(ArgumentError, match="overlaps"):
+        ops.swiglu_backward(dy, gated[:, :40], gated[:, 40:], out=(whole[0][:, :40], whole[0][:, 36:76]))
 
 
 def test_many_threads_at_once(checked: list[str]) -> None:

@@ -50,6 +50,18 @@ def torch_pattern(example: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
     return pattern
 
 
+def contiguous_copy(x: Any, shape: tuple[int, ...] | None) -> tuple[Any, int]:
+    """A contiguous, aligned copy of an array of NumPy or a tensor of torch, of a shape to which it broadcasts where one
+    is named, and where it begins; on a GPU in the order of torch's current stream."""
+    if isinstance(x, np.ndarray):
+        made, address = cpu.placed_empty(x.shape if shape is None else shape, x.dtype)
+        made[...] = x
+        return made, address
+    x = x if shape is None else x.expand(shape)
+    copy = x.clone(memory_format=sys.modules["torch"].contiguous_format)
+    return copy, copy.data_ptr()
+
+
 def _large(shape: tuple[int, ...], dtype: np.dtype[Any], example: Any) -> tuple[Any, int]:
     array, address = cpu.placed_empty(shape, dtype)
     return like(array, example).as_subclass(type(example)), address

@@ -48,7 +48,11 @@ def call(
     signature = signature_of(operator, args, kwargs, out) if cuda_stream is None else None
     if signature is not None:
         replay = LAUNCHES.find(signature)
-        if replay is not None and (threads is None if replay.on_device else check):
+        if (
+            replay is not None
+            and (copy is True or not replay.copies)
+            and (threads is None if replay.on_device else check)
+        ):
             if threads is not None:
                 cpu.check_threads(threads)
             return replay.run(signature, args, kwargs, threads, check)
@@ -121,9 +125,14 @@ def _run(
     problem = problem_of(kernel, views, params, readable=arrays.readable)
     executor.begin(operator, given)
     with arrays.current():
+        copies: dict[str, tuple[int, ...] | None] = {}  # of the arguments that are copied, the shape
+
+        def copied(name: str, array: Array, shape: tuple[int, ...] | None = None) -> Array:
+            copies[name] = shape
+            return arrays.copied(name, given[name], array, shape)
+
         tensors = {
-            t.name: problem.as_read(t, views[t.name], copy, partial(arrays.copied, t.name, given[t.name]))
-            for t in kernel.graph.inputs
+            t.name: problem.as_read(t, views[t.name], copy, partial(copied, t.name)) for t in kernel.graph.inputs
         }
         tensors = readable(
             kernel.graph, tensors, problem.rows, lambda t, size: arrays.stand_in(t.name, size, tensors[t.name].dtype)
@@ -137,8 +146,9 @@ def _run(
 
         results, supplied = place_results(kernel, given, views, problem, out, arrays.view, make)
         executor.launch(kernel, problem, tensors, results, params)
-        if signature is not None and not arrays.copies and any(r.size for r in results.values()):
-            executor.record(signature, kernel, problem, views, tensors, results, supplied)
+        repeated = len(arrays.copies) == len(copies)  # nothing was made in place of arguments but these copies
+        if signature is not None and repeated and any(r.size for r in results.values()):
+            executor.record(signature, kernel, problem, tensors, results, supplied, copies)
         returned = []
         for o in kernel.graph.outputs:
             theirs = given[o.name] if o.inplace else supplied.get(o.name)

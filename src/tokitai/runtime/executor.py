@@ -53,7 +53,8 @@ class Executor(ABC, Generic[K]):
 
     @abstractmethod
     def record(
-        self, signature: CallSignature, kernel: K, problem: Problem, views: Mapping[str, Array],
-        tensors: Mapping[str, Array], results: Mapping[str, Array], supplied: Mapping[str, Any],
+        self, signature: CallSignature, kernel: K, problem: Problem, tensors: Mapping[str, Array],
+        results: Mapping[str, Array], supplied: Mapping[str, Any], copies: Mapping[str, tuple[int, ...] | None],
     ) -> None:  # fmt: skip
-        """Let the launch cache know a call that was launched and made no copies, where later calls can replay it."""
+        """Let the launch cache know a call that was launched, where later calls can replay it. ``copies`` are the
+        arguments that were copied, and the shapes to which they were broadcast."""

@@ -86,8 +86,8 @@ class GpuExecutor(Executor[GpuKernel]):
         self._with_workspace(self.ready, parameter)
 
     def record(
-        self, signature: CallSignature, kernel: GpuKernel, problem: Problem, views: Mapping[str, Array],
-        tensors: Mapping[str, Array], results: Mapping[str, Array], supplied: Mapping[str, Any],
+        self, signature: CallSignature, kernel: GpuKernel, problem: Problem, tensors: Mapping[str, Array],
+        results: Mapping[str, Array], supplied: Mapping[str, Any], copies: Mapping[str, tuple[int, ...] | None],
     ) -> None:  # fmt: skip
         """Of torch tensors alone, as signatures of a GPU are."""
         example, operator = self.arrays.example, problem.operator
@@ -101,7 +101,7 @@ class GpuExecutor(Executor[GpuKernel]):
         launch = gpu_launch_of(
             kernel, problem, self.ready, self.arrays.device, self.checks, example, self.scalars_size, torch_streams()
         )
-        LAUNCHES.keep(signature, replay_of(signature, kernel.graph, supplied, launch, new, columns))
+        LAUNCHES.keep(signature, replay_of(signature, kernel.graph, supplied, launch, new, columns, copies))
 
     def _with_workspace(self, ready: Ready, parameter: bytes) -> None:
         """Launch all kernels of a call. Its workspace is its own: of torch's or CuPy's pool, else of the driver's."""

@@ -73,10 +73,10 @@ class GpuLaunch:
         table = self.kernel.scalar_table(self.problem.rows, self.problem.cols, params)
         return LaunchScalars(self.kernel.scalar_bytes(table), params, [])
 
-    def check(self, signature: CallSignature, inputs: tuple[int, ...], scalars: LaunchScalars) -> None:
+    def check(self, signature: CallSignature, addresses: list[int], scalars: LaunchScalars) -> None:
         """Check indices, offsets of groups and NaN, which waits for the stream. Raises ArgumentError."""
-        addresses = {t.name: signature.addresses[i] for t, i in zip(self.kernel.graph.inputs, inputs, strict=True)}
-        self.value_checks(addresses, scalars.params, self.stream(self.device))
+        named = {t.name: address for t, address in zip(self.kernel.graph.inputs, addresses, strict=True)}
+        self.value_checks(named, scalars.params, self.stream(self.device))
 
     def __call__(self, scalars: LaunchScalars, addresses: list[int], threads: int | None) -> None:
         """Put one call into the current stream; nothing is waited for."""

@@ -78,8 +78,8 @@ class HostExecutor(Executor[Kernel]):
         kernel.launch(tensors, results, problem.sizes, scalars, self.threads or cpu.default_threads())
 
     def record(
-        self, signature: CallSignature, kernel: Kernel, problem: Problem, views: Mapping[str, Array],
-        tensors: Mapping[str, Array], results: Mapping[str, Array], supplied: Mapping[str, Any],
+        self, signature: CallSignature, kernel: Kernel, problem: Problem, tensors: Mapping[str, Array],
+        results: Mapping[str, Array], supplied: Mapping[str, Any], copies: Mapping[str, tuple[int, ...] | None],
     ) -> None:  # fmt: skip
         """Calls whose values must hold no NaN, give column indices or sum into tables of a size that is a scalar are
         checked in full each time, as are those on arrays whose strides are negative or whose elements are not
@@ -106,7 +106,7 @@ class HostExecutor(Executor[Kernel]):
         nbytes = sum(x.nbytes for x in (*tensors.values(), *results.values()))
         alone = nbytes <= ALONE and not isinstance(problem.sizes, Sizes)  # a product has more work than bytes
         launch = HostLaunch(kernel, problem, tuple(sizes), addresses, alone, bool(limits.indices))
-        LAUNCHES.keep(signature, replay_of(signature, graph, supplied, launch, new, {}))
+        LAUNCHES.keep(signature, replay_of(signature, graph, supplied, launch, new, {}, copies))
 
 
 def prepare_lists(

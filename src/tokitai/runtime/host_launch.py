@@ -50,7 +50,7 @@ class HostLaunch:
         sizes = (*self.strides, *made.whole)
         return LaunchScalars((ctypes.c_int64 * len(sizes))(*sizes), made.table, made.table.ctypes.data, params)
 
-    def check(self, signature: CallSignature, inputs: tuple[int, ...], scalars: LaunchScalars) -> None:
+    def check(self, signature: CallSignature, addresses: list[int], scalars: LaunchScalars) -> None:
         """Check indices. Raises ArgumentError."""
         operator = self.kernel.operator
         named = {

@@ -2,8 +2,9 @@
 
 A `CallSignature` decides whether calls are of one kind: formats, shapes, strides, devices, alignment, options, and how
 the call is written. A `Replay` is what the first call, which is checked in full, has found: the kernel, its sizes, and
-the layout of new results. What may differ between calls of one signature is checked each time: whether tensors have
-memory, need a gradient or are negated, whether what is written is disjoint from all else, the scalars, and indices.
+the layout of new results and of copies. What may differ between calls of one signature is checked each time: whether
+tensors have memory, need a gradient or are negated, whether what is written is disjoint from all else, the scalars, and
+indices.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..arrays.libraries import holds_its_elements, written
-from ..arrays.results import NewArray
+from ..arrays.results import NewArray, contiguous_copy
 from ..backends.cpu import device as cpu
 from ..lang import Graph, Operator
 from .binding import MOST_CALLS, MOST_SCALARS, Form, bind, check_params, form_of
@@ -105,8 +106,8 @@ class Launch(Protocol):
     def scalars_of(self, params: Mapping[str, float]) -> Any:
         """The host scalars that follow from those of a call, as the launch takes them."""
 
-    def check(self, signature: CallSignature, inputs: tuple[int, ...], scalars: Any) -> None:
-        """Check the values of the arrays that choose elements. Raises ArgumentError."""
+    def check(self, signature: CallSignature, addresses: list[int], scalars: Any) -> None:
+        """Check the values of arrays that choose elements; inputs lie at ``addresses``. Raises ArgumentError."""
 
     def __call__(self, scalars: Any, addresses: list[int], threads: int | None) -> None:
         """Launch on tensors, inputs first, that lie at these addresses."""
@@ -120,16 +121,19 @@ class Replay:
     inputs: tuple[int, ...]  # for each tensor of the kernel, its place among the caller's
     results: tuple[tuple[int, Any, Callable[[], tuple[Any, int]] | None], ...]  # the same, or how a new one is made
     columns: tuple[Callable[[Any, list[Any]], Any] | None, ...]  # what makes column indices of results; mostly none
-    disjoint: tuple[tuple[int, int, int, int], ...]  # two of the caller's tensors that may not overlap, and their bytes
+    disjoint: tuple[tuple[int, int, int, int, int], ...]  # two that may not overlap, their bytes, their distance here
     versions: tuple[int, ...]  # places of torch tensors that are written
     empty_like: Callable[[Any], Any] | None  # torch's, where a result is made by it
     on_device: bool
+    copies: tuple[tuple[int, tuple[int, ...] | None], ...]  # inputs that are copied first, and to which shape
     scalars: dict[object, Any] = field(default_factory=dict)  # of the launch, by those of a call
 
     def is_disjoint(self, addresses: list[int]) -> bool:
-        """Whether what is written is disjoint from all else, as ranges of addresses; if not, the full checks decide."""
-        for a, of_a, b, of_b in self.disjoint:
-            if addresses[a] < addresses[b] + of_b and addresses[b] < addresses[a] + of_a:
+        """Whether what is written is disjoint from all else: as ranges of addresses, or as the same views were at the
+        same distance, which a full check has found disjoint. If not, a full check decides."""
+        for a, of_a, b, of_b, distance in self.disjoint:
+            apart = addresses[a] - addresses[b]
+            if -of_a < apart < of_b and apart != distance:
                 return False
         return True
 
@@ -153,10 +157,14 @@ class Replay:
         scalars = self.scalars.get(signature[2])
         if scalars is None:
             scalars = self.new_scalars(signature, args, kwargs)
-        if launch.checks and check:
-            launch.check(signature, self.inputs, scalars)
         _, _, _, tensors, addresses = signature
         ordered = [addresses[i] for i in self.inputs]
+        copies = []  # alive until the launch
+        for k, shape in self.copies:
+            x, ordered[k] = contiguous_copy(tensors[self.inputs[k]], shape)
+            copies.append(x)
+        if launch.checks and check:
+            launch.check(signature, ordered, scalars)
         made: list[Any] = []
         for place, pattern, new in self.results:
             if pattern is not None:
@@ -183,17 +191,19 @@ class Replay:
 def replay_of(
     signature: CallSignature, graph: Graph, supplied: Mapping[str, Any], launch: Launch,
     new: Mapping[str, NewArray], columns: Mapping[str, Callable[[int], Callable[[Any, list[Any]], Any]]],
+    copies: Mapping[str, tuple[int, ...] | None],
 ) -> Replay:  # fmt: skip
-    """The replay of a call that was checked and made no copies. ``supplied`` are the results that the caller gave,
-    ``new`` how each of the others is made, ``columns`` for results that are column indices what makes them, given the
-    place of the caller's own, or -1."""
+    """The replay of a call that was checked. ``supplied`` are the results that the caller gave, ``new`` how each of the
+    others is made, ``columns`` for results that are column indices what makes them, given the place of the caller's
+    own, or -1; ``copies`` are the inputs that were copied, and the shapes to which they were broadcast."""
     at = {name: i for i, name in enumerate(signature.form.named)}
     fresh = [o.name for o in graph.outputs if not o.inplace]
     places = [at[o.name] if o.inplace else at[fresh.index(o.name)] if o.name in supplied else -1 for o in graph.outputs]
     taken = [w for w in places if w >= 0]
     bytes_of = [_bytes_spanned(x) for x in signature.tensors]
     disjoint = [
-        (w, bytes_of[w], i, bytes_of[i]) for w in taken for i in range(len(bytes_of))
+        (w, bytes_of[w], i, bytes_of[i], signature.addresses[w] - signature.addresses[i])
+        for w in taken for i in range(len(bytes_of))
         if bytes_of[i] and i != w and not (i in taken and i < w)
     ]  # fmt: skip
     results = []
@@ -208,6 +218,7 @@ def replay_of(
         launch, tuple(at[t.name] for t in graph.inputs), tuple(results), convert if any(convert) else (),
         tuple(disjoint), tuple(w for w in taken if type(signature.tensors[w]) is not np.ndarray),
         None if torch is None else torch.empty_like, launch.on_device,
+        tuple((k, copies[t.name]) for k, t in enumerate(graph.inputs) if t.name in copies),
     )  # fmt: skip
 
 
