@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import ArgumentError, DefinitionError
 from ..lang import Graph, Operator
 from .accumulators import Accumulators
+from .dispatch import CustomOp
 from .shapes import FORMATS, empty_results
 from .transforms import refuse_second_derivatives, refuse_vmap
 
@@ -61,9 +62,10 @@ class TorchOp:
         returned = each if several or len(graph.outputs) == 1 else f"({each})"
         _count[operator.name] += 1  # another operator of the same name may be defined: a cell of a notebook run again
         name = operator.name if _count[operator.name] == 1 else f"{operator.name}_{_count[operator.name]}"
-        self.op = torch.library.custom_op(
-            f"{NAMESPACE}::{name}", self._run, mutates_args=(), schema=f"({self._arguments()}) -> {returned}"
-        )
+        options = {o.name: o.default for o in operator.options if o.name not in operator.contract.switches}
+        named = {p.name: p.default for p in operator.params} | options | ({"check": True} if self.looks else {})
+        schema = f"({self._arguments()}) -> {returned}"
+        self.op = CustomOp(f"{NAMESPACE}::{name}", self._run, schema, named or None)
         self.op.register_fake(self._shapes)
         self.op.register_vmap(refuse_vmap(operator.name))
         if several:

@@ -27,6 +27,7 @@ from ..routing import Permutation, permutation
 from .accumulators import Accumulators
 from .autocast import cast
 from .custom_ops import plain
+from .dispatch import custom_op
 from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
 
 _accumulators = Accumulators(ops.grouped_linear)
@@ -137,7 +138,7 @@ def chosen_experts(
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("tokitai::chosen_experts", mutates_args=())
+@custom_op("tokitai::chosen_experts")
 def _chosen(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, accumulator: str
 ) -> Tensors:  # fmt: skip
@@ -157,7 +158,7 @@ def _shapes(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: T
     )  # fmt: skip
 
 
-@torch.library.custom_op("tokitai::chosen_experts_backward", mutates_args=())
+@custom_op("tokitai::chosen_experts_backward")
 def _chosen_backward(
     dy: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, brought: Tensor, hidden: Tensor, made: Tensor,
     order: Tensor, choice: Tensor, place: Tensor, counts: Tensor, accumulator: str,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from .dispatch import custom_op
 from .transforms import refuse_vmap
 
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
@@ -25,7 +26,7 @@ def narrow(operator: str, name: str, x: Tensor | None) -> Tensor | None:
     return made
 
 
-@torch.library.custom_op("tokitai::int32", mutates_args=())
+@custom_op("tokitai::int32")
 def _narrow(x: Tensor, name: str) -> Tensor:
     near = x.clamp(LOWEST, HIGHEST)
     if x.device.type == "cpu" and not torch.equal(near, x):

@@ -20,6 +20,7 @@ from .accumulators import Accumulators
 from .arguments import checked
 from .autocast import cast as autocast
 from .custom_ops import check_number, plain
+from .dispatch import custom_op
 from .reductions import Spread, spread_of
 from .shapes import FORMATS
 from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
@@ -85,7 +86,7 @@ def _chunks(count: int, rows: int) -> list[slice]:
     return [slice(i, min(i + rows, count)) for i in range(0, count, rows)]
 
 
-@torch.library.custom_op("tokitai::linear_cross_entropy", mutates_args=())
+@custom_op("tokitai::linear_cross_entropy")
 def _loss(
     x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, classes: Tensor | None, smoothing: Tensor | None,
     penalty: Tensor | None, ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, rows: int,
@@ -129,7 +130,7 @@ def _count(target: Tensor, classes: Tensor | None, ignore_index: int) -> Tensor:
     return total.masked_fill(total == 0, 1)
 
 
-@torch.library.custom_op("tokitai::linear_cross_entropy_backward", mutates_args=())
+@custom_op("tokitai::linear_cross_entropy_backward")
 def _backward(
     dloss: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, classes: Tensor | None,
     smoothing: Tensor | None, penalty: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,

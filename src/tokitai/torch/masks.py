@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..families.attention.arguments import check_limit
+from .dispatch import custom_op
 from .transforms import refuse_vmap
 
 
@@ -67,7 +68,7 @@ def limits_of_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return made
 
 
-@torch.library.custom_op("tokitai::first_keys", mutates_args=())
+@custom_op("tokitai::first_keys")
 def _first_keys(mask: Tensor) -> Tensor:
     counts = mask.sum(-1)
     first = torch.arange(mask.shape[-1], device=mask.device) < counts[..., None]
@@ -84,7 +85,7 @@ _first_keys.register_fake(lambda mask: mask.new_empty(mask.shape[:-1], dtype=tor
 _first_keys.register_vmap(refuse_vmap("scaled_dot_product_attention"))
 
 
-@torch.library.custom_op("tokitai::seen_by_scores", mutates_args=())
+@custom_op("tokitai::seen_by_scores")
 def _seen_by_scores(mask: Tensor) -> Tensor:
     hidden = mask <= torch.finfo(mask.dtype).min
     neither = (mask != 0) & ~hidden

@@ -16,6 +16,7 @@ from ..runtime.binding import check_entry
 from .arguments import checked
 from .autocast import cast
 from .custom_ops import plain, torch_op
+from .dispatch import custom_op
 from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
 
 ACTIVATIONS = {"none": None, "gelu": ops.gelu_erf_backward, "gelu_tanh": ops.gelu_tanh_backward,
@@ -162,13 +163,13 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     return made
 
 
-@torch.library.custom_op("tokitai::embedding", mutates_args=())
+@custom_op("tokitai::embedding")
 def _embed(table: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
     made: Tensor = ops.embedding(plain(table), ids)
     return made
 
 
-@torch.library.custom_op("tokitai::embedding_backward", mutates_args=())
+@custom_op("tokitai::embedding_backward")
 def _embedding_backward(dy: Tensor, ids: Tensor, entries: int, padding_idx: int | None) -> Tensor:
     """As `ops.embedding_backward`: for each entry the sum of dy over the rows that chose it."""
     padding = NO_PADDING if padding_idx is None else padding_idx
