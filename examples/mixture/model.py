@@ -106,6 +106,7 @@ class Mixture(Module):
     ) -> None:
         super().__init__()
         self.shape = shape
+        self._places: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
         more: dict[str, Any] = dict(dtype=dtype, device="meta")
         self.embedding = Embedding(shape.vocabulary, shape.features, **more)
         self.blocks = ModuleList(Block(shape, router_logits, **more) for _ in range(shape.layers))
@@ -126,11 +127,16 @@ class Mixture(Module):
                 p.copy_((torch.randn(p.shape, generator=generator, dtype=torch.float32) * std).to(p.dtype))
 
     def places(self, length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each token its position, (1, length, 1), and how many it sees, (length,); the frequencies of rotation."""
+        """Of each token its position, (1, length, 1), and how many it sees, (length,); the frequencies of rotation.
+        Tensors of one length and device are made once, as a copy to a GPU waits for it."""
+        made = self._places.get((length, device))
+        if made is not None:
+            return made
         position = torch.arange(length, dtype=torch.int32, device=device)
         steps = torch.arange(self.shape.dim // 2, dtype=torch.float64) / (self.shape.dim // 2)
         frequency = (ROTARY_BASE**-steps).to(torch.float32).to(device)  # powers on the host: the same on every device
-        return position.view(1, length, 1), frequency, position + 1
+        self._places[length, device] = made = (position.view(1, length, 1), frequency, position + 1)
+        return made
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """(batch, length) -> logits (batch, length, vocabulary), and of each block the two losses of its router."""

@@ -43,8 +43,11 @@ def spread_of(operator: Operator) -> Spread | None:
                 gradient = gradient * (1 / torch.where(total == 0, 1, total))
             else:
                 count = (index != none).sum() if isinstance(index, Tensor) else rows.numel()
-                count = torch.as_tensor(count, device=gradient.device).clamp(min=1).to(gradient.dtype)
-                gradient = gradient * (1 / count)
+                if isinstance(count, int):
+                    total = gradient.new_full((), max(count, 1))  # no copy to a GPU, which would wait
+                else:
+                    total = torch.as_tensor(count, device=gradient.device).clamp(min=1).to(gradient.dtype)
+                gradient = gradient * (1 / total)
         return gradient.expand(rows)
 
     return spread
