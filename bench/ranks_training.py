@@ -1,6 +1,6 @@
 """A step of the mixture of 0.7 billion weights on the GPUs of one host, weights in shards, beside plain torch's FSDP2:
 
-NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node N -m bench.ranks_training [--steps 8]
+NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node N -m bench.ranks_training [--steps 8] [--accumulator NAME]
 
 Each rank has 8,192 tokens a step, so perfect scaling keeps the time of a step from 1 rank to N. Prints a line of JSON:
 milliseconds of a step of both, and which share of ours the reduce-scatter takes on the GPU. `page_of` makes a table of
@@ -29,7 +29,7 @@ from bench.training import BATCH, LARGE, LENGTH, WARM, WORDS, batches
 from examples.mixture.model import Mixture
 from examples.mixture.training import digest_of, spread
 from tokitai.errors import ArgumentError, TokitaiError
-from tokitai.torch import ranks
+from tokitai.torch import accumulate, ranks
 from tokitai.torch.optim import AdamW, clip_grad_norm_
 from tokitai.torch.ranks import Gradients, arrange, exchange, gradients
 
@@ -66,7 +66,7 @@ def exchanges() -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
         yield seen
 
 
-def by_tokitai(tokens: Sequence[Tensor]) -> dict[str, Any]:
+def by_tokitai(tokens: Sequence[Tensor], accumulator: str) -> dict[str, Any]:
     """Blocks of 4,096 tokens, their gradients added in the tree; the digest of the weights behind the last step."""
     model = Mixture(LARGE, torch.bfloat16, "cuda")
     losses = spread(model, "fsdp")
@@ -83,7 +83,7 @@ def by_tokitai(tokens: Sequence[Tensor]) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
 
-    with exchanges() as seen:
+    with exchanges() as seen, accumulate(accumulator):
         taken = timed(step, tokens)
     spent = sum(a.elapsed_time(b) for a, b in seen) / len(tokens)
     return {"milliseconds": round(taken, 2), "exchange": round(spent / taken, 4), "weights": digest_of(model)}
@@ -127,6 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.ranks_training", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--accumulator", default="f32", help="of products of 16-bit operands")
     a = parser.parse_args(arguments)
     try:
         if a.steps <= WARM:
@@ -134,7 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
         ranks.start("cuda")
         count = dist.get_world_size() if dist.is_initialized() else 1
         tokens = [torch.cat(b) for b in zip(*(batches(a.steps, "cuda", rank) for rank in range(count)), strict=True)]
-        found = {"ranks": count, "device": torch.cuda.get_device_name(), "tokitai": by_tokitai(tokens)}
+        device = torch.cuda.get_device_name()
+        found = {"ranks": count, "device": device, "torch_version": torch.__version__, "accumulator": a.accumulator}
+        found["tokitai"] = by_tokitai(tokens, a.accumulator)
         torch.cuda.empty_cache()
         found["torch"] = by_torch(tokens)
         if not dist.is_initialized() or dist.get_rank() == 0:

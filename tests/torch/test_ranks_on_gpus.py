@@ -16,6 +16,7 @@ import torch
 from examples.mixture.training import Report, Training, train
 from tests.torch.faulty_runs import RUN, STEP, compared, found, recorded, text_in
 from tests.torch.world import World, world_of
+from tokitai.torch import accumulate
 from tokitai.torch.replay import replay
 
 TEXT = (Path(__file__).resolve().parents[2] / "LICENSE").read_bytes()
@@ -37,19 +38,18 @@ def several(world: World) -> World:
     return world
 
 
-def trained(group: Any, run: Training, parallel: str) -> Report:
-    return train(TEXT, run, parallel=parallel, group=group)
+def trained(group: Any, run: Training, parallel: str = "ddp", accumulator: str = "f32") -> Report:
+    with accumulate(accumulator):
+        return train(TEXT, run, parallel=parallel, group=group)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_gpus_train_to_the_bits_of_the_cpu(world: World, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "accumulator"), [("f32", "f32"), ("bf16", "f32"), ("bf16", "fused16")])
+def test_gpus_train_to_the_bits_of_the_cpu(world: World, dtype: str, accumulator: str) -> None:
     """With accumulation on fewer than eight GPUs, without on eight."""
     run = replace(EIGHT, dtype=dtype)
-    want = train(TEXT, run)
-    counts = [n for n in (1, 2, 4, 8) if n <= len(world.pipes)]
-    made = {
-        (n, way): world.same(n, trained, replace(run, device="cuda"), way) for n in counts for way in ("ddp", "fsdp")
-    }
+    want = trained(None, run, accumulator=accumulator)
+    there, counts = replace(run, device="cuda"), [n for n in (1, 2, 4, 8) if n <= len(world.pipes)]
+    made = {(n, way): world.same(n, trained, there, way, accumulator) for n in counts for way in ("ddp", "fsdp")}
     assert made == dict.fromkeys(made, want)
 
 
