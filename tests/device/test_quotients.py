@@ -32,7 +32,7 @@ INLINE uint32_t inverse(uint32_t y) {
 INLINE int64_t differs(float a, float b) {
   bool missed = false;
   const Quick quick{&missed};
-  const float q = quick.of(a, b, Look<true, true, true>{});
+  const float q = quick.of(a, b, Checks<true, true, true>{});
   return missed || bits(q) != bits(__fdiv_rn(a, b));
 }
 INLINE float scaled(uint32_t significand) { return float_of(0x3F800000u | (significand & 0x7FFFFFu)); }
@@ -67,7 +67,7 @@ KERNEL(by_one, 256, 1) {
     const float a = float_of(uint32_t(i));
     bool missed = false;
     const Quick quick{&missed};
-    const float q = quick.of(a, 1.0f, Look<false, false, false>{});
+    const float q = quick.of(a, 1.0f, Checks<false, false, false>{});
     wrong += a == a && (q == q ? bits(q) != bits(a) : float_of(bits(a) & 0x7FFFFFFFu) < INFINITE);
   }
   call.wrong[thread_index()] = wrong;
@@ -86,7 +86,7 @@ KERNEL(any_exponents, 256, 1) {
     const float a = float_of(i % 64 ? w[0] : w[0] & 0x80000000u), b = float_of(i % 8 ? w[1] & 0x7FFFFFFFu : w[1]);
     bool missed = false;
     const Quick quick{&missed};
-    const float q = quick.of(a, b, Look<true, true, true>{}), want = __fdiv_rn(a, b);
+    const float q = quick.of(a, b, Checks<true, true, true>{}), want = __fdiv_rn(a, b);
     const bool same = bits(q) == bits(want) || (q != q && want != want);
     ++counts[missed ? 1 : same ? 2 : 0];
   }

@@ -152,7 +152,7 @@ def of_library(library: ctypes.CDLL) -> LoadedSim:
     made._message = library.tokitai_sim_message
     made._message.restype = ctypes.c_char_p
     library.tokitai_outside.restype = ctypes.c_void_p
-    library.tokitai_sim_room.restype = ctypes.c_size_t
-    library.tokitai_sim_lend.argtypes = [ctypes.c_void_p]
+    library.tokitai_sim_stack_bytes.restype = ctypes.c_size_t
+    library.tokitai_sim_use_stacks.argtypes = [ctypes.c_void_p]
     made._running, made._kernels = threading.Lock(), {}
     return made

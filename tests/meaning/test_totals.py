@@ -119,8 +119,8 @@ def test_a_total_of_a_total_is_refused() -> None:
 # ------------------------------------------------------------------ wrong kernels, wrong in lists alone
 SLIPS = {
     "the second tensor's tail is dropped": (
-        "size = least(TILE, shape[1] - begin);",
-        "size = least(TILE, shape[1] - begin) - (tensor == 1 && shape[1] > 1);",
+        "size = min(TILE, shape[1] - begin);",
+        "size = min(TILE, shape[1] - begin) - (tensor == 1 && shape[1] > 1);",
     ),
     "an empty tensor ends the list": (
         "if (tiles) filled[fill++] = i;",

@@ -13,7 +13,7 @@ SAME_CODE = "the compiler makes the same machine code of it as of the right prog
 REASONS: dict[str, tuple[str, ...]] = {
     "it says what is fetched into a cache beforehand, and nothing is read from there but what would be read anyway": (
         r".*: .*\bprefetch\(.*", r".*: .*_next = .*", r".*: fetch_panel\(.*",
-        r".*: if \(q >= wide\) q -= over\(wide, at_once\) \* at_once, k \+= DEPTH;",
+        r".*: if \(q >= n_panels\) q -= ceil_div\(n_panels, at_once\) \* at_once, k \+= DEPTH;",
     ),
     "it decides whether stores pass the caches by, which changes no bit": (r".*: const bool \w+_streams = .*",),
     "it orders stores that pass the caches by before later ones of this thread; threads that meet wait for both": (
@@ -22,14 +22,14 @@ REASONS: dict[str, tuple[str, ...]] = {
     "one block or row more is empty: its bounds are those of the last row": (
         r"rows \+ 1: const int64_t blocks = \(rows \+ 0\) / 1;",
         r"blocks \+ 1: for \(int64_t block = 0; block < blocks; .*",
-        r"rows \+ 1: const int64_t end = least\(rows, \(block \+ 1\) \* 1\);",
+        r"rows \+ 1: const int64_t end = min\(rows, \(block \+ 1\) \* 1\);",
     ),
     "a row is computed twice, to the same bits": (
-        r"block \+ 1: const int64_t end = least\(rows, \(block \+ 1\) \* 1\);",
+        r"block \+ 1: const int64_t end = min\(rows, \(block \+ 1\) \* 1\);",
     ),
     "a thread's room is larger than it needs, by more than one number": (
         r"cols [+-] 1: Stored\* const (scratch|partial) = .*",
-        r"(rows|cols|inner|batch|threads) \+ 1: const Room room\(.*",
+        r"(rows|cols|k_size|batch|threads) \+ 1: const Buffers buffers\(.*",
     ),
     "the next part begins one number later, and the last one has room for many more than it needs": (
         r"blocks \+ 1: Stored\* const private_space = .*",
@@ -51,11 +51,12 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "how many threads share the work, and in which parts, changes no bit": (
         r"threads [+-] 1: each_(product|task)\b.*", r"rows [+-] 1: each_task<true>\(.*",
-        r"inner [+-] 1: each_task<false>\(.*", r"(broad|high) [+-] 1: if \(broad > FEW_COLS && \(broad > high .*",
-        r"longest \+ 1: for \(int64_t g = 0; g < groups; \+\+g\) longest = most\(longest, .*",
+        r"k_size [+-] 1: each_task<false>\(.*",
+        r"(tile_n|tile_m) [+-] 1: if \(tile_n > FEW_COLS && \(tile_n > tile_m .*",
+        r"longest \+ 1: for \(int64_t g = 0; g < groups; \+\+g\) longest = max\(longest, .*",
     ),
     "no kernel is launched where there are no rows": (
-        r"high \+ 1: for \(int64_t g = 0; g < groups; \+\+g\) tasks \+= high \? .*",
+        r"tile_m \+ 1: for \(int64_t g = 0; g < groups; \+\+g\) tasks \+= tile_m \? .*",
     ),
     "a thread takes tasks in rising order, as the runtime of the compiler deals them out": (
         r"first - 1: if \(t < first\) group = first = 0;",
@@ -64,10 +65,10 @@ REASONS: dict[str, tuple[str, ...]] = {
         r"left out: wait_for_copies<0>\(\);",
     ),
     "it changes no value: the compiler is only to compute what was made of the row again": (
-        r"left out: make_again\(.*",
+        r"left out: rematerialize\(.*",
     ),
     "what is read ahead behind the last row is not used": (
-        r"(rows|r|row) [+-] 1: load_chunk<WIDTH, FIT>\((next|ahead)_\w+(\[d\])?\[v\], .*least\(.*, rows - 1\).*",
+        r"(rows|r|row) [+-] 1: load_chunk<WIDTH, FIT>\((next|ahead)_\w+(\[d\])?\[v\], .*min\(.*, rows - 1\).*",
     ),
 }  # fmt: skip
 
@@ -96,18 +97,18 @@ NEUTRAL = "a chunk behind the last column is folded: all of its elements are neu
 ONE_ROW = "an operator on lists takes each tensor as one row"
 SHOWN = "it matters only to rows without columns, which no input has an element of: their results are those of a case"
 MARKED = {  # the changed number in angle quotes
-    ODD: r"-1 begin = long_segment\(«place» / 2, .*",
+    ODD: r"-1 begin = long_segment\(«slot» / 2, .*",
     NOT_READ: r"\+1 return («stop» - start > CHAIN && begin < stop|stop - start > CHAIN && begin < «stop»);",
-    EVEN: r"-1 auto even = .* over\(over\(side, parts\), «panel»\) \* panel; \};",
-    NOT_MASKED: r"\+1 if \(seen\.least < least\((«c0» \+ \w+, cols|c0 \+ \w+, «cols»)\)\) weigh<true>\(.*",
-    NOT_STORED: r"(\+1 if \(d0 \+ p \* COLS >= «inner»|-1 if \((«d0» \+ p|d0 \+ «p») \* COLS >= inner)\) continue;",
+    EVEN: r"-1 auto even = .* ceil_div\(ceil_div\(side, parts\), «panel»\) \* panel; \};",
+    NOT_MASKED: r"\+1 if \(limits\.min < min\((«c0» \+ \w+, cols|c0 \+ \w+, «cols»)\)\) weigh<true>\(.*",
+    NOT_STORED: r"(\+1 if \(d0 \+ p \* COLS >= «k_size»|-1 if \((«d0» \+ p|d0 \+ «p») \* COLS >= k_size)\) continue;",
     NO_TURN: r"\+1 const uint32_t ends\[3\] = \{units, units \+ filled, («units» \+ filled|units \+ «filled») \+ 1\};",
 }
 FOLDED = (
     r"(\+1 \w+\[\d\]\[v\] = c0 < «cols»|-1 \w+\[\d\]\[v\] = «c0» < cols) "
     r"\? fold<(\w+), CHUNK>\((\w+)\) : \2::neutral\(\);"
 )
-LOAD = r"(?:load_chunk<WIDTH, \w+(?:, AGAIN)?>|stage_\w+\.template fetch<WIDTH, \w+>)\("
+LOAD = r"(?:load_chunk<WIDTH, \w+(?:, REUSED)?>|stage_\w+\.template fetch<WIDTH, \w+>)\("
 
 
 def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) -> str | None:
@@ -123,7 +124,7 @@ def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) ->
     )
     if re.fullmatch(order, marked):  # columns of a row, rows of a column, or tiles of a row, each the next one's place
         return OTHER_ORDER
-    if re.fullmatch(r"\+1 each\(chunk, least\(cols, «chunk» \+ 64\), .*", marked):
+    if re.fullmatch(r"\+1 each\(chunk, min\(cols, «chunk» \+ 64\), .*", marked):
         return None if any(o.inplace for o in graph.outputs) else "a column is computed twice, to the same bits"
     if re.fullmatch(r"-1 if \(«c» < end\) at\(c, Part\{end - c\}\);", marked):
         return "one part more is empty"
@@ -139,8 +140,8 @@ def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) ->
     if operator.contract.batched or graph.ragged or "all_in_" not in source:
         return None
     tensor = r"[+-]1 (const )?\w+\* const \w+ = all_\w+ \+ («item» \* \w+_batch|(unit\.)?item \* «\w+_batch»);"
-    room = r"-1 const Room room\(\d+, rows, cols, inner, «batch», .*"
-    if "each_product(" in source and re.fullmatch(room, marked):
+    buffers = r"-1 const Buffers buffers\(\d+, rows, cols, k_size, «batch», .*"
+    if "each_product(" in source and re.fullmatch(buffers, marked):
         return ONE_PRODUCT
     again = r"\+1 each_product\(«batch», .*"
     if re.fullmatch(again, marked) and not any(o.inplace for o in graph.outputs):
@@ -187,7 +188,7 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
     guard = re.fullmatch(r"-1 const int c0 = («first» \+ v|first \+ «v») \* STEP;", marked)
     if fetched or (guard and not re.search(r"\bc0\b", re.sub(rf"{LOAD}.*, cols - c0\);", "", block))):
         return BEHIND
-    if re.fullmatch(r"\+1 const int64_t r = least\(row0 \+ thread_index\(\) / THREADS, «rows» - 1\);", marked):
+    if re.fullmatch(r"\+1 const int64_t r = min\(row0 \+ thread_index\(\) / THREADS, «rows» - 1\);", marked):
         return NOT_LIVE if _stores_of_live(block) else None
     if re.fullmatch(r"(-1 const bool live = «row0» .*|\+1 const bool live = .* < «rows»;)", marked):
         stored = all(
@@ -202,7 +203,7 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
         return SHOWN if all_cases and all(t.space in ("rc", "c") for t in graph.inputs) else None
     if (at := re.fullmatch(FOLDED, marked)) is not None:
         return NEUTRAL if re.search(rf"\b{at[3]}\[e\] = c < cols \? .* : NEUTRAL_\w+;", source) else None
-    if re.fullmatch(r"\+1 next_\w+ = in_\w+\[least\(.*, «rows» - 1\)\];", marked):
+    if re.fullmatch(r"\+1 next_\w+ = in_\w+\[min\(.*, «rows» - 1\)\];", marked):
         return "what is read ahead behind the last row is not used"
     units = (
         r".1 const int64_t (r = entry\[0\] == 1 \? 0 : .*«.*|units_across = \(«\w+».*|from = .* «units_across»\) .*)"
@@ -305,8 +306,8 @@ def _all_fit(source: str, marked: str, graph: Graph) -> bool:
     over = lambda n, of: -(-n // of)  # noqa: E731
     for (mr, nr), s in product(TILES, SIZES):
         names = dict(
-            rows=s[0], cols=s[1], inner=s.inner, MR=mr, NR=nr, TILE_SIZE=mr * nr, WIDTH=2 * nr,
-            padded=lambda n, of: over(n, of) * of,
+            rows=s[0], cols=s[1], k_size=s.inner, MR=mr, NR=nr, TILE_SIZE=mr * nr, WIDTH=2 * nr,
+            round_up=lambda n, of: over(n, of) * of,
             levels_of=lambda n: over(n, 4096).bit_length() if over(n, 4096) > 1 else 0,
         )  # fmt: skip
         taken = sum(over(eval(p, {}, names), 16) * 16 for p in pieces)

@@ -104,7 +104,7 @@ def _of_other_types(tokens: list[Token]) -> set[str]:
         if t.text == "template":
             end = next((j for j in range(i, len(tokens)) if tokens[j].text == ">"), i)
             found |= {x.text for x in tokens[i:end] if word.fullmatch(x.text)} - TYPES
-    for i, t in enumerate(tokens[3:], start=3):  # Side<L> left
+    for i, t in enumerate(tokens[3:], start=3):  # Operand<L> left
         if tokens[i - 1].text == ">" and tokens[i - 3].text == "<" and word.fullmatch(t.text):
             found.add(t.text)
     return found | {

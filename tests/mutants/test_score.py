@@ -136,10 +136,10 @@ def test_sums_of_blocks_that_there_are_not_lie_where_nothing_reads() -> None:
 def test_pieces_of_memory_that_are_larger_fit_or_do_not() -> None:
     graph = ops.attention.trace("f16")
     source = emit_cpu(make_plan(graph)).text
-    wrong = source.replace("padded(cols, MR) * inner", "padded(cols, MR) * inner * 3")
+    wrong = source.replace("round_up(cols, MR) * k_size", "round_up(cols, MR) * k_size * 3")
     assert source != wrong
     for text, known in ((source, True), (wrong, False)):
-        taken = [m for m in schemata(text)[1] if m.what == "inner + 1" and "padded(inner, MR) * cols" in m.line]
+        taken = [m for m in schemata(text)[1] if m.what == "k_size + 1" and "round_up(k_size, MR) * cols" in m.line]
         assert [why_equivalent("cpu", m, text, ops.attention, graph) is not None for m in taken] == [known]
 
 

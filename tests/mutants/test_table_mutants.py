@@ -42,7 +42,7 @@ GPU = {
     "an entry that nobody chose keeps what was there": (r"start\[k\] == start\[k \+ 1\]", "start[k] > start[k + 1]"),
     "every row is the last of its entry": (r"last\[k\] = place == end - 1 \|\|", "last[k] = true ||"),
     "the second digit is not sorted": (r"key >> \(8 \* pass\)", "key"),
-    "the tree takes a block twice": (r"place_of\(start, block\)", "place_of(start, block / 2 * 2)"),
+    "the tree takes a block twice": (r"slot_of\(start, block\)", "slot_of(start, block / 2 * 2)"),
     "the old gradient is not added": (
         r"const S (v\d+) = add\((v\d+), (v\d+)\);\n( *)values_dtable", r"const S \1 = \3;\n\4values_dtable",
     ),

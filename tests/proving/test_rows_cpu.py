@@ -111,7 +111,7 @@ def test_a_last_partial_block_that_is_lost_is_refuted() -> None:
 
 
 def test_blocks_that_overlap_are_refuted() -> None:
-    wide = {"least(rows, (block + 1) * 1)": "least(rows, (block + 1) * 1 + 1)"}
+    wide = {"min(rows, (block + 1) * 1)": "min(rows, (block + 1) * 1 + 1)"}
     found = refuted(obligations("embedding", wide))
     assert {"no element of out_y is written twice", "out_y has no conflicting accesses"} <= found.keys()
 
@@ -133,8 +133,8 @@ def test_numbers_of_the_headers_are_read_there() -> None:
     _, headers = whole_text(emit_cpu(make_plan(registry()["softmax"].trace("f16"))), 16)
     calls = CpuCalls(16, z3.Int("threads"))
     of = {name: value.term for name, value in calls.constants(16, headers).items()}
-    assert of == {"Four::count": 64, "LANES": 16, "TOGETHER": 4, "JOINED": 16, "BLOCK": 256, "TILE": 16384}
-    other = headers.replace("constexpr int TOGETHER = 4;", "constexpr int TOGETHER = 2;")
+    assert of == {"Four::count": 64, "LANES": 16, "INTERLEAVE": 4, "JOINED": 16, "BLOCK": 256, "TILE": 16384}
+    other = headers.replace("constexpr int INTERLEAVE = 4;", "constexpr int INTERLEAVE = 2;")
     assert other != headers and calls.constants(16, other)["Four::count"].term == 32
     with pytest.raises(ProofError, match="TILE: no definition"):
         calls.constants(16, headers.replace("constexpr int64_t TILE = 16384;", ""))

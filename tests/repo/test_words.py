@@ -2,7 +2,8 @@
 LLVM would have to decode are kept out.
 
 Each row is a phrase and what to write instead. Pages are read whole, code blocks included; of the code the string
-literals that are no docstrings, in the packages that speak to users.
+literals that are no docstrings, in the packages that speak to users. Headers that kernels include are read whole, and
+their identifiers word by word.
 """
 
 from __future__ import annotations
@@ -42,7 +43,27 @@ BANNED = {
     r"\blacks? registers\b": "spills",
     r"\btheirs\b|\bours\b": "the candidate's, the counterpart's; tokitai's",
 }
+# Words that no name in a header has, nor a comment.
+IN_HEADERS = {
+    r"turned": "transposed, swizzled",
+    r"slabs?": "K-tile",
+    r"tall": "thread-tile M, block M",
+    r"inner": "the K dimension",
+    r"towers?": "binary counter",
+    r"(?<!at )(?:least|most)": "min, max",
+    r"waiting": "pending",
+    r"together": "chains per slice; interleaved",
+    r"rooms?": "capacity, buffers, staging",
+    r"ours|theirs": "the canonical one",
+    r"feeds?|feeder": "loader, producer",
+    r"seen|met": "attended, visible",
+    r"brought|chosen": "gathered, selected",
+    r"dear": "expensive",
+    r"told|tells": "reported",
+    r"besides": "ignore_value",
+}
 ALLOWED = {
+    ("src/tokitai/emit/gpu/sim.h", "waiting"): "a fiber waits for another block",
     ("docs/reference/worker.md", "theirs"): "other requests keep their results: no project is meant",
 }
 
@@ -68,6 +89,25 @@ def passages() -> Iterator[tuple[str, int, str]]:
                 yield path.relative_to(ROOT).as_posix(), number, value
 
 
+def headers() -> Iterator[tuple[str, int, str]]:
+    """The headers of all targets, as `passages` gives them."""
+    for path in sorted((ROOT / "src" / "tokitai" / "emit").rglob("*.h")):
+        yield path.relative_to(ROOT).as_posix(), 1, path.read_text()
+
+
+def words_of(source: str) -> str:
+    """A source whose names are taken apart into words: packedTiles and PACKED_TILES are packed tiles."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", source)
+
+
+def found_in_header(source: str) -> Iterator[tuple[int, str, str]]:
+    """As `found`, with the words that no header has."""
+    yield from found(source)
+    for word, better in IN_HEADERS.items():
+        for match in re.finditer(rf"\b(?:{word})\b", words_of(source), re.IGNORECASE):
+            yield source.count("\n", 0, match.start()), match[0].lower(), better
+
+
 def found(text: str) -> Iterator[tuple[int, str, str]]:
     """Every banned phrase: how many lines it is into the text, the phrase, what to write."""
     for phrase, better in BANNED.items():
@@ -85,8 +125,19 @@ def test_pages_and_messages_use_the_words_of_the_field() -> None:
     assert not hits, "\n".join(hits)
 
 
+def test_headers_use_the_words_of_the_field() -> None:
+    hits = [
+        f"{name}:{first + line}: {phrase!r}; write: {better}"
+        for name, first, source in headers()
+        for line, phrase, better in found_in_header(source)
+        if (name, phrase) not in ALLOWED
+    ]
+    assert not hits, "\n".join(hits)
+
+
 def test_what_is_allowed_is_there() -> None:
     there = {(name, phrase) for name, _, text in passages() for _, phrase, _ in found(text)}
+    there |= {(name, phrase) for name, _, source in headers() for _, phrase, _ in found_in_header(source)}
     assert set(ALLOWED) - there == set()
 
 
@@ -101,6 +152,20 @@ def test_what_is_allowed_is_there() -> None:
 )
 def test_a_phrase_is_found(text: str, phrases: list[str]) -> None:
     assert sorted(phrase for _, phrase, _ in found(text)) == sorted(phrases)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("int64_t slab_size;", ["slab"]),
+        ("struct RoomOfTile {};", ["room"]),
+        ("// at least one, at most two", []),
+        ("a = least(b, MOST);", ["least", "most"]),
+        ("Returned header; // of the cards", ["cards"]),
+    ],
+)
+def test_a_word_of_a_name_is_found(source: str, words: list[str]) -> None:
+    assert sorted(word for _, word, _ in found_in_header(source)) == sorted(words)
 
 
 def test_literals_are_messages_alone(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class QuotientPrinter(GpuPrinter):
         (low, high), (least, most) = (self.intervals.get(a, ALL) for a in node.args)
         small = max(low, -high) < SMALL and node not in self.never_small
         open_ = (least < SMALL or most > LARGE, small, max(-low, high) > LARGE and not self.shown)
-        return f"Look<{', '.join(str(b).lower() for b in open_)}>{{}}"
+        return f"Checks<{', '.join(str(b).lower() for b in open_)}>{{}}"
 
     def function(self, f: Function) -> None:
         """A function that divides takes the way."""

@@ -98,7 +98,7 @@ class Printer:
     def pointers_of_batches(self, call: str = "", all_have: bool = False) -> None:
         """The same of products, with their sizes and strides in the batch: pointers are named all_.. where each product
         of a batch has its own, as matrices have. ``call`` is ahead of what the kernel is given."""
-        self.line(f"const int64_t rows = {call}sizes[0], cols = {call}sizes[1], inner = {call}sizes[2];")
+        self.line(f"const int64_t rows = {call}sizes[0], cols = {call}sizes[1], k_size = {call}sizes[2];")
         self.line(f"const int64_t batch = {call}sizes[3];")
         place = 4
         for i, (name, space, kind, const) in enumerate(self.tensors):

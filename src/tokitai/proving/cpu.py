@@ -20,7 +20,7 @@ from .terms import Sum
 from .values import OPAQUE, Base, Cell, Int, Lanes, Opaque, Pointer, Scope
 from .walk import Walk
 
-WALKED = ("each", "row_sums", "joined_at", "pad", "partial_room", "tiles_of", "windows_of", "place_of")
+WALKED = ("each", "row_sums", "joined_at", "pad", "partial_capacity", "tiles_of", "windows_of", "slot_of")
 TYPES = (
     "S",
     "V",
@@ -55,7 +55,7 @@ class CpuCalls:
     def __init__(self, lanes: int, threads: Any) -> None:
         self.lanes, self.threads = lanes, threads
         self.calls = {
-            "load": self.load, "store": self.store, "load1": self.load1, "store1": self.store1, "least": self.least,
+            "load": self.load, "store": self.store, "load1": self.load1, "store1": self.store1, "min": self.minimum,
             "Four": self.four, "Full": self.full, "Part": self.part, "thread_number": self.number,
             "joined": self.joined, "tree": self.tree, "tree_over": self.tree_over, "prefetch": self.nothing,
             "streams": self.nothing, "get": self.nothing,
@@ -63,13 +63,13 @@ class CpuCalls:
 
     def constants(self, lanes: int, headers: str) -> dict[str, Any]:
         """Numbers that the headers define, read there. Raises ProofError where one is defined in another way."""
-        (together,) = _defined(headers, "TOGETHER", r"(\d+)")
+        (interleave,) = _defined(headers, "INTERLEAVE", r"(\d+)")
         (tile,) = _defined(headers, "TILE", r"(\d+)")
         bound, wide, other = _defined(headers, "JOINED", r"(\d+) > 1 \? (\d+) : (\d+)")
         joined = wide if bound > 1 else other
         (width,) = _defined(headers, "BLOCK", r"int64_t\(JOINED\) \* (\d+)")
         return {
-            "Four::count": Int(together * lanes, "int64_t"), "LANES": Int(lanes), "TOGETHER": Int(together),
+            "Four::count": Int(interleave * lanes, "int64_t"), "LANES": Int(lanes), "INTERLEAVE": Int(interleave),
             "JOINED": Int(joined), "BLOCK": Int(joined * width, "int64_t"), "TILE": Int(tile, "int64_t"),
         }  # fmt: skip
 
@@ -95,7 +95,7 @@ class CpuCalls:
             walk.access(values[0], 1, True)
         return OPAQUE
 
-    def least(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+    def minimum(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
         a, b = values
         if not isinstance(a, Int) or not isinstance(b, Int):
             return OPAQUE

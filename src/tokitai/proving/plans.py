@@ -25,7 +25,7 @@ from ..lower.gpu import CHUNK, MOST_THREADS, Step
 from .obligation import Obligation
 from .symbolic import every_path, term_of, whole
 from .terms import Answer, ask
-from .work import pending_and_parts
+from .work import pending_and_slices
 
 MOST_BLOCKS = 2**31 - 1  # of a launch
 SHARED_BYTES = {"cuda": 227 << 10, "hip": 0}  # that a launch may ask for, for each block
@@ -218,7 +218,7 @@ def _products(plan: ProductPlan, tiling: products.Tiling, tiles: int) -> Callabl
         each = 8 if plan.accumulator == "f64" else 4
         need = each * len(plan.products) * products._workspace(tiling, sizes, products.MOST_UNITS)
         grid = next(s for s in steps if s.name == "work").grid
-        used = pending_and_parts(len(plan.products), tiling, sizes, together, term_of(grid))
+        used = pending_and_slices(len(plan.products), tiling, sizes, together, term_of(grid))
         return Planned(steps, need, [term_of(need) >= each * used])
 
     return made

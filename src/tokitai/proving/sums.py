@@ -57,16 +57,16 @@ def counters() -> list[Counter]:
     return [
         Counter("cpu/rows.h", "tree_over", cpu["rows.h"], add, "k", "level", "sum",
                 "for (int64_t k = n; k; k >>= 1, ++level)"),
-        Counter("cpu/products.h", "join_chain", cpu["products.h"], "for (; rest & 1; rest /= 2, waiting += level)",
-                "rest", "waiting", "tile", "for (rest /= 2, waiting += level; rest;"),
-        Counter("gpu/rows.h", "Tower::push", gpu["rows.h"], "for (int64_t k = count; k & 1; k >>= 1, ++i)", "k", "i",
-                "x"),
-        Counter("gpu/work.h", "over_parts", gpu["work.h"], "for (int64_t rest = n; rest & 1; rest >>= 1)", "rest", "i",
+        Counter("cpu/products.h", "join_chain", cpu["products.h"], "for (; rest & 1; rest /= 2, pending += level)",
+                "rest", "pending", "tile", "for (rest /= 2, pending += level; rest;"),
+        Counter("gpu/rows.h", "BinaryCounter::push", gpu["rows.h"], "for (int64_t k = count; k & 1; k >>= 1, ++i)", "k",
+                "i", "x"),
+        Counter("gpu/work.h", "over_slices", gpu["work.h"], "for (int64_t rest = n; rest & 1; rest >>= 1)", "rest", "i",
                 "x", "for (int64_t rest = n >> i; rest;"),
-        Counter("gpu/products.h", "join_chain", gpu["products.h"], "for (; rest & 1; rest >>= 1, waiting += LEVEL)",
-                "rest", "waiting", "tile", "for (rest >>= 1, waiting += LEVEL; rest;"),
-        Counter("gpu/pipeline.h", "join_chain", gpu["pipeline.h"], "for (; rest & 1; rest >>= 1, waiting += LEVEL)",
-                "rest", "waiting", "tile", "for (rest >>= 1, waiting += LEVEL; rest;"),
+        Counter("gpu/products.h", "join_chain", gpu["products.h"], "for (; rest & 1; rest >>= 1, pending += LEVEL)",
+                "rest", "pending", "tile", "for (rest >>= 1, pending += LEVEL; rest;"),
+        Counter("gpu/pipeline.h", "join_chain", gpu["pipeline.h"], "for (; rest & 1; rest >>= 1, pending += LEVEL)",
+                "rest", "pending", "tile", "for (rest >>= 1, pending += LEVEL; rest;"),
     ]  # fmt: skip
 
 
@@ -90,7 +90,7 @@ class Run:
     must: list[Any] = field(default_factory=list)
     under: list[Any] = field(default_factory=list)
 
-    def waiting(self, level: Any) -> Span:
+    def pending(self, level: Any) -> Span:
         """The pending sum of a level: there must be one."""
         self.require(z3.LShR(self.n, level) & 1 == 1)
         return Span((z3.LShR(self.n, level + 1)) << (level + 1), z3.BitVecVal(1, BITS) << level)
@@ -130,13 +130,13 @@ class Run:
                 self.assign(n.args[1].args[0], before + 1)
                 return before
             case "index":
-                return self.waiting(self.value(n.args[1]))
+                return self.pending(self.value(n.args[1]))
             case "call":
                 name = n.args[0].args[0]
-                if name in ("add", "both", "Op::of"):
+                if name in ("add", "add_sums", "Op::of"):
                     return self.join(self.value(n.args[1][0]), self.value(n.args[1][1]))
-                if name in ("add_waiting", "add_tile"):
-                    made_ = self.join(self.waiting(self.value(n.args[1][-1])), self.values[self.counter.sum])
+                if name in ("add_pending", "add_tile"):
+                    made_ = self.join(self.pending(self.value(n.args[1][-1])), self.values[self.counter.sum])
                     return self.assign(self.counter.sum, made_)
         raise ProofError(f"{self.counter.header}: {n} in {self.counter.name}; accepted: what joins pending sums")
 

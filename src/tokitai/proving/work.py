@@ -1,4 +1,4 @@
-"""The workspace of a product's kernel on a GPU, as `work.h` lays it out: sums of parts, then pending partials."""
+"""The workspace of a product's kernel on a GPU, as `work.h` lays it out: partials of slices, then pending partials."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def _expressions() -> dict[str, Node]:
     text = preprocessed(headers(of_products=True)["work.h"], {})
     found = {}
     for name in ("down", "across", "chains"):
-        m = re.search(rf"\b{name}\((over\(\w+, \w+\))\)", text)
+        m = re.search(rf"\b{name}\((ceil_div\(\w+, \w+\))\)", text)
         if m is None:
-            raise ProofError(f"work.h: no initializer of {name}; accepted: {name}(over(..., ...))")
+            raise ProofError(f"work.h: no initializer of {name}; accepted: {name}(ceil_div(..., ...))")
         found[name] = Parser(m[1]).expression()
     for name, pattern in {
-        "parts": r"\bparts = ([^;]*);", "sums_of_parts": r"sums_of_parts\(\) const \{ return ([^;]*); \}",
+        "slices": r"\bslices = ([^;]*);", "slice_partials": r"slice_partials\(\) const \{ return ([^;]*); \}",
         "levels_of": r"for \(int64_t n = ([^;]*); n > 0; n >>= 1\) \+\+levels;",
-        "waiting_of_block": r"return (levels [^;]*);", "over": r"over\(int64_t a, int64_t b\) \{ return ([^;]*); \}",
+        "pending_of_block": r"return (levels [^;]*);",
+        "ceil_div": r"ceil_div\(int64_t a, int64_t b\) \{ return ([^;]*); \}",
     }.items():  # fmt: skip
         m = re.search(pattern, text)
         if m is None:
@@ -40,40 +41,40 @@ def _expressions() -> dict[str, Node]:
     return found
 
 
-def pending_and_parts(products: int, tiling: Tiling, sizes: Sizes, together: int, grid: Any) -> Any:
+def pending_and_slices(products: int, tiling: Tiling, sizes: Sizes, chains_per_slice: int, grid: Any) -> Any:
     """Elements that a launch of so many blocks uses, by the header's expressions. Inside `every_path`."""
     made = _expressions()
     walk = Walk({}, [], {}, {})
     walk.dry = 1
     scope = Scope(walk.globals)
 
-    def over(walk: Walk, template: Any, values: Any) -> Any:
-        inner = Scope(walk.globals)
-        inner.names |= {"a": Cell(values[0]), "b": Cell(values[1])}
-        return walk.value(made["over"], inner)
+    def ceil_div(walk: Walk, template: Any, values: Any) -> Any:
+        scope = Scope(walk.globals)
+        scope.names |= {"a": Cell(values[0]), "b": Cell(values[1])}
+        return walk.value(made["ceil_div"], scope)
 
-    def least(walk: Walk, template: Any, values: Any) -> Any:
+    def minimum(walk: Walk, template: Any, values: Any) -> Any:
         a, b = (walk.number(v) for v in values)
         if isinstance(a, int) and isinstance(b, int):
             return Int(min(a, b), "int64_t")
         a, b = (z3.IntVal(x) if isinstance(x, int) else x for x in (a, b))
         return Int(z3.If(a < b, a, b), "int64_t")
 
-    walk.calls = {"over": over, "least": least}
-    for name, size in zip(("rows", "cols", "inner", "batch"), (*sizes, sizes.inner, sizes.batch), strict=True):
+    walk.calls = {"ceil_div": ceil_div, "min": minimum}
+    for name, size in zip(("rows", "cols", "k_size", "batch"), (*sizes, sizes.inner, sizes.batch), strict=True):
         scope.names[name] = Cell(Int(size.term if isinstance(size, Whole) else size, "int64_t"))
     scope.names |= {
         "PRODUCTS": Cell(Int(products)), "ROWS": Cell(Int(tiling.rows)), "COLS": Cell(Int(tiling.cols)),
-        "CHAIN": Cell(Int(4096, "int64_t")), "together": Cell(Int(together, "int64_t")),
+        "CHAIN": Cell(Int(4096, "int64_t")), "chains_per_slice": Cell(Int(chains_per_slice, "int64_t")),
     }  # fmt: skip
-    for name in ("down", "across", "chains", "parts"):
+    for name in ("down", "across", "chains", "slices"):
         scope.names[name] = Cell(walk.value(made[name], scope))
     last = walk.number(walk.value(made["levels_of"], scope))
     n = last if isinstance(last, int) else whole(z3.simplify(last))
     levels = 0 if n < 1 else n.bit_length()
     scope.names["levels"] = Cell(Int(term_of(levels), "int64_t"))
-    each = walk.number(walk.value(made["waiting_of_block"], scope))
-    return walk.number(walk.value(made["sums_of_parts"], scope)) + grid * each
+    each = walk.number(walk.value(made["pending_of_block"], scope))
+    return walk.number(walk.value(made["slice_partials"], scope)) + grid * each
 
 
-__all__ = ["pending_and_parts"]
+__all__ = ["pending_and_slices"]

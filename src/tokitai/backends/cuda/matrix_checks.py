@@ -70,12 +70,13 @@ INLINE uint64_t drawn(uint64_t& state) {
 
 // An operand whose exponent field lies within `span` of `middle`, subnormals and zeros included, no infinity or NaN.
 INLINE uint32_t operand(uint64_t& state, int middle, int span) {
-  constexpr int PLACES = LEFT_PLACES, LARGEST = (1 << (15 - PLACES)) - 2;
+  constexpr int FRACTION_BITS = LEFT_FRACTION_BITS, LARGEST = (1 << (15 - FRACTION_BITS)) - 2;
   const uint64_t x = drawn(state);
   int field = middle - span + int(uint32_t(x >> 40) % uint32_t(2 * span + 1));
   field = field < 0 ? 0 : field > LARGEST ? LARGEST : field;
   const uint32_t sign = uint32_t(x & 0x8000u);
-  return x >> 16 & 15 ? sign | uint32_t(field) << PLACES | (uint32_t(x >> 24) & ((1u << PLACES) - 1)) : sign;
+  const uint32_t fraction = uint32_t(x >> 24) & ((1u << FRACTION_BITS) - 1);
+  return x >> 16 & 15 ? sign | uint32_t(field) << FRACTION_BITS | fraction : sign;
 }
 INLINE uint32_t both_of(uint64_t& state, int middle, int span) {
   const uint32_t low = operand(state, middle, span);
@@ -84,11 +85,11 @@ INLINE uint32_t both_of(uint64_t& state, int middle, int span) {
 
 // Where operands lie in each of 16 regimes: how far apart, round which exponent field.
 INLINE int span_of(int regime) {
-  constexpr int LARGEST = (1 << (15 - LEFT_PLACES)) - 2, spans[4] = {1, 4, LARGEST / 4, LARGEST};
+  constexpr int LARGEST = (1 << (15 - LEFT_FRACTION_BITS)) - 2, spans[4] = {1, 4, LARGEST / 4, LARGEST};
   return spans[regime % 4];
 }
 INLINE int middle_of(int regime) {
-  constexpr int LARGEST = (1 << (15 - LEFT_PLACES)) - 2;
+  constexpr int LARGEST = (1 << (15 - LEFT_FRACTION_BITS)) - 2;
   constexpr int middles[4] = {LARGEST / 2, 1, LARGEST / 4, LARGEST * 5 / 8};
   return middles[regime / 4];
 }
@@ -100,8 +101,8 @@ FUSED = r"""
 #define ACCUMULATORS_FUSED 1
 #define MATRIX_UNITS 1
 #define UNIT_ATOM 1
-#define LEFT_SMALLEST SMALLEST
-#define RIGHT_SMALLEST SMALLEST
+#define LEFT_MIN_EXPONENT SMALLEST
+#define RIGHT_MIN_EXPONENT SMALLEST
 #include "matrix_unit.h"
 
 namespace tokitai {
@@ -146,8 +147,8 @@ WARPGROUP = r"""
 #define ACCUMULATORS_FUSED 1
 #define MATRIX_UNITS 1
 #define UNIT_ATOM 1
-#define LEFT_SMALLEST SMALLEST
-#define RIGHT_SMALLEST SMALLEST
+#define LEFT_MIN_EXPONENT SMALLEST
+#define RIGHT_MIN_EXPONENT SMALLEST
 #include "warpgroup.h"
 
 namespace tokitai {

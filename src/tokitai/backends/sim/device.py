@@ -100,9 +100,9 @@ class LoadedSim:
         self._library = ctypes.CDLL(str(artifact.path))
         self._message = self._library.tokitai_sim_message
         self._message.restype = ctypes.c_char_p
-        self._library.tokitai_sim_room.restype = ctypes.c_size_t
+        self._library.tokitai_sim_stack_bytes.restype = ctypes.c_size_t
         self._library.tokitai_outside.restype = ctypes.c_void_p
-        self._library.tokitai_sim_lend.argtypes = [ctypes.c_void_p]
+        self._library.tokitai_sim_use_stacks.argtypes = [ctypes.c_void_p]
         self._running = threading.Lock()  # fibers and shared memory are those of the library
         self._kernels: dict[str, Any] = {}
 
@@ -122,7 +122,7 @@ class LoadedSim:
             function.argtypes = [ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p, ctypes.c_uint64]
             self._kernels[name] = function
         with self._running:
-            self._library.tokitai_sim_lend(_stacks.at_least(self._library.tokitai_sim_room()))
+            self._library.tokitai_sim_use_stacks(_stacks.at_least(self._library.tokitai_sim_stack_bytes()))
             if function(grid, block, call, order):
                 raise KernelFaultError(self._why())
 

@@ -1,4 +1,4 @@
-// What a matrix product adds up in: vectors X of accumulators E, which are f32 or f64 numbers, or hashes.
+// The accumulators of a matrix product: vectors X of accumulators E, which are f32 or f64 numbers, or hashes.
 #pragma once
 #include "rows.h"
 
@@ -24,7 +24,7 @@ static_assert(NR % LANES == 0, "a row of accumulators is whole vectors of result
 typedef S E;
 struct X { S lane[XLANES]; };
 constexpr E NEUTRAL = {0};
-INLINE E nothing() { return constant(0.0f, S{}); }
+INLINE E empty_sum() { return constant(0.0f, S{}); }
 constexpr Tag WIDEN_F64 = Tag(31), ROUND_F32 = Tag(32);
 INLINE E widened(S x) { return ACCUMULATORS_F64 ? unary(WIDEN_F64, x) : x; }
 INLINE X repeat(E x) {
@@ -36,11 +36,11 @@ INLINE X chain(E a, X b, X c) {
   for (int i = 0; i < XLANES; ++i) c.lane[i] = c.lane[i].h == 0 ? mul(a, b.lane[i]) : fma(a, b.lane[i], c.lane[i]);
   return c;
 }
-INLINE X both(X a, X b) {
+INLINE X add_sums(X a, X b) {
   for (int i = 0; i < XLANES; ++i) a.lane[i] = add(a.lane[i], b.lane[i]);
   return a;
 }
-INLINE V finished(const E* p) {
+INLINE V result_of(const E* p) {
   Stored row[LANES];
   for (int i = 0; i < LANES; ++i) store1(row + i, ACCUMULATORS_F64 ? unary(ROUND_F32, p[i]) : p[i]);
   return load(row);
@@ -48,13 +48,13 @@ INLINE V finished(const E* p) {
 #elif ACCUMULATORS_F64
 typedef double E;
 constexpr E NEUTRAL = -0.0;
-INLINE E nothing() { return 0.0; }
+INLINE E empty_sum() { return 0.0; }
 INLINE E widened(S x) { return x; }
 #if LANES == 1
 typedef double X;
 INLINE X repeat(E x) { return x; }
 INLINE X chain(E a, X b, X c) { return __builtin_fma(a, b, c); }
-INLINE V finished(const E* p) { return V(*p); }
+INLINE V result_of(const E* p) { return V(*p); }
 #else
 typedef double X __attribute__((vector_size(8 * XLANES)));
 typedef double Wide __attribute__((vector_size(8 * LANES)));
@@ -68,23 +68,23 @@ INLINE X chain(E a, X b, X c) {
 #elif TOKITAI_ISA_NEON
 INLINE X chain(E a, X b, X c) { return X(vfmaq_f64(float64x2_t(c), float64x2_t(repeat(a)), float64x2_t(b))); }
 #endif
-INLINE V finished(const E* p) {
+INLINE V result_of(const E* p) {
   Wide w;
   __builtin_memcpy(&w, p, sizeof w);
   return __builtin_convertvector(w, V);
 }
 #endif
-INLINE X both(X a, X b) { return a + b; }
+INLINE X add_sums(X a, X b) { return a + b; }
 #else
 typedef S E;
 typedef V X;
 constexpr E NEUTRAL = -0.0f;
-INLINE E nothing() { return 0.0f; }
+INLINE E empty_sum() { return 0.0f; }
 INLINE E widened(S x) { return x; }
 INLINE X repeat(E x) { return splat(x); }
 INLINE X chain(E a, X b, X c) { return fma(splat(a), b, c); }
-INLINE X both(X a, X b) { return add(a, b); }
-INLINE V finished(const E* p) { return load(p); }
+INLINE X add_sums(X a, X b) { return add(a, b); }
+INLINE V result_of(const E* p) { return load(p); }
 #endif
 INLINE X get(const E* p) { X x; __builtin_memcpy(&x, p, sizeof x); return x; }
 INLINE void put(E* p, X x) { __builtin_memcpy(p, &x, sizeof x); }

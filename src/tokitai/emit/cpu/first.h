@@ -1,4 +1,4 @@
-// The first column of a row in which a condition holds: the least of the columns where it does, as numbers. In hashes an
+// The first column of a row in which a condition holds: the minimum of the columns where it does, as numbers. In hashes an
 // order-free mix of the conditions with their columns. Included after rows.h, on every target.
 #pragma once
 
@@ -25,7 +25,7 @@ INLINE V join_first(V a, V b) { return where(lt(b, a), b, a); }
 #endif
 
 #if !defined(LIFT)  // as trees on a GPU take it: there are no vectors
-struct Foremost {
+struct FirstIndex {
   static INLINE S of(S a, S b) { return join_first(a, b); }
   static INLINE S neutral() { return NEUTRAL_FIRST; }
 };
@@ -34,7 +34,7 @@ template <class C, class Lanes> INLINE void take_first(V& kept, const C& conditi
   kept = join_first(kept, pad(leaf_first(condition, to_value(column_index(c), V{})), NEUTRAL_FIRST, lanes));
 }
 template <class C> INLINE void take_first(V& kept, const C& condition, int64_t c, Four) {
-  for (int i = 0; i < TOGETHER; ++i) take_first(kept, at(condition, i), c + i * LANES, Full{});
+  for (int i = 0; i < INTERLEAVE; ++i) take_first(kept, at(condition, i), c + i * LANES, Full{});
 }
 #endif
 

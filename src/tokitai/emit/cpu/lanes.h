@@ -1,6 +1,6 @@
-// How many lanes a vector has, and the words shared by numbers and hashes.
+// How many lanes a vector has, and the names shared by numbers and hashes.
 //
-// A kernel's text speaks of S (one value), V (a vector of LANES values), I and U (integers beside V), M (conditions on
+// A kernel's source uses S (one value), V (a vector of LANES values), I and U (integers beside V), M (conditions on
 // integers) and B (conditions on values). `numbers.h` makes values f32; `hashes.h` makes them 64-bit hashes.
 #pragma once
 #include <stddef.h>
@@ -8,7 +8,7 @@
 
 #define INFINITE __builtin_inff()
 
-#if defined(TOKITAI_LANES)  // more lanes than the machine has: a wider machine's text can be tried on this one
+#if defined(TOKITAI_LANES)  // more lanes than the machine has, to run what wider machines run
 #define LANES TOKITAI_LANES
 #elif TOKITAI_ISA_AVX512
 #define LANES 16
@@ -22,8 +22,8 @@
 #error "one of TOKITAI_ISA_AVX512, _AVX2, _NEON, _SCALAR must be defined"
 #endif
 
-// Hashes use no vector instruction. For numbers, GCC takes a second to read <immintrin.h>, most of it about instructions
-// that are not used here: its parts are read instead, as it reads them itself.
+// Hashes use no vector instruction. For numbers, GCC takes a second to read <immintrin.h>, as much of it is about instructions
+// that are not used here: the headers that it includes are included instead.
 #if TOKITAI_STRUCTURE || TOKITAI_ISA_SCALAR
 #elif TOKITAI_ISA_NEON
 #include <arm_neon.h>
@@ -126,11 +126,11 @@ INLINE I column_index(int64_t c) {
   for (int i = 0; i < LANES; ++i) index[i] = int32_t(c) + i;
   return index;
 }
-// 32 bits of the places from `place` on, lower or upper.
-template <int word> INLINE U element_word(int64_t place) {
-  const U low = U(column_index(0)) + uint32_t(place);
+// 32 bits of the indices from `index` on, lower or upper.
+template <int word> INLINE U element_word(int64_t index) {
+  const U low = U(column_index(0)) + uint32_t(index);
   if constexpr (word == 0) return low;
-  else return splat(uint32_t(place >> 32)) + where(lt(low, splat(uint32_t(place))), splat(1u), splat(0u));
+  else return splat(uint32_t(index >> 32)) + where(lt(low, splat(uint32_t(index))), splat(1u), splat(0u));
 }
 #else
 typedef int32_t I;
@@ -140,14 +140,14 @@ INLINE I column_index(int64_t c) { return int32_t(c); }
 INLINE I splat(int32_t x) { return x; }
 INLINE U splat(uint32_t x) { return x; }
 INLINE M splat(bool x) { return x; }
-template <int word> INLINE U element_word(int64_t place) { return uint32_t(place >> (32 * word)); }
+template <int word> INLINE U element_word(int64_t index) { return uint32_t(index >> (32 * word)); }
 #endif
 
 }  // namespace tokitai
 #include "integers.h"
 namespace tokitai {
 
-// What was written round the caches is in memory before the call ends.
+// Non-temporal stores are in memory before the call ends.
 #if defined(__x86_64__)
 INLINE void finish_stores() { __builtin_ia32_sfence(); }
 #else

@@ -234,7 +234,7 @@ INLINE V round_to_bf16(V x) { return widen_bf16(encode(static_cast<const bf16*>(
 INLINE V round_to_f32(V x) { return x; }
 #endif
 
-// The largest element, the signs of all, and the largest magnitude as an integer, which tells of a NaN. A maximum has the
+// The largest element, the signs of all, and the largest magnitude as an integer, which shows a NaN. A maximum has the
 // sign bit only if all have it, zeros included: so the three give what `maximum` gives step by step, for less.
 struct Max {
   V top = splat(NEUTRAL_MAX);
@@ -253,7 +253,7 @@ INLINE V lanes_of(const Max& m) {
 }
 
 // One of the two neighbours: up where the lowest random bits are below what is dropped. bf16 drops 16 bits of the pattern,
-// f16 13; below 2^-14, where f16 is spaced 2^-24, whole and fraction in units of that are told apart.
+// f16 13; below 2^-14, where f16 is spaced 2^-24, whole and fraction in units of that are separated.
 INLINE uint32_t like(uint32_t, uint32_t c) { return c; }
 #if LANES > 1
 INLINE U like(U, uint32_t c) { return splat(c); }

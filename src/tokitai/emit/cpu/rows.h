@@ -1,4 +1,4 @@
-// What a row-wise kernel is made of, for numbers and hashes alike: loads and stores with a tail, the balanced tree along
+// The building blocks of row-wise kernels, for numbers and hashes alike: loads and stores with a tail, the balanced tree along
 // a row, the tree over blocks of rows.
 #pragma once
 #include <omp.h>
@@ -12,7 +12,7 @@
 namespace tokitai {
 
 INLINE int64_t thread_number() { return omp_get_thread_num(); }
-INLINE constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ------------------------------------------------------------------ loads and stores of a vector or of its first lanes
 // Fewer than LANES elements, without a call.
@@ -39,7 +39,7 @@ template <class P, class T> INLINE void store(P* p, T x, Part part) {
   copy(p, row, part.count);
 }
 
-// Results that no cache will hold are written round it: that saves reading each line first. It never changes a bit.
+// Results larger than the caches are written by non-temporal stores, which save reading each line first. No bit changes.
 #if TOKITAI_STRUCTURE
 constexpr int64_t STREAM_BYTES = 4 << 10;  // small shapes show what is wrong with it
 #else
@@ -61,7 +61,7 @@ INLINE V pad(V x, S neutral, Part part) {
 #endif
 }
 
-// Every vector of columns from `begin` to `end`, in order: as many together as there are, then one, then part of one.
+// Every vector of columns from `begin` to `end`, in order: interleaved ones first, then single ones, then part of one.
 template <class F> INLINE void each(int64_t begin, int64_t end, const F& at) {
   int64_t c = begin;
   for (; c + Four::count <= end; c += Four::count) at(c, Four{});
@@ -88,7 +88,7 @@ template <int N> INLINE V joined(const Stored* s) {
   else return join<N / 2>(joined<N / 2>(s), joined<N / 2>(s + N / 2 * LANES));
 }
 
-// Vectors behind the first `count` values are made neutral, up to `end`. Lanes behind them in the same vector are already.
+// Vectors past the first `count` values become neutral, up to `end`. Lanes past them in the same vector already are.
 INLINE void pad(Stored* s, int64_t count, int64_t end) {
   for (int64_t i = (count + LANES - 1) / LANES * LANES; i < end; i += LANES) store(s + i, splat(NEUTRAL_SUM));
 }
@@ -97,10 +97,10 @@ INLINE void pad(Stored* s, int64_t count, int64_t end) {
 template <int N> INLINE S top(Stored* s, int64_t count) {
   const auto sum = [](V a, V b) INLINE_LAMBDA { return add(a, b); };
   pad(s, count, N * LANES);
-  return first(across<1, least(N, LANES)>(across<N, LANES>(joined<N>(s), sum), sum));
+  return first(across<1, min(N, LANES)>(across<N, LANES>(joined<N>(s), sum), sum));
 }
 
-// The tree over `count` values, level by level; +0 for none. There is room for a multiple of BLOCK, and it is used up.
+// The tree over `count` values, level by level; +0 for none. The array holds a multiple of BLOCK values, and is overwritten.
 static __attribute__((noinline, unused)) S tree(Stored* s, int64_t count) {
   if (count == 0) return S{};
   for (; count > 4 * LANES; count = (count + JOINED - 1) / JOINED) {
@@ -111,15 +111,15 @@ static __attribute__((noinline, unused)) S tree(Stored* s, int64_t count) {
   return count <= LANES ? top<1>(s, count) : count <= 2 * LANES ? top<2>(s, count) : top<4>(s, count);
 }
 
-// Room for the sums of a row's blocks, whatever LANES is.
-INLINE int64_t partial_room(int64_t cols) { return cols / 4 + 512; }
+// A capacity for the sums of a row's blocks, whatever LANES is.
+INLINE int64_t partial_capacity(int64_t cols) { return cols / 4 + 512; }
 
 template <int K> struct Sums {
   V v[K];
 };
 template <class Lanes, class... T> INLINE Sums<sizeof...(T)> summands(Lanes, const T&... x) { return {{x...}}; }
 template <class... T> INLINE auto summands(Four, const T&... x) {
-  return in_turn([&](int i) INLINE_LAMBDA { return Sums<sizeof...(T)>{{at(x, i)...}}; });
+  return interleaved([&](int i) INLINE_LAMBDA { return Sums<sizeof...(T)>{{at(x, i)...}}; });
 }
 
 // The N vectors of each sum from column c on, joined as they come: nothing but registers is needed, at the price of N
@@ -135,8 +135,8 @@ template <int K, int N, class F> INLINE Sums<K> joined_at(int64_t c, const F& at
 }
 
 // at(c, lanes) gives the K summands at columns c ...; total[k] is the sum along the row. Before each block soon(c) is
-// called, to fetch what will be needed soon. `partial` has K times partial_room(cols). CHEAP summands are joined in
-// registers; dear ones, whose code should not be repeated, go through memory.
+// called, to fetch what will be needed soon. `partial` has K times partial_capacity(cols). CHEAP summands are joined in
+// registers; expensive ones, whose code should not be repeated, go through memory.
 template <int K, bool CHEAP, class F, class G>
 INLINE void row_sums(int64_t cols, Stored* partial, const F& at, const G& soon, S* total) {
   Stored terms[K][BLOCK];
@@ -144,16 +144,16 @@ INLINE void row_sums(int64_t cols, Stored* partial, const F& at, const G& soon, 
     for (int64_t j = 0; j * LANES < lanes.count; ++j)
       for (int k = 0; k < K; ++k) store(terms[k] + i + j * LANES, tokitai::at(sums, int(j)).v[k]);
   };
-  const int64_t room = partial_room(cols);
+  const int64_t capacity = partial_capacity(cols);
   int64_t c = 0;
   for (; c + BLOCK <= cols; c += BLOCK) {
     soon(c);
     if constexpr (CHEAP) {
       const Sums<K> sums = joined_at<K, JOINED>(c, at);
-      for (int k = 0; k < K; ++k) store(partial + k * room + c / JOINED, sums.v[k]);
+      for (int k = 0; k < K; ++k) store(partial + k * capacity + c / JOINED, sums.v[k]);
     } else {
       for (int64_t i = 0; i < BLOCK; i += Four::count) keep(i, at(c + i, Four{}), Four{});
-      for (int k = 0; k < K; ++k) store(partial + k * room + c / JOINED, joined<JOINED>(terms[k]));
+      for (int k = 0; k < K; ++k) store(partial + k * capacity + c / JOINED, joined<JOINED>(terms[k]));
     }
   }
   each(c, cols, [&](int64_t i, auto lanes) INLINE_LAMBDA { keep(i - c, at(i, lanes), lanes); });
@@ -164,9 +164,9 @@ INLINE void row_sums(int64_t cols, Stored* partial, const F& at, const G& soon, 
     }
     if (c < cols) {
       pad(terms[k], cols - c, BLOCK);
-      store(partial + k * room + c / JOINED, joined<JOINED>(terms[k]));
+      store(partial + k * capacity + c / JOINED, joined<JOINED>(terms[k]));
     }
-    total[k] = tree(partial + k * room, (cols + JOINED - 1) / JOINED);
+    total[k] = tree(partial + k * capacity, (cols + JOINED - 1) / JOINED);
   }
 }
 

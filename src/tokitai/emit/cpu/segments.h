@@ -1,4 +1,4 @@
-// Rows in the order of the entries that they choose: segments, and the blocks of 32 rows of long ones. The file that is
+// Rows in the order of the entries that they select: segments, and the blocks of 32 rows of long ones. The file that is
 // included before this one defines INLINE. See lower/scatter.py for windows.
 #pragma once
 
@@ -18,19 +18,19 @@ INLINE int64_t long_segment(int64_t window, int64_t rows, const P* starts, const
   return start >= window * CHAIN && starts[entry + 1] - start > CHAIN ? start : -1;
 }
 
-// The room for the sum of a long segment's block: two to a window.
-INLINE int64_t place_of(int64_t start, int64_t block) {
+// The slot of the sum of a long segment's block: two to a window.
+INLINE int64_t slot_of(int64_t start, int64_t block) {
   return 2 * (start / CHAIN + block) + (block == 0 && start % CHAIN != 0);
 }
 
-// The block of a long segment whose sum has place `place`: its rows [begin, end), or none.
+// The block of a long segment whose sum has slot `slot`: its rows [begin, end), or none.
 template <class P, class F>
 INLINE bool long_block(
-    int64_t place, int64_t rows, const P* starts, const F& entry_at, int64_t& begin, int64_t& end) {
-  const int64_t first = place / 2 * CHAIN;
-  if (place % 2) {
+    int64_t slot, int64_t rows, const P* starts, const F& entry_at, int64_t& begin, int64_t& end) {
+  const int64_t first = slot / 2 * CHAIN;
+  if (slot % 2) {
     int64_t entry;
-    begin = long_segment(place / 2, rows, starts, entry_at, entry);
+    begin = long_segment(slot / 2, rows, starts, entry_at, entry);
     end = begin + CHAIN;
     return begin > first;
   }
@@ -40,8 +40,8 @@ INLINE bool long_block(
   return stop - start > CHAIN && begin < stop;
 }
 
-// The stable order of rows by entry, by counting: the rows of entry e are order[starts[e] ... starts[e + 1]). There is
-// room for entries + 2 starts.
+// The stable order of rows by entry, by counting: the rows of entry e are order[starts[e] ... starts[e + 1]). `starts`
+// has entries + 2 elements.
 template <class F>
 INLINE void sort_by_entry(int64_t rows, int64_t entries, const F& entry_of, int64_t* starts, int64_t* order) {
   for (int64_t e = 0; e < entries + 2; ++e) starts[e] = 0;

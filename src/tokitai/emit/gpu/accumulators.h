@@ -1,5 +1,5 @@
-// What a matrix product adds up in: accumulators E, which are f32 or f64 numbers, or hashes; and how operands, of which
-// tiles use each element many times, are read.
+// The accumulators E of a matrix product, which are f32 or f64 numbers, or hashes; and how operands, each element of which
+// a tile uses many times, are read.
 #pragma once
 #include "rows.h"
 
@@ -11,46 +11,46 @@
 
 namespace tokitai {
 
-// A chain begins with NEUTRAL, so that its first step is the product, rounded. What stands behind the last of k makes a
-// product of -0, which leaves every sum as it is; hashes know a pair of such, and no other.
+// A chain begins with NEUTRAL, so that its first step is the product, rounded. Padding past the end of k makes a product of
+// -0, which leaves every sum as it is; hashes recognize a pair of paddings, and no other.
 #if TOKITAI_STRUCTURE
 typedef S E;
 constexpr E NEUTRAL = {0};
-constexpr uint64_t BEHIND_LEFT = 0x5A5A5A5A5A5A5A5Aull, BEHIND_RIGHT = 0xC3C3C3C3C3C3C3C3ull;
+constexpr uint64_t LEFT_PADDING = 0x5A5A5A5A5A5A5A5Aull, RIGHT_PADDING = 0xC3C3C3C3C3C3C3C3ull;
 constexpr Tag WIDEN_F64 = Tag(31), ROUND_F32 = Tag(32);
-template <class P, bool LEFT> INLINE P behind() { return {LEFT ? BEHIND_LEFT : BEHIND_RIGHT}; }
-INLINE E nothing() { return constant(0.0f, S{}); }
+template <class P, bool LEFT> INLINE P k_padding() { return {LEFT ? LEFT_PADDING : RIGHT_PADDING}; }
+INLINE E empty_sum() { return constant(0.0f, S{}); }
 INLINE E widened(S x) {
-  return ACCUMULATORS_F64 && x.h != BEHIND_LEFT && x.h != BEHIND_RIGHT ? unary(WIDEN_F64, x) : x;
+  return ACCUMULATORS_F64 && x.h != LEFT_PADDING && x.h != RIGHT_PADDING ? unary(WIDEN_F64, x) : x;
 }
 INLINE E chain(E a, E b, E c) {
-  if (a.h == BEHIND_LEFT && b.h == BEHIND_RIGHT) return c;
+  if (a.h == LEFT_PADDING && b.h == RIGHT_PADDING) return c;
   return c.h == 0 ? mul(a, b) : fma(a, b, c);
 }
-INLINE E both(E a, E b) { return add(a, b); }
-INLINE S finished(E x) { return ACCUMULATORS_F64 ? unary(ROUND_F32, x) : x; }
+INLINE E add_sums(E a, E b) { return add(a, b); }
+INLINE S result_of(E x) { return ACCUMULATORS_F64 ? unary(ROUND_F32, x) : x; }
 #else
 template <class P> struct Zeros;
 template <> struct Zeros<f16> { static INLINE f16 minus() { return {0x8000}; } };
 template <> struct Zeros<bf16> { static INLINE bf16 minus() { return {0x8000}; } };
 template <> struct Zeros<f32> { static INLINE f32 minus() { return {-0.0f}; } };
-template <class P, bool LEFT> INLINE P behind() { return LEFT ? Zeros<P>::minus() : P{}; }
+template <class P, bool LEFT> INLINE P k_padding() { return LEFT ? Zeros<P>::minus() : P{}; }
 #if ACCUMULATORS_F64
 typedef double E;
 constexpr E NEUTRAL = -0.0;
-INLINE E nothing() { return 0.0; }
+INLINE E empty_sum() { return 0.0; }
 INLINE E widened(S x) { return x; }
 INLINE E chain(E a, E b, E c) { return __fma_rn(a, b, c); }
-INLINE E both(E a, E b) { return __dadd_rn(a, b); }
-INLINE S finished(E x) { return __double2float_rn(x); }
+INLINE E add_sums(E a, E b) { return __dadd_rn(a, b); }
+INLINE S result_of(E x) { return __double2float_rn(x); }
 #else
 typedef S E;
 constexpr E NEUTRAL = -0.0f;
-INLINE E nothing() { return 0.0f; }
+INLINE E empty_sum() { return 0.0f; }
 INLINE E widened(S x) { return x; }
 INLINE E chain(E a, E b, E c) { return fma(a, b, c); }
-INLINE E both(E a, E b) { return add(a, b); }
-INLINE S finished(E x) { return x; }
+INLINE E add_sums(E a, E b) { return add(a, b); }
+INLINE S result_of(E x) { return x; }
 #endif
 #endif
 
@@ -84,10 +84,10 @@ INLINE void multiply_add(E& c0, E& c1, E& c2, E& c3, E a0, E a1, E b) { multiply
 #endif
 #endif
 
-typedef E W;  // what a slab of an operand holds
-template <class P> INLINE W slab_value(P x) { return widened(load1(&x)); }
+typedef E W;  // the elements of an operand's K-tile
+template <class P> INLINE W k_tile_value(P x) { return widened(load1(&x)); }
 
-// Neighbouring accumulators that shared memory gives at a time.
+// Neighbouring accumulators that one access to shared memory reads.
 constexpr int QUAD = 16 / int(sizeof(E));
 struct alignas(16) Quad {
   E e[QUAD];

@@ -1,4 +1,4 @@
-// Products in groups: which group a block works for is looked up where their ends lie, so that no launch knows them.
+// Grouped GEMM: a block finds its group in the offsets in device memory, so that a launch does not depend on them.
 #pragma once
 #include "work.h"
 
@@ -10,7 +10,8 @@ INLINE int64_t over_warp(int64_t x) {
   return x;
 }
 
-// A group's share of a side: `count` places from `begin` on; and which of the units of its product a block takes.
+// A group's range of the partitioned dimension, `count` indices from `begin` on; and the unit of its product that a block
+// takes.
 struct Group {
   int64_t index, begin, count, unit;
 
@@ -19,12 +20,12 @@ struct Group {
   }
 
   // Units are counted through all groups, `each` to a tile of rows. False where there is no unit `at`. The lanes of a warp
-  // look at so many groups at a time; all warps find the same.
+  // inspect WARP groups at a time; all warps find the same.
   INLINE bool find(const int64_t* offsets, int64_t groups, int64_t each, int64_t at) {
     const int lane = thread_index() % WARP;
     ROLLED for (int64_t first = 0; first < groups; first += WARP) {
       const int64_t g = first + lane;
-      const int64_t own = g < groups ? over(offsets[g + 1] - offsets[g], ROWS) * each : 0;
+      const int64_t own = g < groups ? ceil_div(offsets[g + 1] - offsets[g], ROWS) * each : 0;
       int64_t all = own, ahead = 0;  // of neighbours, twice as many each time, and of those ahead of this lane
       ROLLED for (int d = 1; d < WARP; d *= 2) {
         const int64_t others = exchange64(all, d);

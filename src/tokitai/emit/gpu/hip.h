@@ -24,7 +24,7 @@ typedef unsigned long long uint64_t;
 #endif
 #define ROLLED _Pragma("unroll 1")
 #define SHARED(type, name, count) __attribute__((shared)) type name[count]
-// The call is read where the launch put it: a copy, of which only parts are picked, would lie in scratch memory.
+// The call is read where the launch put it: a copy, of which only parts are used, would lie in scratch memory.
 #define SHARED_AT_LAUNCH(name) char* const name = nullptr  // nothing needs it here
 #define KERNEL(name, threads, blocks)                                                                           \
   INLINE void name##_of(const Call& call);                                                                      \
@@ -39,7 +39,7 @@ constexpr int WARP = __AMDGCN_WAVEFRONT_SIZE__;
 
 INLINE uint32_t bits_of(float a) { return __builtin_bit_cast(uint32_t, a); }
 INLINE float float_of(uint32_t u) { return __builtin_bit_cast(float, u); }
-INLINE void wait_for_blocks() {}  // others go on by themselves
+INLINE void wait_for_blocks() {}  // others run asynchronously
 
 }  // namespace tokitai
 #endif
@@ -61,7 +61,7 @@ INLINE int64_t block_index() { return __builtin_amdgcn_workgroup_id_x(); }
 INLINE int64_t grid_size() { return __builtin_amdgcn_grid_size_x() / uint32_t(block_size()); }
 INLINE void close_copies() {}
 template <int LATER> INLINE void wait_for_copies() {}
-template <int N> struct Late {  // copies through registers are there at once
+template <int N> struct Late {  // copies through registers complete at once
   INLINE void fetched(int) {}
   INLINE bool landed(int) const { return true; }
 };

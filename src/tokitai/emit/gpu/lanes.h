@@ -1,4 +1,4 @@
-// A GPU thread works on one value at a time: the words shared by numbers and hashes for that.
+// A GPU thread works on one value at a time: the names shared by numbers and hashes.
 #pragma once
 #include "threads.h"
 #include "integers.h"

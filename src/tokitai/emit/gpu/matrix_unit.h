@@ -1,5 +1,5 @@
-// What a product adds up in by steps of a matrix unit (tokitai/meaning/matrix_unit.py has the rule): f32 accumulators, or
-// hashes, and operands of 16 bits, which tiles keep as they are stored.
+// Accumulation by steps of a matrix unit (tokitai/meaning/matrix_unit.py has the rule): f32 accumulators, or hashes, and
+// operands of 16 bits, which tiles hold as they are stored.
 #pragma once
 #include "rows.h"
 
@@ -9,70 +9,70 @@ constexpr int UNIT_STEP = 16;
 
 #if TOKITAI_STRUCTURE
 typedef S E;
-typedef S W;  // what a slab holds: an operand's element
+typedef S W;  // an element of an operand's K-tile
 constexpr E NEUTRAL = {0};  // stands for the +0 with which a chain begins
-constexpr uint64_t BEHIND_LEFT = 0x5A5A5A5A5A5A5A5Aull, BEHIND_RIGHT = 0xC3C3C3C3C3C3C3C3ull;
+constexpr uint64_t LEFT_PADDING = 0x5A5A5A5A5A5A5A5Aull, RIGHT_PADDING = 0xC3C3C3C3C3C3C3C3ull;
 constexpr Tag FUSED_STEP = Tag(33);
-template <class P, bool LEFT> INLINE P behind() { return {LEFT ? BEHIND_LEFT : BEHIND_RIGHT}; }
-INLINE E nothing() { return constant(0.0f, S{}); }
-template <class P> INLINE W slab_value(P x) { return load1(&x); }
-INLINE E both(E a, E b) { return add(a, b); }
-INLINE S finished(E x) { return x; }
-// A step with no product, behind the end of k, changes nothing.
+template <class P, bool LEFT> INLINE P k_padding() { return {LEFT ? LEFT_PADDING : RIGHT_PADDING}; }
+INLINE E empty_sum() { return constant(0.0f, S{}); }
+template <class P> INLINE W k_tile_value(P x) { return load1(&x); }
+INLINE E add_sums(E a, E b) { return add(a, b); }
+INLINE S result_of(E x) { return x; }
+// A step without products, past the end of k, changes nothing.
 INLINE E any_step(E c, const W* a, const W* b) {
   uint64_t products = 0;
   bool some = false;
   for (int k = 0; k < UNIT_STEP; ++k) {
-    if (a[k].h == BEHIND_LEFT && b[k].h == BEHIND_RIGHT) continue;
+    if (a[k].h == LEFT_PADDING && b[k].h == RIGHT_PADDING) continue;
     products += symmetric(FUSED_STEP, a[k], b[k]).h, some = true;
   }
-  const E from = c.h == 0 ? nothing() : c;
+  const E from = c.h == 0 ? empty_sum() : c;
   return some ? third(FUSED_STEP, unary(FUSED_STEP, E{products}), from) : c;
 }
 #else
 typedef S E;
 typedef uint16_t W;
 constexpr E NEUTRAL = 0.0f;
-template <class P, bool LEFT> INLINE P behind() { return P{}; }
-INLINE E nothing() { return 0.0f; }
-template <class P> INLINE W slab_value(P x) { return x.bits; }
-INLINE E both(E a, E b) { return add(a, b); }
-INLINE S finished(E x) { return x; }
+template <class P, bool LEFT> INLINE P k_padding() { return P{}; }
+INLINE E empty_sum() { return 0.0f; }
+template <class P> INLINE W k_tile_value(P x) { return x.bits; }
+INLINE E add_sums(E a, E b) { return add(a, b); }
+INLINE S result_of(E x) { return x; }
 
 constexpr int FRACTION = 25, FLOOR = -133, ABSENT = -4096;
 
-// A value as significand * 2^(exponent - places), places being the fraction bits of its format.
-struct Taken {
+// A value as significand * 2^(exponent - F), F being the fraction bits of its format.
+struct Decoded {
   int64_t significand;
   int exponent;
   bool finite;
 };
-template <int PLACES> INLINE Taken taken(uint32_t bits, int smallest) {  // of 16 or 32 bits
-  constexpr int SIZE = PLACES == 23 ? 31 : 15, FIELD = SIZE - PLACES;
-  const int field = int(bits >> PLACES & ((1u << FIELD) - 1));
-  int64_t m = int64_t(bits & ((1u << PLACES) - 1)) | int64_t(field > 0) << PLACES;
-  const int e = field + smallest - 1;
-  return {bits >> SIZE & 1 ? -m : m, m == 0 ? ABSENT : e > smallest ? e : smallest, field != (1 << FIELD) - 1};
+template <int FRACTION_BITS> INLINE Decoded decode(uint32_t bits, int min_exponent) {  // of 16 or 32 bits
+  constexpr int SIZE = FRACTION_BITS == 23 ? 31 : 15, FIELD = SIZE - FRACTION_BITS;
+  const int field = int(bits >> FRACTION_BITS & ((1u << FIELD) - 1));
+  int64_t m = int64_t(bits & ((1u << FRACTION_BITS) - 1)) | int64_t(field > 0) << FRACTION_BITS;
+  const int e = field + min_exponent - 1;
+  return {bits >> SIZE & 1 ? -m : m, m == 0 ? ABSENT : e > min_exponent ? e : min_exponent, field != (1 << FIELD) - 1};
 }
-constexpr int LEFT_PLACES = LEFT_SMALLEST == -14 ? 10 : 7, RIGHT_PLACES = RIGHT_SMALLEST == -14 ? 10 : 7;
-INLINE int64_t cut(int64_t m, int up) {
-  const int64_t size = m < 0 ? -m : m, made = up >= 0 ? size << up : up > -63 ? size >> -up : 0;
-  return m < 0 ? -made : made;
+constexpr int LEFT_FRACTION_BITS = LEFT_MIN_EXPONENT == -14 ? 10 : 7, RIGHT_FRACTION_BITS = RIGHT_MIN_EXPONENT == -14 ? 10 : 7;
+INLINE int64_t truncated(int64_t m, int ceil_div) {
+  const int64_t size = m < 0 ? -m : m, magnitude = ceil_div >= 0 ? size << ceil_div : ceil_div > -63 ? size >> -ceil_div : 0;
+  return m < 0 ? -magnitude : magnitude;
 }
-INLINE float narrowed(W x, int places) {
-  if (places == 7) return float_of(uint32_t(x) << 16);
+INLINE float narrowed(W x, int fraction_bits) {
+  if (fraction_bits == 7) return float_of(uint32_t(x) << 16);
   const f16 h = {x};
   return load1(&h);
 }
 // One step by integers, as any processor has them.
 INLINE E any_step(E c, const W* a, const W* b) {
-  const Taken start = taken<23>(bits_of(c), -126);
+  const Decoded start = decode<23>(bits_of(c), -126);
   int64_t products[UNIT_STEP];
   int exponents[UNIT_STEP];
   bool finite = start.finite;
   int top = start.exponent > FLOOR ? start.exponent : FLOOR;
   ROLLED for (int k = 0; k < UNIT_STEP; ++k) {
-    const Taken x = taken<LEFT_PLACES>(a[k], LEFT_SMALLEST), y = taken<RIGHT_PLACES>(b[k], RIGHT_SMALLEST);
+    const Decoded x = decode<LEFT_FRACTION_BITS>(a[k], LEFT_MIN_EXPONENT), y = decode<RIGHT_FRACTION_BITS>(b[k], RIGHT_MIN_EXPONENT);
     finite = finite && x.finite && y.finite;
     products[k] = x.significand * y.significand, exponents[k] = x.exponent + y.exponent;
     if (products[k] && exponents[k] > top) top = exponents[k];
@@ -80,14 +80,14 @@ INLINE E any_step(E c, const W* a, const W* b) {
   if (!finite) {  // NaN or an infinity: whatever the order, and what is finite does not matter
     float special = c - c == 0 ? 0.0f : c;
     ROLLED for (int k = 0; k < UNIT_STEP; ++k) {
-      const float x = narrowed(a[k], LEFT_PLACES), y = narrowed(b[k], RIGHT_PLACES);
+      const float x = narrowed(a[k], LEFT_FRACTION_BITS), y = narrowed(b[k], RIGHT_FRACTION_BITS);
       if (!(x - x == 0 && y - y == 0)) special = add(special, mul(x, y));
     }
     return special;
   }
-  int64_t sum = cut(start.significand, start.exponent - 23 - (top - FRACTION));
+  int64_t sum = truncated(start.significand, start.exponent - 23 - (top - FRACTION));
   ROLLED for (int k = 0; k < UNIT_STEP; ++k)
-    if (products[k]) sum += cut(products[k], exponents[k] - LEFT_PLACES - RIGHT_PLACES - (top - FRACTION));
+    if (products[k]) sum += truncated(products[k], exponents[k] - LEFT_FRACTION_BITS - RIGHT_FRACTION_BITS - (top - FRACTION));
   uint64_t size = uint64_t(sum < 0 ? -sum : sum);  // below 2^32
   if (size == 0) return 0.0f;
   int e = top - FRACTION, length = 0;  // of the lowest bit
@@ -141,7 +141,7 @@ INLINE void step_in_order(E& c0, E& c1, E& c2, E& c3, const Pair (&a)[4], const 
   asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};" \
       : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
 INLINE void unit_step(E& c0, E& c1, E& c2, E& c3, const Pair (&a)[4], const Pair (&b)[2]) {
-  if (LEFT_PLACES == 10) UNIT_MMA("f16");
+  if (LEFT_FRACTION_BITS == 10) UNIT_MMA("f16");
   else UNIT_MMA("bf16");
 }
 #else
@@ -149,7 +149,7 @@ INLINE void unit_step(E& c0, E& c1, E& c2, E& c3, const Pair (&a)[4], const Pair
 #endif
 
 constexpr int QUAD = 2;                     // neighbouring columns that a lane has
-constexpr int PACK = 16 / int(sizeof(W));   // elements of a slab that are stored at a time
+constexpr int PACK = 16 / int(sizeof(W));   // elements of a K-tile that are stored at a time
 struct alignas(16) Pack {
   W e[PACK];
 };

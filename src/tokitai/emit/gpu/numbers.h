@@ -39,7 +39,7 @@ INLINE S div(S a, S b) { return __fdiv_rn(a, b); }
 INLINE S fma(S a, S b, S c) { return __fmaf_rn(a, b, c); }
 INLINE S sqrt(S a) { return __fsqrt_rn(a); }
 #if CUDA_ASM
-// A sign is no instruction of its own: others take operands with another sign. But -|a| is made of bits, since NVRTC would
+// A sign is no instruction of its own: others take operands with another sign. But -|a| is computed on bits, since NVRTC would
 // turn comparisons of it into others; and two signs cancel.
 struct Absolute {
   S value;
@@ -150,7 +150,7 @@ INLINE void store1(bf16* p, S x) { p->bits = narrow_bf16(x); }
 INLINE void store1(f32* p, S x) { p->value = canonical(x); }
 INLINE void store1(Stored* p, S x) { *p = x; }
 #if CUDA_ASM
-// Conversions of pairs run four times as fast as others. One NaN is as good as another here: stores make it ours.
+// Conversions of pairs run four times as fast as others. Any NaN will do here: stores make it the canonical one.
 INLINE S round_to_f16(S x) {
   uint32_t w;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(0.0f), "f"(x));
@@ -168,7 +168,7 @@ INLINE S round_to_bf16(S x) { return widen_bf16(narrow_bf16(x)); }
 INLINE S round_to_f32(S x) { return x; }
 
 // One of the two neighbours: up where the lowest random bits are below what is dropped. bf16 drops 16 bits of the pattern,
-// f16 13; below 2^-14, where f16 is spaced 2^-24, whole and fraction in units of that are told apart.
+// f16 13; below 2^-14, where f16 is spaced 2^-24, whole and fraction in units of that are separated.
 INLINE S round_stochastic_bf16(S x, uint32_t random) {
   const uint32_t size = bits(x) & 0x7FFFFFFFu, sign = bits(x) & 0x80000000u;
   const uint32_t moved = (size + (random & 0xFFFFu)) & 0xFFFF0000u;

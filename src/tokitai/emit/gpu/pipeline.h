@@ -1,29 +1,29 @@
-// Products by warpgroups, for Hopper. One warp feeds a ring of stages in shared memory through the copy engine; two
-// warpgroups multiply, each 64 rows of a tile. Blocks stay, and take one tile after another while the ring goes on.
+// Products by warpgroups, for Hopper. A producer warp fills a ring of stages in shared memory by TMA copies; two consumer
+// warpgroups multiply, each 64 rows of a tile. Blocks are persistent: they take one tile after another from the same ring.
 #pragma once
 #include "warpgroup.h"
 #include "work.h"
 
 namespace tokitai {
 
-constexpr int CONSUMERS = 2, STAGES = PLAN_STAGES, SLAB_K = 64;  // 64 elements along k are 128 bytes
-constexpr int LEFT_BYTES = ROWS * SLAB_K * 2, RIGHT_BYTES = COLS * SLAB_K * 2;
-constexpr int STAGE_BYTES = LEFT_BYTES + PRODUCTS * RIGHT_BYTES, BOX_BYTES = 64 * SLAB_K * 2;
-constexpr int EIGHT = 8, STAGED = 64, BAND = STAGED / PRODUCTS, ROOM = 64 * STAGED;  // of results on their way
+constexpr int CONSUMERS = 2, STAGES = PLAN_STAGES, TILE_K = 64;  // 64 elements along k are 128 bytes
+constexpr int LEFT_BYTES = ROWS * TILE_K * 2, RIGHT_BYTES = COLS * TILE_K * 2;
+constexpr int STAGE_BYTES = LEFT_BYTES + PRODUCTS * RIGHT_BYTES, BOX_BYTES = 64 * TILE_K * 2;
+constexpr int EIGHT = 8, STAGED = 64, BAND = STAGED / PRODUCTS, STAGING_SIZE = 64 * STAGED;  // of results in shared memory
 static_assert(BAND % EIGHT == 0 && COLS % BAND == 0, "whole octets");
-constexpr int FEEDER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
-static_assert(ROWS == 64 * CONSUMERS && CHAIN % SLAB_K == 0 && SLAB_K % UNIT_STEP == 0, "whole slabs");
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+static_assert(ROWS == 64 * CONSUMERS && CHAIN % TILE_K == 0 && TILE_K % UNIT_STEP == 0, "whole K-tiles");
 
-// The tile of a unit. Neighbouring blocks take neighbouring tiles, of TOGETHER rows of tiles, so that they share operands
-// in L2.
-constexpr uint32_t TOGETHER = 16;
+// The tile of a unit. Neighbouring blocks take neighbouring tiles, of GROUP_M rows of tiles, so that they share operands in
+// L2.
+constexpr uint32_t GROUP_M = 16;
 INLINE Unit placed(const Work& work, int64_t at) {  // units are fewer than 2^31: divisions of 64 bits take long
   const uint32_t down = uint32_t(work.down), across = uint32_t(work.across), tiles = down * across;
-  const uint32_t tile = uint32_t(at) % tiles, above = tile / (TOGETHER * across) * TOGETHER, inside = tile - above * across;
-  const uint32_t high = least<uint32_t>(down - above, TOGETHER), rest = uint32_t(at) / tiles, parts = uint32_t(work.parts);
+  const uint32_t tile = uint32_t(at) % tiles, above = tile / (GROUP_M * across) * GROUP_M, inside = tile - above * across;
+  const uint32_t high = min<uint32_t>(down - above, GROUP_M), rest = uint32_t(at) / tiles, slices = uint32_t(work.slices);
   Unit unit;
   unit.r0 = int64_t(above + inside % high) * ROWS, unit.c0 = int64_t(inside / high) * COLS;
-  unit.part = rest % parts, unit.item = rest / parts;
+  unit.slice = rest % slices, unit.item = rest / slices;
   return unit;
 }
 
@@ -31,24 +31,24 @@ struct Ring {
   uint64_t full[STAGES], empty[STAGES];
   INLINE void begin() {
     for (int i = 0; i < STAGES; ++i) barrier_begin(&full[i], 1), barrier_begin(&empty[i], CONSUMERS);
-    barriers_are_seen();
+    fence_barrier_init();
   }
 };
-// Where in the ring a warp is; a stage is met in turns of either phase.
-struct Place {
+// Where in the ring a warp is; the phase of a stage alternates.
+struct RingPosition {
   int stage = 0, phase = 0;
   INLINE void next() {
     if (++stage == STAGES) stage = 0, phase ^= 1;
   }
 };
-struct Chains {  // of a unit's part
+struct Chains {  // of a unit's slice
   int64_t first, count;
   INLINE Chains(const Work& work, const Unit& unit)
-      : first(unit.part * work.together), count(least(work.together, work.chains - unit.part * work.together)) {}
+      : first(unit.slice * work.chains_per_slice), count(min(work.chains_per_slice, work.chains - unit.slice * work.chains_per_slice)) {}
 };
 
 // An operand in memory: where neighbours are neighbours along k a box has all lines of a tile, else 64 of them.
-template <bool ACROSS, int LINES> INLINE void copy_slab(char* to, const TensorMap* map, uint64_t* b, int line, int k, int item) {
+template <bool ACROSS, int LINES> INLINE void copy_k_tile(char* to, const TensorMap* map, uint64_t* b, int line, int k, int item) {
   if (!ACROSS) copy_box(to, map, b, k, line, item);
   else
     UNROLL for (int i = 0; i < LINES / 64; ++i) copy_box(to + i * BOX_BYTES, map, b, line + 64 * i, k, item);
@@ -59,31 +59,31 @@ struct Origin {
   int64_t line, k, item;
 };
 
-// One warp feeds all chains of a unit.
+// The producer warp copies the operands of all chains of a unit.
 template <bool LEFT_ACROSS, bool RIGHT_ACROSS>
-INLINE void feed(
-    const Work& work, const Unit& unit, const TensorMap* maps, Origin left, Origin right, Ring& ring, Place& at, char* stages) {
+INLINE void produce(
+    const Work& work, const Unit& unit, const TensorMap* maps, Origin left, Origin right, Ring& ring, RingPosition& at, char* stages) {
   const Chains chains(work, unit);
-  const int64_t end = least((chains.first + chains.count) * CHAIN, work.inner);
-  ROLLED for (int64_t k = chains.first * CHAIN; k < end; k += SLAB_K, at.next()) {
+  const int64_t end = min((chains.first + chains.count) * CHAIN, work.k_size);
+  ROLLED for (int64_t k = chains.first * CHAIN; k < end; k += TILE_K, at.next()) {
     wait(&ring.empty[at.stage], at.phase ^ 1);
     if (thread_index() != 0) continue;
     uint64_t* const full = &ring.full[at.stage];
     char* const stage = stages + at.stage * STAGE_BYTES;
     arrive_expecting(full, STAGE_BYTES);
-    copy_slab<LEFT_ACROSS, ROWS>(stage, maps, full, int(left.line + unit.r0), int(left.k + k), int(left.item));
+    copy_k_tile<LEFT_ACROSS, ROWS>(stage, maps, full, int(left.line + unit.r0), int(left.k + k), int(left.item));
     UNROLL for (int n = 0; n < PRODUCTS; ++n)
-      copy_slab<RIGHT_ACROSS, COLS>(
+      copy_k_tile<RIGHT_ACROSS, COLS>(
           stage + LEFT_BYTES + n * RIGHT_BYTES, maps + 1 + n, full, int(right.line + unit.c0), int(right.k + k),
           int(right.item));
   }
 }
 
-// What a stage has behind the end of k of a group belongs to the next one: zeros take its place.
+// What a stage holds past the end of a group's k belongs to the next group: it is overwritten with zeros.
 INLINE void clear_behind(char* stage, int valid) {
   constexpr int BOXES = STAGE_BYTES / BOX_BYTES, LINE_WORDS = 128 / 16;
   const Words16 zeros = {};
-  ROLLED for (int i = valid * LINE_WORDS + thread_index() - 128; i < SLAB_K * LINE_WORDS; i += 128 * CONSUMERS)
+  ROLLED for (int i = valid * LINE_WORDS + thread_index() - 128; i < TILE_K * LINE_WORDS; i += 128 * CONSUMERS)
     ROLLED for (int box = 0; box < BOXES; ++box) *reinterpret_cast<Words16*>(stage + box * BOX_BYTES + i * 16) = zeros;
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   asm volatile("bar.sync 1, %0;" :: "n"(128 * CONSUMERS) : "memory");
@@ -94,19 +94,19 @@ struct Accumulators {
 
   // One chain of `length` products, from the ring.
   template <bool LEFT_ACROSS, bool RIGHT_ACROSS>
-  INLINE void run_chain(int length, Ring& ring, Place& at, char* stages) {
-    const int group = thread_index() / 128 - 1, slabs = (length + SLAB_K - 1) / SLAB_K;
+  INLINE void run_chain(int length, Ring& ring, RingPosition& at, char* stages) {
+    const int group = thread_index() / 128 - 1, k_tiles = (length + TILE_K - 1) / TILE_K;
     int before = -1;
-    ROLLED for (int i = 0; i < slabs; ++i, at.next()) {
+    ROLLED for (int i = 0; i < k_tiles; ++i, at.next()) {
       wait(&ring.full[at.stage], at.phase);
 #ifdef PLAN_GROUPS_ALONG_K
-      if (length - i * SLAB_K < SLAB_K) clear_behind(stages + at.stage * STAGE_BYTES, length - i * SLAB_K);
+      if (length - i * TILE_K < TILE_K) clear_behind(stages + at.stage * STAGE_BYTES, length - i * TILE_K);
 #endif
       const uint32_t stage = shared_address(stages) + at.stage * STAGE_BYTES;
       const uint64_t left = operand_at<BOX_BYTES>(stage + group * BOX_BYTES);
       const uint64_t right = operand_at<BOX_BYTES>(stage + LEFT_BYTES);
       warpgroup_begin();
-      UNROLL for (int k = 0; k < SLAB_K / UNIT_STEP; ++k) {
+      UNROLL for (int k = 0; k < TILE_K / UNIT_STEP; ++k) {
         // 16 elements along k are 32 bytes of each line, or 16 lines of 128 bytes.
         const uint64_t left_k = left + k * (LEFT_ACROSS ? 2048 : 32) / 16;
         UNROLL for (int n = 0; n < PRODUCTS; ++n)
@@ -122,77 +122,77 @@ struct Accumulators {
     if (before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
   }
 
-  // f(sum, place): every accumulator, and where this thread's has its place among those of a block.
+  // f(sum, index): every accumulator, and the index of this thread's among those of a block.
   template <class F> INLINE void each(const F& f) {
     UNROLL for (int n = 0; n < PRODUCTS; ++n)
       UNROLL for (int i = 0; i < COLS / 2; ++i)
         f(sum[n][i], (n * (COLS / 2) + i) * (128 * CONSUMERS) + thread_index() - 128);
   }
 
-  // As in products.h: chain `n` of a part joins those before it.
-  INLINE void join_chain(E* waiting, int64_t n, bool last) {
+  // As in products.h: chain `n` of a slice joins those before it.
+  INLINE void join_chain(E* pending, int64_t n, bool last) {
     constexpr int64_t LEVEL = int64_t(PRODUCTS) * ROWS * COLS;
-    const auto add_waiting = [&](const E* from) { each([&](E& x, int place) { x = both(from[place], x); }); };
+    const auto add_pending = [&](const E* from) { each([&](E& x, int index) { x = add_sums(from[index], x); }); };
     int64_t rest = n;
-    ROLLED for (; rest & 1; rest >>= 1, waiting += LEVEL) add_waiting(waiting);
+    ROLLED for (; rest & 1; rest >>= 1, pending += LEVEL) add_pending(pending);
     if (!last) {
-      each([&](E& x, int place) { waiting[place] = x; });
+      each([&](E& x, int index) { pending[index] = x; });
       return;
     }
-    ROLLED for (rest >>= 1, waiting += LEVEL; rest; rest >>= 1, waiting += LEVEL)
-      if (rest & 1) add_waiting(waiting);
+    ROLLED for (rest >>= 1, pending += LEVEL; rest; rest >>= 1, pending += LEVEL)
+      if (rest & 1) add_pending(pending);
   }
 
   template <bool LEFT_ACROSS, bool RIGHT_ACROSS>
-  INLINE void run(const Work& work, const Unit& unit, E* waiting, Ring& ring, Place& at, char* stages) {
+  INLINE void run(const Work& work, const Unit& unit, E* pending, Ring& ring, RingPosition& at, char* stages) {
     const Chains chains(work, unit);
-    if (chains.count <= 0) each([&](E& x, int) { x = nothing(); });
+    if (chains.count <= 0) each([&](E& x, int) { x = empty_sum(); });
     ROLLED for (int64_t n = 0; n < chains.count; ++n) {
-      const int length = int(least(CHAIN, work.inner - (chains.first + n) * CHAIN));
+      const int length = int(min(CHAIN, work.k_size - (chains.first + n) * CHAIN));
       run_chain<LEFT_ACROSS, RIGHT_ACROSS>(length, ring, at, stages);
-      if (chains.count > 1) join_chain(waiting, n, n + 1 == chains.count);
+      if (chains.count > 1) join_chain(pending, n, n + 1 == chains.count);
     }
   }
 
   // at(r, c, sums, count) for the elements of a tile, `count` of EIGHT neighbours in a row at a time. The accumulators go
   // through shared memory, BAND columns of each product at a time, so that the code for elements is there once, and
-  // neighbouring threads have neighbouring columns. `room` is this warpgroup's.
-  template <class F> INLINE void results(const Work& work, const Unit& unit, float* room, const F& at) {
+  // neighbouring threads have neighbouring columns. `staging` is this warpgroup's.
+  template <class F> INLINE void results(const Work& work, const Unit& unit, float* staging, const F& at) {
     const int group = thread_index() / 128 - 1, t = thread_index() % 128;
     ROLLED for (int pass = 0; pass < COLS / BAND; ++pass) {
       UNROLL for (int q = 0; q < COLS / BAND; ++q)
-        if (q == pass) put(room, q);
-      meet(group);
+        if (q == pass) put(staging, q);
+      warpgroup_barrier(group);
       ROLLED for (int e = t; e < 64 * (BAND / EIGHT); e += 128) {
         const int row = e / (BAND / EIGHT), octet = e % (BAND / EIGHT);
         const int64_t r = unit.r0 + group * 64 + row, c = unit.c0 + pass * BAND + octet * EIGHT;
         if (r >= work.rows || c >= work.cols) continue;
         E sums[PRODUCTS][EIGHT];
         UNROLL for (int n = 0; n < PRODUCTS; ++n) {
-          const int place = (n * (BAND / EIGHT) + octet) ^ (row & 7);
-          const float4* const from = reinterpret_cast<const float4*>(room + row * STAGED + place * EIGHT);
+          const int index = (n * (BAND / EIGHT) + octet) ^ (row & 7);
+          const float4* const from = reinterpret_cast<const float4*>(staging + row * STAGED + index * EIGHT);
           UNROLL for (int i = 0; i < 2; ++i) {
             const float4 x = from[i];
             sums[n][4 * i] = x.x, sums[n][4 * i + 1] = x.y, sums[n][4 * i + 2] = x.z, sums[n][4 * i + 3] = x.w;
           }
         }
-        at(r, c, sums, int(least<int64_t>(EIGHT, work.cols - c)));
+        at(r, c, sums, int(min<int64_t>(EIGHT, work.cols - c)));
       }
-      meet(group);
+      warpgroup_barrier(group);
     }
   }
   // Octets of a row are swizzled, so that eight rows are in different banks.
-  INLINE void put(float* room, int q) {
+  INLINE void put(float* staging, int q) {
     const int t = thread_index() % 128, row = t / 32 * 16 + t % 32 / 4;
     UNROLL for (int n = 0; n < PRODUCTS; ++n)
       UNROLL for (int j = 0; j < BAND / EIGHT; ++j)
         UNROLL for (int h = 0; h < 2; ++h) {
           const int at = (row + 8 * h) * STAGED + ((n * (BAND / EIGHT) + j) ^ (row & 7)) * EIGHT + t % 4 * 2;
           const int i = 4 * (q * (BAND / EIGHT) + j) + 2 * h;
-          *reinterpret_cast<float2*>(room + at) = make_float2(sum[n][i], sum[n][i + 1]);
+          *reinterpret_cast<float2*>(staging + at) = make_float2(sum[n][i], sum[n][i + 1]);
         }
   }
-  static INLINE void meet(int group) { asm volatile("bar.sync %0, 128;" :: "r"(2 + group) : "memory"); }
+  static INLINE void warpgroup_barrier(int group) { asm volatile("bar.sync %0, 128;" :: "r"(2 + group) : "memory"); }
 };
 
 // ------------------------------------------------------------------ eight neighbours in a row

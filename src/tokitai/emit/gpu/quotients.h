@@ -1,11 +1,11 @@
 // Quotients of many elements without a branch at each: the sequence that a correctly rounded division is made of, and a
-// note where its operands are outside the range that it was proved for. A chunk with such a note is computed once more.
+// flag where its operands are outside the range that it was proved for. A chunk with the flag set is computed once more.
 //
-// Quick{}.of(a, b, look) is RN(a / b) for b in [2^-62, 2^62] and |a| in [2^-62, 2^62] or 0, from any approximation of
+// Quick{}.of(a, b, checks) is RN(a / b) for b in [2^-62, 2^62] and |a| in [2^-62, 2^62] or 0, from any approximation of
 // 1 / b within one ulp: r = RN(r + r (1 - b r)), q = RN(a r), RN(q - r (q b - a)). The last step goes wrong only where
 // a / b is so near the middle of two floats that (2 a - m b) / ulp has at most 8 as a whole number, m the middle's
 // significand. tests/device/test_quotients.py tries all of these, over all significands of b, and every start within an
-// ulp: one fails, the start 1/2 for b = 2 - 2^-23, which cards do not give (ptxas makes division of the same sequence).
+// ulp: one fails, the start 1/2 for b = 2 - 2^-23, which GPUs do not return (ptxas makes division of the same sequence).
 // A quotient by 1 is exact for every a but NaN: then r is 1 - d^2 for a start 1 + d, rounded, which is 1.
 // Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", IBM J. Res. Dev. 34 (1990).
 #pragma once
@@ -14,7 +14,7 @@ namespace tokitai {
 
 // Where a quotient's operands may be, as far as is not known beforehand: the divisor out of range; the dividend below it,
 // and not 0; above it. A quotient of a dividend above it is right, or NaN.
-template <bool DIVISOR, bool SMALL, bool LARGE> struct Look {};
+template <bool DIVISOR, bool SMALL, bool LARGE> struct Checks {};
 
 struct Exact {
   template <class L> INLINE S of(S a, S b, L) const { return div(a, b); }
@@ -46,14 +46,14 @@ INLINE S reciprocal_start(S b) {
 #endif
 struct Quick {
   bool* missed;
-  template <bool DIVISOR, bool SMALL, bool LARGE> INLINE S of(S a, S b, Look<DIVISOR, SMALL, LARGE>) const {
-    constexpr S LEAST = 2.168404344971009e-19f, MOST = 4.611686018427388e18f;  // 2^-62, 2^62
+  template <bool DIVISOR, bool SMALL, bool LARGE> INLINE S of(S a, S b, Checks<DIVISOR, SMALL, LARGE>) const {
+    constexpr S MIN_OPERAND = 2.168404344971009e-19f, MAX_OPERAND = 4.611686018427388e18f;  // 2^-62, 2^62
     const S start = reciprocal_start(b);
     const S r = fma(start, fma(-b, start, 1.0f), start);
     const S q = mul(a, r);
     const S quotient = fma(-fma(q, b, -a), r, q);
-    if (DIVISOR) *missed |= !(b >= LEAST && b <= MOST);
-    if (SMALL) *missed |= 2 * bits(a) - 2 < 2 * bits(LEAST) - 2;  // without the sign; 0 is no small number
+    if (DIVISOR) *missed |= !(b >= MIN_OPERAND && b <= MAX_OPERAND);
+    if (SMALL) *missed |= 2 * bits(a) - 2 < 2 * bits(MIN_OPERAND) - 2;  // without the sign; 0 is no small number
     if (LARGE) *missed |= quotient != quotient;
     return quotient;
   }

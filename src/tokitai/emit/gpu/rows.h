@@ -1,4 +1,4 @@
-// What kernels are made of, for numbers and hashes alike: chunks of neighbouring elements, the balanced tree along a row
+// The building blocks of kernels, for numbers and hashes alike: chunks of neighbouring elements, the balanced tree along a row
 // and over blocks of rows.
 #pragma once
 #if TOKITAI_STRUCTURE
@@ -10,16 +10,16 @@
 namespace tokitai {
 
 constexpr int CHUNK = 8;  // neighbouring elements that one thread takes: 16 bytes of a 16-bit format
-constexpr int MOST_THREADS = 1024;
+constexpr int MAX_THREADS = 1024;
 
-template <class T> INLINE constexpr T least(T a, T b) { return a < b ? a : b; }
+template <class T> INLINE constexpr T min(T a, T b) { return a < b ? a : b; }
 
 // ------------------------------------------------------------------ chunks
 template <class P> struct alignas(16) Chunk {
   P e[CHUNK];
 };
 
-// What stands in for elements behind the end of a row. A hash of 0 would be neutral, and hide that a tail was not padded.
+// The padding past the end of a row. A hash of 0 would be neutral, and hide that a tail was not padded.
 template <class P> INLINE P padding() { return P{}; }
 #if TOKITAI_STRUCTURE
 template <> INLINE f16 padding<f16>() { return {0x5A5A5A5A5A5A5A5Aull}; }
@@ -27,13 +27,13 @@ template <> INLINE bf16 padding<bf16>() { return {0x5A5A5A5A5A5A5A5Aull}; }
 template <> INLINE f32 padding<f32>() { return {0x5A5A5A5A5A5A5A5Aull}; }
 #endif
 
-template <int BYTES> INLINE void copy_in(void* to, const void* from) {
+template <int BYTES> INLINE void load_streaming(void* to, const void* from) {
   if constexpr (BYTES == 16) *static_cast<Words16*>(to) = load16(from);
   else if constexpr (BYTES == 8) *static_cast<Words8*>(to) = load8(from);
   else if constexpr (BYTES == 4) *static_cast<Words4*>(to) = load4(from);
   else *static_cast<Words2*>(to) = load2(from);
 }
-template <int BYTES> INLINE void copy_out(void* to, const void* from) {
+template <int BYTES> INLINE void store_streaming(void* to, const void* from) {
   if constexpr (BYTES == 16) store16(to, *static_cast<const Words16*>(from));
   else if constexpr (BYTES == 8) store8(to, *static_cast<const Words8*>(from));
   else if constexpr (BYTES == 4) store4(to, *static_cast<const Words4*>(from));
@@ -43,7 +43,7 @@ template <int BYTES> INLINE void copy_out(void* to, const void* from) {
 // Loads that leave what is read in the caches, where other blocks find it.
 template <int BYTES> INLINE void keep(void* to, const void* from) {
 #if TOKITAI_SIM
-  copy_in<BYTES>(to, from);
+  load_streaming<BYTES>(to, from);
 #elif TOKITAI_HIP
   if constexpr (BYTES == 16) *static_cast<Words16*>(to) = *static_cast<const Words16*>(from);
   else if constexpr (BYTES == 8) *static_cast<Words8*>(to) = *static_cast<const Words8*>(from);
@@ -57,31 +57,31 @@ template <int BYTES> INLINE void keep(void* to, const void* from) {
 #endif
 }
 
-// What is known of chunks beforehand: any number of elements; all or none; all.
+// What a schedule knows of chunks: any number of elements; all or none; all.
 constexpr int RAGGED = 0, EXACT = 1, FULL = 2;
 template <int FIT> INLINE bool whole(int count) { return FIT == FULL || count >= CHUNK; }
 
 // The elements p[0 ... count), of a whole chunk at most, in accesses of WIDTH elements: p is aligned for those.
 // SOON: they are read again soon, so they stay in the caches.
-constexpr bool AGAIN = true;
-template <int WIDTH, int FIT, bool SOON = false, class P> INLINE void load_chunk(Chunk<P>& q, const P* p, int count) {
-  constexpr int BYTES = least<int>(16, WIDTH * int(sizeof(P)));
+constexpr bool REUSED = true;
+template <int WIDTH, int FIT, bool CACHED = false, class P> INLINE void load_chunk(Chunk<P>& q, const P* p, int count) {
+  constexpr int BYTES = min<int>(16, WIDTH * int(sizeof(P)));
   if (whole<FIT>(count)) {
     UNROLL for (int i = 0; i < CHUNK * int(sizeof(P)); i += BYTES) {
       char* const to = reinterpret_cast<char*>(&q) + i;
       const char* const from = reinterpret_cast<const char*>(p) + i;
-      if constexpr (SOON) keep<BYTES>(to, from);
-      else copy_in<BYTES>(to, from);
+      if constexpr (CACHED) keep<BYTES>(to, from);
+      else load_streaming<BYTES>(to, from);
     }
   } else {
     UNROLL for (int e = 0; e < CHUNK; ++e) q.e[e] = FIT == RAGGED && e < count ? p[e] : padding<P>();
   }
 }
 template <int WIDTH, int FIT, class P> INLINE void store_chunk(P* p, const Chunk<P>& q, int count) {
-  constexpr int BYTES = least<int>(16, WIDTH * int(sizeof(P)));
+  constexpr int BYTES = min<int>(16, WIDTH * int(sizeof(P)));
   if (whole<FIT>(count)) {
     UNROLL for (int i = 0; i < CHUNK * int(sizeof(P)); i += BYTES)
-      copy_out<BYTES>(reinterpret_cast<char*>(p) + i, reinterpret_cast<const char*>(&q) + i);
+      store_streaming<BYTES>(reinterpret_cast<char*>(p) + i, reinterpret_cast<const char*>(&q) + i);
   } else if (FIT == RAGGED) {
     UNROLL for (int e = 0; e < CHUNK; ++e)
       if (e < count) p[e] = q.e[e];
@@ -103,14 +103,14 @@ INLINE void store_partial(Stored* p, const S* x, int count) {
   }
 }
 
-// Chunks of N rows that a thread fetches for itself: while it works on one row, others are on their way. On a card they
-// lie in shared memory, and copies go on by themselves; elsewhere each thread has its own. T threads with V chunks each.
+// Chunks of N rows that a thread prefetches: while it computes one row, copies of others are in flight. On a GPU they lie
+// in shared memory, and copies are asynchronous; elsewhere each thread has its own. T threads with V chunks each.
 #if CUDA_ASM && !TOKITAI_STRUCTURE
 template <class P, int T, int V, int N> struct Stage {
   static constexpr int PIECES = sizeof(Chunk<P>) / 16, BYTES = N * V * PIECES * T * 16;
-  Words16* const room;
-  INLINE Stage(char* bytes) : room(reinterpret_cast<Words16*>(bytes) + thread_index()) {}
-  INLINE Words16* at(int turn, int v) const { return room + (turn * V + v) * PIECES * T; }
+  Words16* const storage;
+  INLINE Stage(char* bytes) : storage(reinterpret_cast<Words16*>(bytes) + thread_index()) {}
+  INLINE Words16* at(int turn, int v) const { return storage + (turn * V + v) * PIECES * T; }
   template <int WIDTH, int FIT> INLINE void fetch(int turn, int v, const P* p, int count) const {
     Words16* const to = at(turn, v);
     if (WIDTH * sizeof(P) >= 16 && whole<FIT>(count)) {
@@ -140,12 +140,12 @@ template <class P, int T, int V, int N> struct Stage {
 };
 #endif
 
-// The compiler is not to keep what was made of these, but make it again: where registers are few. It cannot know that
-// `nothing` is 0.
-template <class P, int N> INLINE void make_again(Chunk<P> (&q)[N], uint32_t nothing) {
+// Makes the compiler rematerialize what was computed from these instead of keeping it in registers. It cannot know that
+// `zero` is 0.
+template <class P, int N> INLINE void rematerialize(Chunk<P> (&q)[N], uint32_t zero) {
 #if CUDA_ASM && !TOKITAI_STRUCTURE
   UNROLL for (int i = 0; i < N; ++i)
-    UNROLL for (int k = 0; k < int(sizeof(Chunk<P>) / 4); ++k) reinterpret_cast<uint32_t*>(&q[i])[k] += nothing;
+    UNROLL for (int k = 0; k < int(sizeof(Chunk<P>) / 4); ++k) reinterpret_cast<uint32_t*>(&q[i])[k] += zero;
 #endif
 }
 
@@ -161,8 +161,8 @@ template <> INLINE S element<bf16>(const Chunk<bf16>& q, int e) {
   const uint32_t w = reinterpret_cast<const uint32_t*>(&q)[e / 2];
   return float_of(e % 2 ? w & 0xFFFF0000u : w << 16);
 }
-// Two at a time. The card's NaN is 0x7FFF, the largest of all patterns as signed numbers, and the only one above infinity:
-// where there is a minimum of pairs, that takes it to ours. Elsewhere one comparison tells whether either value is NaN.
+// Two at a time. The GPU's NaN is 0x7FFF, the largest of all patterns as signed numbers, and the only one above infinity:
+// where there is a minimum of pairs, that makes it the canonical NaN. Elsewhere one comparison shows whether either is NaN.
 template <uint32_t NOT_A_NUMBER, class P, class F> INLINE void encode_pairs(Chunk<P>& q, const S* x, const F& pair) {
   uint32_t* const w = reinterpret_cast<uint32_t*>(&q);
 #if __CUDA_ARCH__ >= 900
@@ -219,7 +219,7 @@ struct Add {
   static INLINE S of(S a, S b) { return add(a, b); }
   static INLINE S neutral() { return NEUTRAL_SUM; }
 };
-struct Most {
+struct Maximum {
   static INLINE S of(S a, S b) { return join_max(a, b); }
   static INLINE S neutral() { return NEUTRAL_MAX; }
 };
@@ -247,13 +247,13 @@ template <class Op, int N> INLINE S across(S x) {
 
 constexpr int power_of_two_from(int n) { return n <= 1 ? 1 : 2 * power_of_two_from((n + 1) / 2); }
 
-// How T threads share a row: GROUP lanes of a warp, or WARPS whole ones. Thread t has V chunks, a warp those of neighbouring columns.
+// How T threads divide a row: GROUP lanes of a warp, or WARPS whole ones. Thread t has V chunks, a warp those of neighbouring columns.
 template <int T> struct Share {
   static constexpr int GROUP = T < WARP ? T : WARP, WARPS = T / GROUP;
 };
 
 // The K trees over L lanes and V chunks of each, from lanes D apart on: x[v * K + k] becomes x[k], in all lanes. Chunks
-// share exchanges: a lane keeps half of them and gives the other half away, and they meet again once lanes are summed.
+// share exchanges: a lane keeps half of them and passes on the other half, and they are combined once lanes are summed.
 template <class Op, int L, int D, int V, int K> INLINE void over_lanes(S* x) {
   if constexpr (V > 1 && D < L) {
     constexpr int HALF = V / 2 * K;
@@ -273,7 +273,7 @@ template <class Op, int L, int D, int V, int K> INLINE void over_lanes(S* x) {
   }
 }
 
-// Shared memory through which warps meet. Two halves take turns, so that one barrier an exchange is enough.
+// Shared memory through which warps exchange values. Two halves alternate, so that one barrier an exchange is enough.
 struct Cells {
   S* memory;
   int half, phase;
@@ -304,7 +304,7 @@ template <class Op, int T, int V, int K> INLINE void along_row(const S (&part)[K
 }
 
 // The tree over values that come one after another, each a whole node of one level: as a binary counter.
-template <class Op> struct Tower {
+template <class Op> struct BinaryCounter {
   S level[40];
   int64_t count = 0;
   INLINE void push(S x) {
@@ -325,17 +325,17 @@ template <class Op> struct Tower {
 };
 
 // The tree over count values at(i), by T threads, a power of two; all get it. Each takes a run of neighbours, a whole node.
-template <class Op, int T = MOST_THREADS, class F> INLINE S by_all_threads(int64_t count, const F& at, Cells& cells) {
+template <class Op, int T = MAX_THREADS, class F> INLINE S by_all_threads(int64_t count, const F& at, Cells& cells) {
   int64_t run = 1;
   while (run * T < count) run *= 2;
-  const int64_t begin = thread_index() * run, end = least(count, begin + run);
-  Tower<Op> tower;
+  const int64_t begin = thread_index() * run, end = min(count, begin + run);
+  BinaryCounter<Op> counter;
   for (int64_t i = begin; i < end; i += CHUNK) {  // several loads at a time; run is less than CHUNK, or a multiple
     S x[CHUNK];
     UNROLL for (int k = 0; k < CHUNK; ++k) x[k] = i + k < end ? at(i + k) : Op::neutral();
-    tower.push(fold<Op, CHUNK>(x));
+    counter.push(fold<Op, CHUNK>(x));
   }
-  const S part[1][1] = {{tower.result(Op::neutral())}};
+  const S part[1][1] = {{counter.result(Op::neutral())}};
   S total[1];
   along_row<Op, T, 1, 1>(part, total, cells);
   return total[0];
@@ -345,28 +345,28 @@ template <class Op, int T = MOST_THREADS, class F> INLINE S by_all_threads(int64
 template <int BLOCK, class F> INLINE S down_rows(int64_t rows, const F& at, Cells& cells) {
   const S sum = by_all_threads<Add>((rows + BLOCK - 1) / BLOCK, [&](int64_t block) {
     S x = NEUTRAL_SUM;
-    for (int64_t r = block * BLOCK; r < least(rows, (block + 1) * BLOCK); ++r) x = add(x, at(r));
+    for (int64_t r = block * BLOCK; r < min(rows, (block + 1) * BLOCK); ++r) x = add(x, at(r));
     return x;
   }, cells);
   return rows ? sum : S{};
 }
 
-// The tree over blocks of rows for 32 columns, by MOST_THREADS threads: 32 slices of neighbouring blocks. Threads of the
-// first slice get their column's. `cells` has MOST_THREADS.
-constexpr int COLUMNS = 32, SLICES = MOST_THREADS / COLUMNS;
+// The tree over blocks of rows for 32 columns, by MAX_THREADS threads: 32 slices of neighbouring blocks. Threads of the
+// first slice get their column's. `cells` has MAX_THREADS.
+constexpr int COLUMNS = 32, SLICES = MAX_THREADS / COLUMNS;
 template <class F> INLINE S over_blocks(int64_t blocks, const F& at, S* cells) {
   const int slice = thread_index() / COLUMNS;
   int64_t run = 1;
   while (run * SLICES < blocks) run *= 2;
-  const int64_t begin = slice * run, end = least(blocks, begin + run);
-  Tower<Add> tower;
+  const int64_t begin = slice * run, end = min(blocks, begin + run);
+  BinaryCounter<Add> counter;
   for (int64_t i = begin; i < end; i += CHUNK) {
     S x[CHUNK];
     UNROLL for (int k = 0; k < CHUNK; ++k) x[k] = i + k < end ? at(i + k) : NEUTRAL_SUM;
-    tower.push(fold<Add, CHUNK>(x));
+    counter.push(fold<Add, CHUNK>(x));
   }
   barrier();
-  cells[thread_index()] = tower.result(NEUTRAL_SUM);
+  cells[thread_index()] = counter.result(NEUTRAL_SUM);
   barrier();
   if (slice) return S{};
   S x[SLICES];
@@ -380,7 +380,7 @@ template <class F> INLINE S over_blocks(int64_t blocks, const F& at, S* cells) {
 // that were taken, and those that have ended; both are 0 before the launch.
 INLINE int64_t take_turn(uint32_t* counters, const uint32_t (&ends)[3], uint32_t* cell) {
   if (thread_index() == 0) {
-    const uint32_t turn = count_up(counters), ended = counted(counters + 1);  // both on their way together
+    const uint32_t turn = count_up(counters), ended = counted(counters + 1);  // both loads in flight at once
     const uint32_t before = turn < ends[0] ? 0 : turn < ends[1] ? ends[0] : turn < ends[2] ? ends[1] : ends[2];
     if (ended < before) wait_for(counters + 1, before);
     *cell = turn;
@@ -389,6 +389,6 @@ INLINE int64_t take_turn(uint32_t* counters, const uint32_t (&ends)[3], uint32_t
   return *cell;
 }
 
-template <int word> INLINE uint32_t element_word(int64_t place) { return uint32_t(uint64_t(place) >> (32 * word)); }
+template <int word> INLINE uint32_t element_word(int64_t index) { return uint32_t(uint64_t(index) >> (32 * word)); }
 
 }  // namespace tokitai

@@ -19,8 +19,8 @@
 #define UNROLL
 #define ROLLED
 #define SHARED(type, name, count)                        \
-  static tokitai::sim::Shared<sizeof(type) * (count)> name##_room; \
-  type* const name = reinterpret_cast<type*>(name##_room.bytes)
+  static tokitai::sim::Shared<sizeof(type) * (count)> name##_block; \
+  type* const name = reinterpret_cast<type*>(name##_block.bytes)
 #define SHARED_AT_LAUNCH(name) char* const name = nullptr  // nothing needs it here
 #define KERNEL(name, threads, blocks)                                                                         \
   static void name(const Call& call);                                                                         \
@@ -37,7 +37,7 @@ constexpr int WARP = TOKITAI_WARP;
 
 namespace sim {
 
-constexpr int MOST = 1024;
+constexpr int MAX_BLOCK = 1024;
 constexpr size_t STACK = 1 << 17, SLACK = 1 << 16;  // below the stack: what is written there harms nothing else
 constexpr uint64_t CANARY = 0xC0FFEE5AFEC0DE00ull;
 enum State { READY, AT_BARRIER, AT_EXCHANGE, DONE, MISALIGNED, WAITING };
@@ -51,7 +51,7 @@ struct Fiber {
   int turn;
   int64_t closed, landed;  // groups of copies
 };
-static Fiber fibers[MOST];
+static Fiber fibers[MAX_BLOCK];
 static void* scheduler;
 static int current, block_threads;
 static size_t access_bytes;  // of the misaligned access
@@ -59,24 +59,24 @@ static int64_t block_number, blocks_in_grid;
 static void (*body)(const void*);
 static const void* argument;
 static char message[256];
-static char* stacks;  // room for all of them, which the host lends to one text after another
+static char* stacks;  // memory for all stacks, which the host passes to one library after another
 
-struct Room {  // of all shared memory of this text
+struct SharedBlock {  // of all shared memory of this translation unit
   char* bytes;
   size_t size;
-  Room* next;
+  SharedBlock* next;
 };
-static Room* rooms;
+static SharedBlock* shared_blocks;
 template <size_t N> struct Shared {
   alignas(16) char bytes[N];
-  Room room;
-  Shared() : room{bytes, N, rooms} {
-    rooms = &room;
+  SharedBlock block;
+  Shared() : block{bytes, N, shared_blocks} {
+    shared_blocks = &block;
     memset(bytes, 0xA5, N);
   }
 };
 
-// Saves the registers that a call must keep, and goes on where `to` was left.
+// Saves the callee-saved registers, and continues where `to` was left.
 extern "C" void tokitai_switch(void** from, void* to) __attribute__((visibility("hidden")));
 #if defined(__x86_64__)
 __asm__(
@@ -85,7 +85,7 @@ __asm__(
     "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n"
     ".size tokitai_switch, . - tokitai_switch\n");
-constexpr int SAVED = 6;  // words below the address to go on at
+constexpr int SAVED = 6;  // words below the return address
 #elif defined(__aarch64__)
 __asm__(
     ".text\n.hidden tokitai_switch\n.globl tokitai_switch\n.type tokitai_switch, %function\ntokitai_switch:\n"
@@ -144,7 +144,7 @@ INLINE void arrange(int* order, int n, uint64_t seed) {
   }
 }
 
-// Lets the threads w ... w + WARP go on where all have come to an exchange. False where they have not.
+// Lets the threads w ... w + WARP continue where all have reached an exchange. False where they have not.
 INLINE bool release_warp(int w, int n) {
   if (w + WARP > n) return false;
   for (int t = w; t < w + WARP; ++t)
@@ -153,7 +153,7 @@ INLINE bool release_warp(int w, int n) {
   return true;
 }
 
-// Lets threads go on whose warp, or block, has come together. False where none can.
+// Lets threads continue whose whole warp or block has arrived. False where none can.
 INLINE bool release(int n) {
   bool any = false;
   for (int w = 0; w < n; w += WARP) any |= release_warp(w, n);
@@ -182,9 +182,9 @@ static bool run_thread(const char* name, int t) {
   return false;
 }
 
-// Threads take turns; where warps run `ahead`, each goes on by itself from exchange to exchange, up to a barrier.
+// Threads take turns; where warps run `ahead`, each continues alone from exchange to exchange, up to a barrier.
 static bool run_block(const char* name, int n, const int* order, const int* lanes, bool ahead) {
-  for (const Room* r = rooms; r; r = r->next) memset(r->bytes, 0xA5, r->size);
+  for (const SharedBlock* r = shared_blocks; r; r = r->next) memset(r->bytes, 0xA5, r->size);
   for (int t = 0; t < n; ++t) prepare(fibers[t]);
   for (;;) {
     int done = 0;
@@ -208,14 +208,14 @@ static bool run_block(const char* name, int n, const int* order, const int* lane
   }
 }
 
-static int32_t launch(const char* name, int64_t grid, int32_t block, int most, uint64_t seed, const void* call,
+static int32_t launch(const char* name, int64_t grid, int32_t block, int max_threads, uint64_t seed, const void* call,
                       void (*kernel)(const void*)) {
-  if (block < 1 || block > most || most > MOST || grid < 1) {
+  if (block < 1 || block > max_threads || max_threads > MAX_BLOCK || grid < 1) {
     snprintf(message, sizeof message, "kernel %s: grid %lld, block %d; accepted: blocks of 1 to %d", name,
-             static_cast<long long>(grid), block, most);
+             static_cast<long long>(grid), block, max_threads);
     return 2;
   }
-  static int order[MOST], lanes[WARP];
+  static int order[MAX_BLOCK], lanes[WARP];
   arrange(order, block, seed);
   arrange(lanes, WARP, seed);
   body = kernel, argument = call, block_threads = block, blocks_in_grid = grid;
@@ -229,10 +229,10 @@ static int32_t launch(const char* name, int64_t grid, int32_t block, int most, u
   return well ? 0 : 1;
 }
 
-#define TOKITAI_SHOWN extern "C" __attribute__((visibility("default"), used)) inline
-TOKITAI_SHOWN const char* tokitai_sim_message() { return message; }
-TOKITAI_SHOWN size_t tokitai_sim_room() { return MOST * (SLACK + STACK); }
-TOKITAI_SHOWN void tokitai_sim_lend(void* room) { stacks = static_cast<char*>(room); }
+#define TOKITAI_EXPORT extern "C" __attribute__((visibility("default"), used)) inline
+TOKITAI_EXPORT const char* tokitai_sim_message() { return message; }
+TOKITAI_EXPORT size_t tokitai_sim_stack_bytes() { return MAX_BLOCK * (SLACK + STACK); }
+TOKITAI_EXPORT void tokitai_sim_use_stacks(void* block) { stacks = static_cast<char*>(block); }
 
 }  // namespace sim
 
@@ -256,7 +256,7 @@ INLINE float float_of(uint32_t u) {
 }
 // Blocks run one after another: what a block waits for has happened, or never will.
 INLINE void wait_for_blocks() { sim::leave(sim::WAITING); }
-// The address must be a multiple of the size, as on a card.
+// The address must be a multiple of the size, as on a GPU.
 INLINE void check_address(const void* p, size_t bytes) {
   if (uintptr_t(p) % bytes == 0) return;
   sim::access_bytes = bytes;

@@ -1,20 +1,20 @@
-// A stable sort of rows by the entries that they choose, one digit at a time from the lowest, for kernels of `DIGITS`
-// threads. A block takes a tile of rows. Lanes of a warp find out by votes which of them have the same digit, and so in
-// which order their rows go behind those of earlier warps: no atomic operation decides where a row goes.
+// A stable sort of rows by the entries that they select, one digit at a time from the lowest, for kernels of `DIGITS`
+// threads. A block takes a tile of rows. Lanes of a warp find out by votes which of them have the same digit, and so the
+// order of their rows after those of earlier warps: no atomic operation decides where a row goes.
 #pragma once
 
 namespace tokitai {
 
 constexpr int DIGITS = 256, DIGIT_BITS = 8;
 constexpr int64_t SORT_PIECE = 1024;  // rows that a block sorts at a time
-constexpr int64_t MOST_TILES = 256;   // whose counts a block adds up
+constexpr int64_t MAX_TILES = 256;   // whose counts a block adds up
 constexpr int ROUNDS = int(SORT_PIECE) / DIGITS;  // rows of a thread
 constexpr int SORT_CELLS = DIGITS / WARP * DIGITS;  // a count for each warp and digit
 constexpr int COUNTS_AT_ONCE = 16;
 
-INLINE int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
-INLINE int64_t tile_rows(int64_t rows) { return up(up(rows, SORT_PIECE), MOST_TILES) * SORT_PIECE; }
-INLINE int64_t tiles_of(int64_t rows) { return rows ? up(rows, tile_rows(rows)) : 0; }
+INLINE int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+INLINE int64_t tile_rows(int64_t rows) { return ceil_div(ceil_div(rows, SORT_PIECE), MAX_TILES) * SORT_PIECE; }
+INLINE int64_t tiles_of(int64_t rows) { return rows ? ceil_div(rows, tile_rows(rows)) : 0; }
 INLINE int sort_passes(int64_t entries) {
   int passes = 1;
   while (passes < 4 && (entries - 1) >> (8 * passes)) ++passes;
@@ -48,13 +48,13 @@ INLINE int32_t next_number(int32_t* counter) {
 #endif
 }
 
-// The place in a tile of a thread's k-th row in a piece: a warp has neighbouring rows.
+// The index in a piece of a thread's k-th row: a warp has neighbouring rows.
 INLINE int place_in_piece(int k) {
   return thread_index() / WARP * (ROUNDS * WARP) + k * WARP + thread_index() % WARP;
 }
 
 // Counts the digits of each warp's rows of a piece that begins with row `first`, in cells[warp][digit]; of this thread's
-// rows come the keys, -1 behind the end, and how many of the warp with the same digit stand before. Ends in a barrier.
+// rows come the keys, -1 past the end, and how many of the warp with the same digit stand before. Ends in a barrier.
 template <class C, class F>
 INLINE void rank_rows(
     int64_t first, int64_t end, int pass, const F& key_at, C* cells, int32_t (&key)[ROUNDS], int (&rank)[ROUNDS]) {
@@ -86,7 +86,7 @@ INLINE void rank_rows(
 // How many rows of a tile have each digit: counts[tile][digit].
 template <class F>
 INLINE void count_digits(int64_t rows, int pass, int32_t* counts, int32_t* cells, const F& key_at) {
-  const int64_t begin = block_index() * tile_rows(rows), end = least(rows, begin + tile_rows(rows));
+  const int64_t begin = block_index() * tile_rows(rows), end = min(rows, begin + tile_rows(rows));
   int32_t count = 0;
   for (int64_t first = begin; first < end; first += SORT_PIECE) {
     int32_t key[ROUNDS];
@@ -98,7 +98,7 @@ INLINE void count_digits(int64_t rows, int pass, int32_t* counts, int32_t* cells
   counts[block_index() * DIGITS + thread_index()] = count;
 }
 
-// Sums of all that other threads with lower numbers have. `cells` has room for one of each.
+// The exclusive prefix sum over threads. `cells` has one element for each.
 template <class C> INLINE C sum_before(C mine, C* cells) {
   C sum = mine;
   for (int d = 1; d < DIGITS; d *= 2) {
@@ -110,23 +110,23 @@ template <class C> INLINE C sum_before(C mine, C* cells) {
   return sum - mine;
 }
 
-// Every row of a tile goes behind the rows with lower digits, and those with the same digit that stand before.
+// Every row of a tile goes after the rows with lower digits, and after earlier ones with the same digit.
 template <class C, class F, class G>
 INLINE void place_rows(
     int64_t rows, int pass, const int32_t* counts, C* cells, const F& key_at, const G& row_at, int32_t* keys, C* order) {
   const int64_t tiles = tiles_of(rows), begin = block_index() * tile_rows(rows);
-  const int64_t end = least(rows, begin + tile_rows(rows));
-  C all = 0, place = 0;
+  const int64_t end = min(rows, begin + tile_rows(rows));
+  C all = 0, index = 0;
   ROLLED for (int64_t t = 0; t < tiles; t += COUNTS_AT_ONCE) {
     int32_t count[COUNTS_AT_ONCE];
     UNROLL for (int k = 0; k < COUNTS_AT_ONCE; ++k)
       count[k] = t + k < tiles ? counts[(t + k) * DIGITS + thread_index()] : 0;
     UNROLL for (int k = 0; k < COUNTS_AT_ONCE; ++k) {
       all += count[k];
-      if (t + k < block_index()) place += count[k];
+      if (t + k < block_index()) index += count[k];
     }
   }
-  place += sum_before(all, cells);
+  index += sum_before(all, cells);
   for (int64_t first = begin; first < end; first += SORT_PIECE) {
     int32_t key[ROUNDS];
     int rank[ROUNDS];
@@ -134,8 +134,8 @@ INLINE void place_rows(
     for (int w = 0; w < DIGITS / WARP; ++w) {
       C& cell = cells[w * DIGITS + thread_index()];
       const C count = cell;
-      cell = place;
-      place += count;
+      cell = index;
+      index += count;
     }
     barrier();
     UNROLL for (int k = 0; k < ROUNDS; ++k) {

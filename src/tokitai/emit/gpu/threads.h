@@ -36,7 +36,7 @@ constexpr int WARP = 32;
 
 INLINE int thread_index() {
   const int t = int(threadIdx.x);
-  __builtin_assume(t >= 0);  // quotients of it need no look at the sign
+  __builtin_assume(t >= 0);  // quotients of it need no test of the sign
   return t;
 }
 INLINE int block_size() { return int(blockDim.x); }
@@ -44,7 +44,7 @@ INLINE int64_t block_index() { return blockIdx.x; }
 INLINE int64_t grid_size() { return gridDim.x; }
 INLINE void barrier() { __syncthreads(); }
 
-// Counters that blocks share (see Turns in rows.h). What a thread wrote before it counts is seen by those that waited.
+// Counters that blocks share (see Turns in rows.h). What a thread wrote before it counts is visible to those that waited.
 INLINE uint32_t count_up(uint32_t* p) { return atomicAdd(p, 1u); }
 INLINE void count_done(uint32_t* p) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(p) : "memory"); }
 INLINE uint32_t counted(const uint32_t* p) {
@@ -63,7 +63,7 @@ INLINE float exchange(float x, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, x
 INLINE uint32_t bits_of(float a) { return __float_as_uint(a); }
 INLINE float float_of(uint32_t u) { return __uint_as_float(u); }
 
-// Streaming accesses: what a kernel reads and writes is used once, and need not displace what others keep in L2.
+// Streaming accesses: what a kernel reads and writes is used once, and need not displace other data in L2.
 struct alignas(16) Words16 { uint32_t w[4]; };
 struct alignas(8) Words8 { uint32_t w[2]; };
 typedef uint32_t Words4;
@@ -75,15 +75,15 @@ INLINE Words16 load16(const void* p) {
 INLINE void store16(void* p, Words16 x) {
   __stcs(static_cast<uint4*>(p), make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]));
 }
-// Copies that go on by themselves, past registers, in closed groups; a thread may read what it copied once it has waited
-// until groups LATER than that are the only ones on their way.
+// Asynchronous copies, past registers, in committed groups; a thread may read what it copied once it has waited until
+// groups LATER than that are the only ones in flight.
 INLINE void copy16_to_shared(void* to, const void* from) {
   const auto place = uint32_t(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
 }
 INLINE void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LATER> INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(LATER) : "memory"); }
-template <int N> struct Late {  // copies through registers are there at once
+template <int N> struct Late {  // copies through registers complete at once
   INLINE void fetched(int) {}
   INLINE bool landed(int) const { return true; }
 };

@@ -1,7 +1,6 @@
 // One step along k of a warpgroup's matrix unit: 64 rows, N columns, 16 products each. Of `d`, thread 32 w + 4 g + t of the
 // warpgroup has at [4 j + 2 h + i] row 16 w + g + 8 h and column 8 j + 2 t + i. `left` and `right` describe operands in
-// shared memory; ACROSS, those whose neighbours in memory are neighbours across k. Where it does not `go_on`, d begins
-// with +0.
+// shared memory; ACROSS, those whose neighbours in memory are neighbours across k. Without `accumulate`, d begins with +0.
 #pragma once
 #include "matrix_unit.h"
 
@@ -18,7 +17,7 @@ namespace tokitai {
         "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), \
         "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), \
         "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) \
-      : "l"(left), "l"(right), "r"(go_on), "n"(LEFT_ACROSS), "n"(RIGHT_ACROSS))
+      : "l"(left), "l"(right), "r"(accumulate), "n"(LEFT_ACROSS), "n"(RIGHT_ACROSS))
 #define WARPGROUP_STEP_128(TYPE) \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; " \
       "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" \
@@ -35,7 +34,7 @@ namespace tokitai {
         "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), \
         "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), \
         "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]) \
-      : "l"(left), "l"(right), "r"(go_on), "n"(LEFT_ACROSS), "n"(RIGHT_ACROSS))
+      : "l"(left), "l"(right), "r"(accumulate), "n"(LEFT_ACROSS), "n"(RIGHT_ACROSS))
 #define WARPGROUP_STEP_256(TYPE) \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0; " \
       "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" \
@@ -66,25 +65,25 @@ namespace tokitai {
         "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), \
         "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), \
         "+f"(d[127]) \
-      : "l"(left), "l"(right), "r"(go_on), "n"(LEFT_ACROSS), "n"(RIGHT_ACROSS))
+      : "l"(left), "l"(right), "r"(accumulate), "n"(LEFT_ACROSS), "n"(RIGHT_ACROSS))
 
 template <int N, bool LEFT_ACROSS, bool RIGHT_ACROSS>
-INLINE void warpgroup_step(float (&d)[N / 2], uint64_t left, uint64_t right, int go_on) {
+INLINE void warpgroup_step(float (&d)[N / 2], uint64_t left, uint64_t right, int accumulate) {
   static_assert(N == 64 || N == 128 || N == 256, "as many columns");
   if constexpr (N == 64) {
-    if constexpr (LEFT_PLACES == 10) WARPGROUP_STEP_64("f16");
+    if constexpr (LEFT_FRACTION_BITS == 10) WARPGROUP_STEP_64("f16");
     else WARPGROUP_STEP_64("bf16");
   } else if constexpr (N == 128) {
-    if constexpr (LEFT_PLACES == 10) WARPGROUP_STEP_128("f16");
+    if constexpr (LEFT_FRACTION_BITS == 10) WARPGROUP_STEP_128("f16");
     else WARPGROUP_STEP_128("bf16");
   } else {
-    if constexpr (LEFT_PLACES == 10) WARPGROUP_STEP_256("f16");
+    if constexpr (LEFT_FRACTION_BITS == 10) WARPGROUP_STEP_256("f16");
     else WARPGROUP_STEP_256("bf16");
   }
 }
 INLINE void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void warpgroup_close() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until the last LATER groups of steps are the only ones on their way.
+// Waits until the last LATER groups of steps are the only ones in flight.
 template <int LATER> INLINE void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LATER) : "memory"); }
 
 INLINE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
@@ -99,7 +98,7 @@ template <int BLOCK> INLINE uint64_t operand_at(uint32_t address) {
 INLINE void barrier_begin(uint64_t* b, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory");
 }
-INLINE void barriers_are_seen() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+INLINE void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 INLINE void arrive(uint64_t* b) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
 }
@@ -112,7 +111,7 @@ INLINE void wait(uint64_t* b, int phase) {
       :: "r"(shared_address(b)), "r"(phase) : "memory");
 }
 
-// ------------------------------------------------------------------ the copy engine
+// ------------------------------------------------------------------ the Tensor Memory Accelerator
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };

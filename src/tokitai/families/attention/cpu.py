@@ -43,7 +43,7 @@ class AttentionEmitter(Printer):
         self.line("#pragma omp for schedule(static, chunk)")
         self.open("for (int64_t unit = 0; unit < batch * cuts; ++unit)")
         self.line("const int64_t item = unit / cuts, first = cuts == 1 ? 0 : unit % cuts * PANEL;")
-        self.line("const int64_t stop = cuts == 1 ? rows : least(rows, first + PANEL);")
+        self.line("const int64_t stop = cuts == 1 ? rows : min(rows, first + PANEL);")
         for name, space, kind, const in self.tensors:
             step = f"{name}_batch" if space in MATRICES else "rows"
             self.line(f"{const}{kind}* const {name} = all_{name} + item * {step};")
@@ -63,24 +63,24 @@ class AttentionEmitter(Printer):
         self.line("const Stored* const scalars = static_cast<const Stored*>(scalar_table);")
         self.line("(void)scalars, (void)integers;")
         # Sums over queries run through all of them in order; else every panel is work of its own.
-        self.line(f"const int64_t cuts = {'1' if self.plan.over_queries else 'over(rows, PANEL)'};")
+        self.line(f"const int64_t cuts = {'1' if self.plan.over_queries else 'ceil_div(rows, PANEL)'};")
         # A head's keys are packed by every thread that works on it; of few heads the panels are dealt out in turn, as
         # those that see more keys are more work.
-        self.line("const int64_t chunk = batch >= threads ? over(batch * cuts, threads) : 1;")
+        self.line("const int64_t chunk = batch >= threads ? ceil_div(batch * cuts, threads) : 1;")
 
     def memory(self) -> None:
         """Where the pieces of a thread's memory begin."""
         keys, queries, columns, lines = self.plan.sides
-        tall, wide = "padded(inner, MR)", "padded(inner, NR)"
-        pieces = [(f"keys_{self.name[n]}", "padded(cols, MR) * inner") for n in keys]
-        pieces += [(f"queries_{self.name[n]}", "NR * inner") for n in queries]
+        tall, wide = "round_up(k_size, MR)", "round_up(k_size, NR)"
+        pieces = [(f"keys_{self.name[n]}", "round_up(cols, MR) * k_size") for n in keys]
+        pieces += [(f"queries_{self.name[n]}", "NR * k_size") for n in queries]
         pieces += [(f"columns_{self.name[n]}", f"{tall} * cols") for n in columns]
         pieces += [(f"lines_{self.name[n]}", f"NR * {wide}") for n in lines]
-        pieces += [(f"panel_{i}", "padded(cols, MR) * NR + WIDTH") for i in range(self.plan.panels)]
-        pieces += [("tile", "TILE_SIZE * (1 + levels_of(inner))"), ("made", "NR * padded(inner, 16)")]
+        pieces += [(f"panel_{i}", "round_up(cols, MR) * NR + WIDTH") for i in range(self.plan.panels)]
+        pieces += [("tile", "TILE_SIZE * (1 + levels_of(k_size))"), ("output", "NR * round_up(k_size, 16)")]
         pieces += [(f"sum_{self.name[n]}", f"{tall} * NR * (1 + levels_of(cols))") for n in self.plan.over_keys]
         pieces += [
-            (f"sum_{self.name[n]}", f"padded(cols, MR) * {wide} * (1 + levels_of(rows))")
+            (f"sum_{self.name[n]}", f"round_up(cols, MR) * {wide} * (1 + levels_of(rows))")
             for n in self.plan.over_queries
         ]
         self.line("Memory memory;")
@@ -90,16 +90,16 @@ class AttentionEmitter(Printer):
     def side(self, n: Node, row: str = "") -> str:
         name = f"in_{n.data[0]}"
         start = f"{name} + {row} * {name}_stride" if row else name
-        return f"Side<{POINTER[str(n.data[1])]}>{{{start}, {name}_stride}}"
+        return f"Operand<{POINTER[str(n.data[1])]}>{{{start}, {name}_stride}}"
 
     def pack(self) -> None:
         """Operands that all queries of an item share."""
         keys, _, columns, _ = self.plan.sides
         self.open("if (packed != item)")
         for n in keys:
-            self.line(f"pack_lines<MR>(mine + keys_{self.name[n]}, {self.side(n)}, cols, inner);")
+            self.line(f"pack_lines<MR>(mine + keys_{self.name[n]}, {self.side(n)}, cols, k_size);")
         for n in columns:
-            self.line(f"pack_inner<MR>(mine + columns_{self.name[n]}, {self.side(n)}, cols, inner);")
+            self.line(f"pack_k<MR>(mine + columns_{self.name[n]}, {self.side(n)}, cols, k_size);")
         self.line("packed = item;")
         self.close()
 
@@ -107,23 +107,23 @@ class AttentionEmitter(Printer):
     def panel(self) -> None:
         plan = self.plan
         _, queries, _, lines = plan.sides
-        self.line("const int64_t count = least(PANEL, rows - r0);")
+        self.line("const int64_t count = min(PANEL, rows - r0);")
         for n in self.rows:
             kind = "int32_t" if n.type == "i32" else "Stored"
             self.line(f"PerQuery<{kind}> row_{self.name[n]};")
             if n.op == "input":
                 self.line(f"row_{self.name[n]}.read(in_{n.data[0]} + r0, count);")
-        limit = f"seen_of(row_{self.name[plan.limit]}, count)" if plan.limit else "Seen{cols, cols, nullptr}"
-        self.line(f"const Seen seen = {limit};")
-        self.line("reached = most(reached, seen.most);")
+        limit = f"key_limits(row_{self.name[plan.limit]}, count)" if plan.limit else "KeyLimits{cols, cols, nullptr}"
+        self.line(f"const KeyLimits limits = {limit};")
+        self.line("reached = max(reached, limits.max);")
         for n in queries:
-            self.line(f"pack_lines<NR>(mine + queries_{self.name[n]}, {self.side(n, 'r0')}, count, inner);")
+            self.line(f"pack_lines<NR>(mine + queries_{self.name[n]}, {self.side(n, 'r0')}, count, k_size);")
         for n in lines:
-            self.line(f"pack_inner<NR>(mine + lines_{self.name[n]}, {self.side(n, 'r0')}, count, inner);")
+            self.line(f"pack_k<NR>(mine + lines_{self.name[n]}, {self.side(n, 'r0')}, count, k_size);")
         for n in plan.products:
             left, right = f"mine + keys_{self.name[n.args[1]]}", f"mine + queries_{self.name[n.args[0]]}"
             place = f"mine + panel_{plan.slot[n]}"
-            self.line(f"score({place}, seen.most, cols, inner, {left}, {right}, mine + tile);")
+            self.line(f"score({place}, limits.max, cols, k_size, {left}, {right}, mine + tile);")
         self.row_values(plan.before)
         there: set[Node] = set(plan.products)
         for p in plan.passes:
@@ -135,14 +135,14 @@ class AttentionEmitter(Printer):
                 place = f"row_{self.name[o.node]}.value + i"
                 self.line(f"for (int64_t i = 0; i < count; ++i) store1(out_{o.name} + r0 + i, load1({place}));")
         for n in plan.over_keys:
-            size = "padded(inner, MR) * NR"
+            size = "round_up(k_size, MR) * NR"
             weights, left = f"mine + panel_{plan.slot[n.args[0]]}", f"mine + columns_{self.name[n.args[1]]}"
-            self.line(f"sum_over_keys(mine + sum_{self.name[n]}, {size}, cols, inner, seen, {left}, {weights});")
+            self.line(f"sum_over_keys(mine + sum_{self.name[n]}, {size}, cols, k_size, limits, {left}, {weights});")
         self.query_results()
         for n in plan.over_queries:
-            size = "padded(cols, MR) * padded(inner, NR)"
+            size = "round_up(cols, MR) * round_up(k_size, NR)"
             weights, right = f"mine + panel_{plan.slot[n.args[0]]}", f"mine + lines_{self.name[n.args[1]]}"
-            head = f"sum_over_queries(mine + sum_{self.name[n]}, {size}, r0, count, rows, cols, inner, seen"
+            head = f"sum_over_queries(mine + sum_{self.name[n]}, {size}, r0, count, rows, cols, k_size, limits"
             self.line(f"{head}, {weights}, {right});")
 
     def stored(self, n: Node) -> str:
@@ -154,8 +154,8 @@ class AttentionEmitter(Printer):
         reductions = [*p.maxima, *p.sums]
         for n in reductions:
             self.line(f"{'RowMax' if n.op == 'row_max' else 'RowSum'} over_{self.name[n]};")
-        self.open("each_key(cols, seen, [&](int64_t c, int64_t place, int64_t lines) INLINE_LAMBDA")
-        self.line("(void)place, (void)lines;")
+        self.open("each_key(cols, limits, [&](int64_t c, int64_t index, int64_t lines) INLINE_LAMBDA")
+        self.line("(void)index, (void)lines;")
         self.beside(p.compute, there)
         for n in p.compute:
             if n in there:
@@ -167,13 +167,13 @@ class AttentionEmitter(Printer):
         for n in p.keep:
             self.line(f"store({self.stored(n)} + c * NR, {self.name[n]}, Four{{}});")
         for n in reductions:
-            self.line(f"over_{self.name[n]}.take({self.vector(n.args[0])}, place, lines);")
-        self.close("}, [&](int64_t place, int64_t lines) INLINE_LAMBDA {")
+            self.line(f"over_{self.name[n]}.take({self.vector(n.args[0])}, index, lines);")
+        self.close("}, [&](int64_t index, int64_t lines) INLINE_LAMBDA {")
         self.depth += 1
-        self.line("(void)place, (void)lines;")
+        self.line("(void)index, (void)lines;")
         for n in reductions:
             if n in self.plan.hidden:
-                self.line(f"over_{self.name[n]}.take(splat({self.name[self.plan.hidden[n]]}), place, lines);")
+                self.line(f"over_{self.name[n]}.take(splat({self.name[self.plan.hidden[n]]}), index, lines);")
         self.close("}, [&](int64_t n, int64_t count) INLINE_LAMBDA {")
         self.depth += 1
         self.line("(void)n, (void)count;")
@@ -214,7 +214,7 @@ class AttentionEmitter(Printer):
         for n in nodes:
             self.declare(n, self.expression(n, True, self.name), vector=True)
             if n in self.rows:
-                self.line(f"spread(row_{self.name[n]}, j, {self.name[n]});")
+                self.line(f"replicate(row_{self.name[n]}, j, {self.name[n]});")
         self.close()
 
     # ------------------------------------------------------------------ results
@@ -227,7 +227,7 @@ class AttentionEmitter(Printer):
             sums = [n for n in work if n.op == "weighted_sum"]
             head = f"each_query_sum<{len(sums)}>({{{', '.join(f'mine + sum_{self.name[n]}' for n in sums)}}}, count"
             self.open(
-                f"{head}, inner, out_{o.name} + r0 * out_{o.name}_stride, out_{o.name}_stride, mine + made, "
+                f"{head}, k_size, out_{o.name} + r0 * out_{o.name}_stride, out_{o.name}_stride, mine + output, "
                 f"[&](int64_t j, const V (&sum)[{len(sums)}]) INLINE_LAMBDA"
             )
             self.line("(void)j;")
@@ -249,7 +249,7 @@ class AttentionEmitter(Printer):
             sums = [n for n in work if n.op == "weighted_sum"]
             head = f"each_key_sum<{len(sums)}>({{{', '.join(f'mine + sum_{self.name[n]}' for n in sums)}}}, cols"
             values = f"auto lanes, const V (&sum)[{len(sums)}]"
-            self.open(f"{head}, inner, reached, [&](int64_t c, int64_t d, {values}) INLINE_LAMBDA")
+            self.open(f"{head}, k_size, reached, [&](int64_t c, int64_t d, {values}) INLINE_LAMBDA")
             self.elements(work, sums)
             self.line(f"store(out_{o.name} + c * out_{o.name}_stride + d, {self.name[o.node]}, lanes);")
             self.close("});")

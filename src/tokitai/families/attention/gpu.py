@@ -16,7 +16,7 @@ from .plan import AttentionPlan, made_of
 from .tiling import Walk, WalkTiling, cone, handed_on, kernels_of, walks_of
 
 AT = {True: "row_at(line_here(), i)", False: "column_here(j)"}  # a tile's row, a step's column
-EACH = {"i": "UNROLL for (int i = 0; i < TALL; ++i)", "j": "UNROLL for (int j = 0; j < WIDE; ++j)"}
+EACH = {"i": "UNROLL for (int i = 0; i < THREAD_M; ++i)", "j": "UNROLL for (int j = 0; j < THREAD_N; ++j)"}
 
 
 class GpuAttentionEmitter(GpuPrinter):
@@ -29,8 +29,8 @@ class GpuAttentionEmitter(GpuPrinter):
         self.plan, self.tiling = plan, tiling
         t = tiling
         sizes = {
-            "PRODUCTS": 1, "ROWS": t.rows, "COLS": t.cols, "TALL": t.tall, "WIDE": t.wide, "DEPTH": t.depth,
-            "LANES": t.lanes, "UNROLLED": t.unrolled, "WIDTH": t.width, "PIECES": t.pieces,
+            "PRODUCTS": 1, "ROWS": t.rows, "COLS": t.cols, "THREAD_M": t.tall, "THREAD_N": t.wide, "DEPTH": t.depth,
+            "LANES": t.lanes, "UNROLL_K": t.unrolled, "WIDTH": t.width, "PIECES": t.pieces,
         }  # fmt: skip
         self.defines = (
             f"// {t}", "#define ACCUMULATORS_F64 0", "#define MATRIX_UNITS 0",
@@ -66,17 +66,17 @@ class GpuAttentionEmitter(GpuPrinter):
         for n in self.plan.uniform:
             self.declare(n, self.expression(n, False, self.name), vector=False)
         self.line("SHARED(Quad, memory, MEMORY / QUAD);")
-        self.line("E *const slabs = memory->e, *const weights = slabs, *const halves = slabs + WEIGHTS;")
+        self.line("E *const k_tiles = memory->e, *const weights = k_tiles, *const halves = k_tiles + WEIGHTS;")
         for n in self.rows:
             self.line(f"SHARED({SCALAR[n.type]}, row_{self.name[n]}, {'ROWS' if self.queries else 'COLS'});")
             self.line(f"(void)row_{self.name[n]};")
         self.line("E* const values = static_cast<E*>(call.workspace);  // of rows")
         own, along = ("rows", "cols") if self.queries else ("cols", "rows")
-        self.line(f"const int64_t tiles = over({own}, ROWS);")
-        self.line(f"const Work work({own}, {along}, inner, batch, over(inner, CHAIN));")
-        waiting = f"room_of(inner) + {len(sums)} * PIECES * room_of({along})"
+        self.line(f"const int64_t tiles = ceil_div({own}, ROWS);")
+        self.line(f"const Work work({own}, {along}, k_size, batch, ceil_div(k_size, CHAIN));")
+        waiting = f"pending_size(k_size) + {len(sums)} * PIECES * pending_size({along})"
         start = f"values + {len(self.handed_on)} * batch * rows"
-        self.line(f"E* const waiting = {start} + block_index() * ({waiting});")
+        self.line(f"E* const pending = {start} + block_index() * ({waiting});")
         self.line("(void)halves, (void)weights, (void)values;")
         self.open("for (int64_t at = block_index(); at < batch * tiles; at += grid_size())")
         # Where queries see what lies before them, the last see most; they begin first. So do the first keys.
@@ -97,11 +97,11 @@ class GpuAttentionEmitter(GpuPrinter):
         plan = self.plan
         self.line("barrier();")
         inputs = [n for n in self.rows if n.op == "input"]
-        self.of_each_row("ROWS", [*inputs, *plan.before], "least(r0 + thread_index(), rows - 1)")
+        self.of_each_row("ROWS", [*inputs, *plan.before], "min(r0 + thread_index(), rows - 1)")
         self.line("barrier();")
-        limit = f"seen_of<ROWS>(row_{self.name[plan.limit]}, cols)" if plan.limit else "{cols, cols}"
-        self.line(f"const Seen seen = {limit};")
-        self.line("(void)seen;")
+        limit = f"key_limits<ROWS>(row_{self.name[plan.limit]}, cols)" if plan.limit else "{cols, cols}"
+        self.line(f"const KeyLimits limits = {limit};")
+        self.line("(void)limits;")
         for walk in walks_of(plan):
             self.walk(walk)
         self.open("if (thread_index() < ROWS && r0 + thread_index() < rows)")
@@ -124,10 +124,10 @@ class GpuAttentionEmitter(GpuPrinter):
         for n in reductions:
             self.line(f"{'RowMax' if n.op == 'row_max' else 'RowSum'} over_{self.name[n]};")
         self.begin_sums(sums)
-        self.open(f"ROLLED for (int64_t c0 = 0; c0 < {'cols' if reductions else 'seen.most'}; c0 += COLS)")
-        self.line("const int count = int(least<int64_t>(COLS, cols - c0));")
+        self.open(f"ROLLED for (int64_t c0 = 0; c0 < {'cols' if reductions else 'limits.max'}; c0 += COLS)")
+        self.line("const int count = int(min<int64_t>(COLS, cols - c0));")
         self.arrays([n.args[0] for n in (*reductions, *sums)])
-        self.open("if (c0 < seen.most)")
+        self.open("if (c0 < limits.max)")
         self.values(w.compute, [n.args[0] for n in (*reductions, *sums)])
         if self.plan.limit and reductions:
             self.close("} else {")
@@ -138,11 +138,11 @@ class GpuAttentionEmitter(GpuPrinter):
         for n in reductions:
             self.line(f"over_{self.name[n]}.take(value_{self.name[n.args[0]]}, count);")
         if sums:
-            self.open("if (c0 < seen.most)")
-        self.weigh(sums, "c0", "seen.least < least(c0 + COLS, cols)", "c0 + k < row_{limit}[row_at(line_here(), i)]")
+            self.open("if (c0 < limits.max)")
+        self.weigh(sums, "c0", "limits.min < min(c0 + COLS, cols)", "c0 + k < row_{limit}[row_at(line_here(), i)]")
         for i, n in enumerate(sums):
-            place = f"waiting + room_of(inner) + ({i} * PIECES + p) * room_of(cols)"
-            end = f"end_chain(sum_{self.name[n]}[p], {place}, least(c0 + COLS, seen.most), seen.most);"
+            place = f"pending + pending_size(k_size) + ({i} * PIECES + p) * pending_size(cols)"
+            end = f"end_chain(sum_{self.name[n]}[p], {place}, min(c0 + COLS, limits.max), limits.max);"
             self.line(f"UNROLL for (int p = 0; p < PIECES; ++p) {end}")
         if sums:
             self.close()
@@ -158,35 +158,35 @@ class GpuAttentionEmitter(GpuPrinter):
                 self.results(o.name, o.node, "r0", "rows")
         if w.weights:
             self.line("d0 += PIECES * COLS;")
-        self.close("} while (d0 < inner);" if w.weights else "}")
+        self.close("} while (d0 < k_size);" if w.weights else "}")
 
     # ------------------------------------------------------------------ a tile of keys
     def along_queries(self) -> None:
         plan = self.plan
         sums = plan.over_queries
-        self.open("ROLLED for (int64_t d0 = 0; d0 < inner; d0 += PIECES * COLS)")
+        self.open("ROLLED for (int64_t d0 = 0; d0 < k_size; d0 += PIECES * COLS)")
         self.begin_sums(sums)
         self.line("int64_t reached = 0;  // keys below that some query sees")
         self.open("ROLLED for (int64_t r0 = 0; r0 < rows; r0 += COLS)")
-        self.line("const int count = int(least<int64_t>(COLS, rows - r0));")
+        self.line("const int count = int(min<int64_t>(COLS, rows - r0));")
         self.line("barrier();")
         given = [n for n in self.rows if n.op == "input" or n in self.handed_on]
         needed = self.needed(cone(n.args[0] for n in sums), set(given))
         self.of_each_row("COLS", [n for n in self.graph.nodes if n in needed or n is plan.limit],
-                         "r0 + least(thread_index(), count - 1)")  # fmt: skip
+                         "r0 + min(thread_index(), count - 1)")  # fmt: skip
         self.line("barrier();")
-        limit = f"seen_of<COLS>(row_{self.name[plan.limit]}, cols)" if plan.limit else "{cols, cols}"
-        self.line(f"const Seen seen = {limit};")
-        self.line("reached = most(reached, seen.most);")
-        self.open("if (c0 < seen.most)")
+        limit = f"key_limits<COLS>(row_{self.name[plan.limit]}, cols)" if plan.limit else "{cols, cols}"
+        self.line(f"const KeyLimits limits = {limit};")
+        self.line("reached = max(reached, limits.max);")
+        self.open("if (c0 < limits.max)")
         roots = list(dict.fromkeys(n.args[0] for n in sums))
         self.arrays(roots)
         self.values(cone(roots), roots)
-        self.weigh(sums, "r0", "seen.least < least(c0 + ROWS, cols)", "c0 + row_at(line_here(), i) < row_{limit}[k]")
+        self.weigh(sums, "r0", "limits.min < min(c0 + ROWS, cols)", "c0 + row_at(line_here(), i) < row_{limit}[k]")
         self.close()
         for i, n in enumerate(sums):
-            place = f"waiting + room_of(inner) + ({i} * PIECES + p) * room_of(rows)"
-            end = f"end_chain(sum_{self.name[n]}[p], {place}, least(r0 + COLS, rows), rows);"
+            place = f"pending + pending_size(k_size) + ({i} * PIECES + p) * pending_size(rows)"
+            end = f"end_chain(sum_{self.name[n]}[p], {place}, min(r0 + COLS, rows), rows);"
             self.line(f"UNROLL for (int p = 0; p < PIECES; ++p) {end}")
         self.close()
         for o in self.graph.outputs:
@@ -251,14 +251,14 @@ class GpuAttentionEmitter(GpuPrinter):
         for n in compute:
             if n.op == "matmul":
                 left, right = n.args if self.queries else n.args[::-1]
-                kinds = [f"Feed<{count}, true, {flag}, {POINTER[str(a.data[1])]}>"
+                kinds = [f"Loader<{count}, true, {flag}, {POINTER[str(a.data[1])]}>"
                          for a, count, flag in ((left, "ROWS", "true"), (right, "COLS", "false"))]  # fmt: skip
                 name, own, along = self.name[n], *(("r0", "c0") if self.queries else ("c0", "r0"))
                 self.line(f"Tile tile_{name};")
                 self.open("")
                 self.line(f"const {self.side_type(right)} others[1] = {{{self.side(right)}}};")
-                call = f"run<{', '.join(kinds)}>(work, Place(work, {own}, {along})"
-                self.line(f"tile_{name}.{call}, {self.side_type(left)}{self.side(left)}, others, waiting, slabs);")
+                call = f"run<{', '.join(kinds)}>(work, ScoreTile(work, {own}, {along})"
+                self.line(f"tile_{name}.{call}, {self.side_type(left)}{self.side(left)}, others, pending, k_tiles);")
                 self.close()
         wanted = list(dict.fromkeys(roots))
         outer, inner = ("i", "j") if self.queries else ("j", "i")
@@ -267,7 +267,7 @@ class GpuAttentionEmitter(GpuPrinter):
         self.open(EACH[inner])
         for n in compute:
             if n.op == "matmul":
-                self.declare(n, f"finished(tile_{self.name[n]}.sum[0][i][j])", vector=False)
+                self.declare(n, f"result_of(tile_{self.name[n]}.sum[0][i][j])", vector=False)
             elif n.op == "column_index":
                 self.declare(n, f"int32_t(c0 + {AT[not self.queries]})", vector=False)
             else:
@@ -280,10 +280,10 @@ class GpuAttentionEmitter(GpuPrinter):
     def arrays(self, roots: Iterable[Node]) -> None:
         """Room for values of a step, in registers."""
         for n in dict.fromkeys(roots):
-            self.line(f"S value_{self.name[n]}[TALL][WIDE];")
+            self.line(f"S value_{self.name[n]}[THREAD_M][THREAD_N];")
 
     def side_type(self, n: Node) -> str:
-        return f"Side<{POINTER[str(n.data[1])]}>"
+        return f"Operand<{POINTER[str(n.data[1])]}>"
 
     def side(self, n: Node) -> str:
         return f"{{in_{n.data[0]}, in_{n.data[0]}_stride}}"
@@ -300,8 +300,8 @@ class GpuAttentionEmitter(GpuPrinter):
             self.line(f"put_weights(value_{self.name[n.args[0]]}, count, weights);")
             x, sum_ = n.args[1], f"sum_{self.name[n]}[p]"
             self.open("UNROLL for (int p = 0; p < PIECES; ++p)")
-            self.line("if (d0 + p * COLS >= inner) continue;")
-            given = f"{sum_}, {self.side_type(x)}{self.side(x)}, d0 + p * COLS, inner, {first}, count, weights, halves"
+            self.line("if (d0 + p * COLS >= k_size) continue;")
+            given = f"{sum_}, {self.side_type(x)}{self.side(x)}, d0 + p * COLS, k_size, {first}, count, weights, halves"
             whole = f"weigh<false>({given}, [](int, int) {{ return true; }});"
             if self.plan.limit:
                 condition = met.format(limit=self.name[self.plan.limit])
@@ -322,15 +322,15 @@ class GpuAttentionEmitter(GpuPrinter):
         self.line(f"auto* const out = all_out_{name} + item * out_{name}_batch;")
         (sum_,) = [n for n in work if n.op == "weighted_sum"]
         self.open("UNROLL for (int p = 0; p < PIECES; ++p)")
-        self.line(f"spread_out(sum_{self.name[sum_]}[p], slabs);")
+        self.line(f"store_tile(sum_{self.name[sum_]}[p], k_tiles);")
         self.line("barrier();")
         self.open("ROLLED for (int e = thread_index(); e < ROWS * COLS; e += THREADS)")
         self.line("const int row = e / COLS;")
         self.line("const int64_t d = d0 + p * COLS + e % COLS;")
-        self.line(f"if ({own} + row >= {count} || d >= inner) continue;")
+        self.line(f"if ({own} + row >= {count} || d >= k_size) continue;")
         if self.queries:
             self.rows_beside([n for n in work if n is not sum_], "row")
-        self.declare(sum_, f"finished({any_} ? slabs[e] : nothing())", vector=False)
+        self.declare(sum_, f"result_of({any_} ? k_tiles[e] : empty_sum())", vector=False)
         for n in work:
             if n is not sum_:
                 self.declare(n, self.expression(n, False, self.name), vector=False)

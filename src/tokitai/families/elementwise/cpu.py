@@ -76,7 +76,7 @@ class FlatEmitter(Printer):
         self.tile()
         self.line("const int64_t across = tiles_of(shape[1]), within = tile - first_tile[tensor];")
         self.line(
-            "const int64_t r = within / across, begin = within % across * TILE, size = least(TILE, shape[1] - begin);"
+            "const int64_t r = within / across, begin = within % across * TILE, size = min(TILE, shape[1] - begin);"
         )
         self.line("const int64_t place = r * shape[1] + begin;")
         self.pointers(storing)
@@ -123,19 +123,19 @@ class FlatEmitter(Printer):
         self.tiles()
         if t.op == "total_sum":
             self.line("S sum[1];")
-            self.line("Stored partial[partial_room(TILE)];")
+            self.line("Stored partial[partial_capacity(TILE)];")
             self.open("row_sums<1, false>(size, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
             self.elements(self.plan.under(t))
             self.line(f"return summands(lanes, pad({x}, NEUTRAL_SUM, lanes));")
             self.close("}, [](int64_t) {}, sum);")
             self.line(f"store1(tile_{name} + tile, sum[0]);")
         else:
-            self.line("Max most;")
+            self.line("Max top;")
             self.open("each(0, size, [&](int64_t c, auto lanes) INLINE_LAMBDA")
             self.elements(self.plan.under(t))
-            self.line(f"take(most, pad(leaf_max({x}), NEUTRAL_MAX, lanes));")
+            self.line(f"take(top, pad(leaf_max({x}), NEUTRAL_MAX, lanes));")
             self.close("});")
-            self.line(f"store1(tile_{name} + tile, joined_max(most));")
+            self.line(f"store1(tile_{name} + tile, joined_max(top));")
         self.close()
         if t.op == "total_sum":
             self.open(f"const S {name} = tree_over(fill, S{{}}, [&](int64_t i)")
@@ -145,11 +145,9 @@ class FlatEmitter(Printer):
             )
             self.close("});")
         else:
-            self.line(f"S most_{name} = NEUTRAL_MAX;")
-            self.line(
-                f"for (int64_t i = 0; i < tiles; ++i) most_{name} = join_max(most_{name}, load1(tile_{name} + i));"
-            )
-            self.line(f"const S {name} = done_max(most_{name});")
+            self.line(f"S max_{name} = NEUTRAL_MAX;")
+            self.line(f"for (int64_t i = 0; i < tiles; ++i) max_{name} = join_max(max_{name}, load1(tile_{name} + i));")
+            self.line(f"const S {name} = done_max(max_{name});")
 
     def sum_of_rows(self, t: Node) -> None:
         """The same of a sum where there may be several rows: tiles of the flattened tensor, which go on in the next
@@ -157,12 +155,12 @@ class FlatEmitter(Printer):
         name = self.name[t]
         self.tile()
         self.line("const int64_t start = (tile - first_tile[tensor]) * TILE;")
-        self.line("const int64_t size = least(TILE, shape[0] * shape[1] - start);")
+        self.line("const int64_t size = min(TILE, shape[0] * shape[1] - start);")
         self.line("if (size <= 0) continue;")
         self.line("Stored terms[TILE];")
         self.open("for (int64_t done = 0; done < size;)")
         self.line("const int64_t place = start + done, r = place / shape[1], begin = place - r * shape[1];")
-        self.line("const int64_t here = least(size - done, shape[1] - begin);")
+        self.line("const int64_t here = min(size - done, shape[1] - begin);")
         self.pointers(storing=False)
         self.open("each(0, here, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         self.elements(self.plan.under(t))
@@ -171,7 +169,7 @@ class FlatEmitter(Printer):
         self.line("done += here;")
         self.close()
         self.line("S sum[1];")
-        self.line("Stored partial[partial_room(TILE)];")
+        self.line("Stored partial[partial_capacity(TILE)];")
         self.open("row_sums<1, false>(size, partial, [&](int64_t c, auto lanes) INLINE_LAMBDA")
         self.line("return summands(lanes, pad(load(terms + c, lanes), NEUTRAL_SUM, lanes));")
         self.close("}, [](int64_t) {}, sum);")

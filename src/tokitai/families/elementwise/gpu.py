@@ -121,7 +121,7 @@ class GpuFlatEmitter(QuotientPrinter):
         """A tile of row r: pointers are to its first element. Where it is for a total, to that of inputs `under` it."""
         read = None if under is None else {f"in_{n.data[0]}" for n in under if n.op == "input"}
         self.line(f"const int64_t begin = ({tile_of_row}) * TILE;")
-        self.line("const int size = int(least<int64_t>(TILE, entry[1] - begin));")
+        self.line("const int size = int(min<int64_t>(TILE, entry[1] - begin));")
         self.line("const int64_t place = r * entry[1] + begin;")
         self.line("(void)place;")
         self.line("const int first = (thread_index() / GROUP * CHUNKS * GROUP + thread_index() % GROUP) * CHUNK;")
@@ -178,10 +178,10 @@ class GpuFlatEmitter(QuotientPrinter):
             self.line("const int64_t units_across = (across_row + call.run - 1) / call.run, within = turn - entry[4];")
             self.line("const int64_t r = entry[0] == 1 ? 0 : within / units_across;")
             self.line("const int64_t from = (within - r * units_across) * call.run;")
-            self.line("const int count = int(least(call.run, across_row - from));")
+            self.line("const int count = int(min(call.run, across_row - from));")
         else:  # tiles go on in the next row: there are at most as many as those of rows, and units to spare have none
             self.line("const int64_t elements = entry[0] * entry[1], from = (turn - entry[4]) * call.run;")
-            self.line("const int count = int(least(call.run, (elements + TILE - 1) / TILE - from));")
+            self.line("const int count = int(min(call.run, (elements + TILE - 1) / TILE - from));")
         sums = any(t.op == "total_sum" for t in self.plan.totals)
         if sums:
             self.line(f"SHARED(S, sums, {MOST_RUN});")
@@ -196,7 +196,7 @@ class GpuFlatEmitter(QuotientPrinter):
                 self.line("const int k = thread_index() % WARP;")
                 self.line(f"total[0] = across<Add, {MOST_RUN}>(k < count ? sums[k] : NEUTRAL_SUM);")
             else:
-                self.line("along_row<Most, THREADS, 1, 1>(part, total, cells);")
+                self.line("along_row<Maximum, THREADS, 1, 1>(part, total, cells);")
             self.line(f"if (thread_index() == 0) store1(unit_{self.name[t]} + turn, total[0]);")
             self.close()
 
@@ -241,7 +241,7 @@ class GpuFlatEmitter(QuotientPrinter):
         """Of a sum one value a tile; of a maximum, in which order does not count, one a thread. ``elements`` prints the
         values of an element, where they are not those of a thread's chunks."""
         sums = t.op == "total_sum"
-        op, neutral = ("Add", "NEUTRAL_SUM") if sums else ("Most", "NEUTRAL_MAX")
+        op, neutral = ("Add", "NEUTRAL_SUM") if sums else ("Maximum", "NEUTRAL_MAX")
         value = self.name[t.args[0]] if sums else f"leaf_max({self.name[t.args[0]]})"
         if sums:
             self.line("S part[1][CHUNKS];")
@@ -253,7 +253,7 @@ class GpuFlatEmitter(QuotientPrinter):
         self.line(f"at[e] = c0 + e < size ? {value} : {neutral};")
         self.close()
         found = f"fold<{op}, CHUNK>(at)"
-        self.line(f"part[0][v] = {found};" if sums else f"part[0][0] = Most::of(part[0][0], {found});")
+        self.line(f"part[0][v] = {found};" if sums else f"part[0][0] = Maximum::of(part[0][0], {found});")
         self.close()
         if sums:
             self.line("along_row<Add, THREADS, CHUNKS, 1>(part, total, cells);")
@@ -267,14 +267,14 @@ class GpuFlatEmitter(QuotientPrinter):
         self.line("const int first = (thread_index() / GROUP * CHUNKS * GROUP + thread_index() % GROUP) * CHUNK;")
         self.open("ROLLED for (int k = 0; k < count; ++k)")
         self.line("const int64_t begin = (from + k) * TILE;")
-        self.line("const int size = int(least<int64_t>(TILE, elements - begin));")
+        self.line("const int size = int(min<int64_t>(TILE, elements - begin));")
         self.scalars_of_tensor(for_totals=True)
         self.tile_total(t, self.element_of_rows)
         self.close()
 
     def element_of_rows(self, nodes: list[Node]) -> None:
         """The values of element e of chunk v, by its place in the flattened tensor."""
-        self.line("const int64_t place = least(begin + c0 + e, elements - 1), r = place / entry[1];")
+        self.line("const int64_t place = min(begin + c0 + e, elements - 1), r = place / entry[1];")
         self.line("(void)place, (void)r;")
         matrices = [name for name, space, _, _ in self.tensors if space == "rc"]
         for n in nodes:
@@ -315,9 +315,9 @@ class GpuFlatEmitter(QuotientPrinter):
     def trees(self, source: str, index: str, count: str, target: str, place: str) -> None:
         for t in self.plan.totals:
             name = self.name[t]
-            op = "Add" if t.op == "total_sum" else "Most"
+            op = "Add" if t.op == "total_sum" else "Maximum"
             at = f"[&](int64_t i) {{ return load1({source}_{name} + {index}); }}"
-            none = "S{}" if t.op == "total_sum" else "Most::neutral()"
+            none = "S{}" if t.op == "total_sum" else "Maximum::neutral()"
             self.line(f"const S all_{name} = by_all_threads<{op}, THREADS>({count}, {at}, cells);")
             value = f"{count} ? all_{name} : {none}"
             if target == "total" and t.op == "total_max":
@@ -328,7 +328,7 @@ class GpuFlatEmitter(QuotientPrinter):
         """Scalars made of totals."""
         for t in self.plan.totals:
             name = self.name[t]
-            none = "S{}" if t.op == "total_sum" else "Most::neutral()"
+            none = "S{}" if t.op == "total_sum" else "Maximum::neutral()"
             value = f"call.filled_count ? all_{name} : {none}"
             value = f"load1(total_{name})" if stored else f"done_max({value})" if t.op == "total_max" else value
             self.declare(t, value, vector=False)

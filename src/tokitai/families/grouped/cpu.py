@@ -28,14 +28,14 @@ class GroupedEmitter(ProductEmitter):
         products, offsets = self.plan.products, self.graph.offsets
         assert offsets is not None
         count = len(products)
-        self.line(f"const Room room({count}, rows, cols, inner, PLAN_SHARE * threads, threads, workspace);")
+        self.line(f"const Buffers buffers({count}, rows, cols, k_size, PLAN_SHARE * threads, threads, workspace);")
         self.open("#pragma omp parallel num_threads(threads)\n ")
         self.line("const FloatMode mode;")
         for s in self.plan.uniform:
             self.declare(s, self.expression(s, False, self.name), vector=False)
         along_rows = str(self.share == "r").lower()
         self.open(
-            f"each_task<{along_rows}>(rows, cols, inner, batch, in_{offsets.name}, threads, [&](const Task& task)"
+            f"each_task<{along_rows}>(rows, cols, k_size, batch, in_{offsets.name}, threads, [&](const Task& task)"
         )
         for name, space, kind, const in self.tensors:
             if space in MATRICES:
@@ -44,12 +44,13 @@ class GroupedEmitter(ProductEmitter):
         rights = [n.args[1].data for n in products]
         turned = [str(str(n.data[0])[1] == "T").lower() for n in products]
         sides = (f"task.right(in_{r[0]}, in_{r[0]}_stride, {t})" for r, t in zip(rights, turned, strict=True))
-        self.line(f"const Side<{POINTER[str(rights[0][1])]}> right[{count}] = {{{', '.join(sides)}}};")
-        self.line(f"const bool right_turned[{count}] = {{{', '.join(turned)}}};")
+        self.line(f"const Operand<{POINTER[str(rights[0][1])]}> right[{count}] = {{{', '.join(sides)}}};")
+        self.line(f"const bool right_transposed[{count}] = {{{', '.join(turned)}}};")
         left_turned = str(layout[0] == "T").lower()
         self.line(f"const auto left = task.left(in_{left}, in_{left}_stride, {left_turned});")
-        self.line(f"constexpr bool left_turned = {left_turned};")
-        head = "products<left_turned>(task.rows, task.cols, task.inner, task.team(), room, left, right, right_turned, "
+        self.line(f"constexpr bool left_transposed = {left_turned};")
+        sizes = "task.rows, task.cols, task.k_size, task.team()"
+        head = f"products<left_transposed>({sizes}, buffers, left, right, right_transposed, "
         self.open(f"{head}[&](int64_t task_r, int64_t task_c, auto lanes, const V (&product)[{count}]) INLINE_LAMBDA")
         self.line("const int64_t r = task.row + task_r, c = task.col + task_c;")
         self.elements()

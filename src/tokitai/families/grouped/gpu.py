@@ -34,15 +34,15 @@ class GpuGroupedEmitter(GpuProductEmitter):
             self.line("const int64_t at = block_index();")
         self.line("Group group;")
         if self.share == "r":
-            self.line(f"if (!group.find({self.offsets}, batch, work.across * work.parts, at)) return;")
-            self.line("const Work mine(group.count, cols, inner, 1, call.together);")
+            self.line(f"if (!group.find({self.offsets}, batch, work.across * work.slices, at)) return;")
+            self.line("const Work mine(group.count, cols, k_size, 1, call.chains_per_slice);")
             self.line("const Unit unit(mine, group.unit);")
         else:
             self.line("if (at >= work.units) return;")
             self.line("const Unit unit(work, at);")
             self.line(f"group.take({self.offsets}, unit.item);")
-            self.line("const Work mine(rows, cols, group.count, 1, call.together);")
-            self.line(f"if (unit.part >= mine.parts) {'return' if self.tiling.once else 'continue'};")
+            self.line("const Work mine(rows, cols, group.count, 1, call.chains_per_slice);")
+            self.line(f"if (unit.slice >= mine.slices) {'return' if self.tiling.once else 'continue'};")
 
     def side(self, operand: Node) -> str:
         """Where a group's share of an operand begins, or the operand that is a group's own."""
@@ -57,5 +57,5 @@ class GpuGroupedEmitter(GpuProductEmitter):
     def parts_of_item(self) -> str:
         """As many as its group's sum has."""
         if self.share == "r":
-            return "work.parts"
-        return f"Work(rows, cols, {self.offsets}[item + 1] - {self.offsets}[item], 1, call.together).parts"
+            return "work.slices"
+        return f"Work(rows, cols, {self.offsets}[item + 1] - {self.offsets}[item], 1, call.chains_per_slice).slices"

@@ -22,16 +22,16 @@ class GpuGroupedPipelineEmitter(GpuPipelineEmitter, GpuGroupedEmitter):
         if self.share == "r":
             self.open("for (int64_t at = block_index();; at += grid_size())")
             self.line("Group group;")
-            self.line(f"if (!group.find({self.offsets}, batch, work.across * work.parts, at)) break;")
-            self.line("const Work mine(group.count, cols, inner, 1, call.together);")
+            self.line(f"if (!group.find({self.offsets}, batch, work.across * work.slices, at)) break;")
+            self.line("const Work mine(group.count, cols, k_size, 1, call.chains_per_slice);")
             self.line("Unit unit = placed(mine, group.unit);")
             return
         self.open("for (int64_t at = block_index(); at < work.units; at += grid_size())")
         self.line("const Unit unit = placed(work, at);")
         self.line("Group group;")
         self.line(f"group.take({self.offsets}, unit.item);")
-        self.line("const Work mine(rows, cols, group.count, 1, call.together);")
-        self.line("if (unit.part >= mine.parts) continue;")
+        self.line("const Work mine(rows, cols, group.count, 1, call.chains_per_slice);")
+        self.line("if (unit.slice >= mine.slices) continue;")
 
     def origin(self, operand: str, left: bool) -> str:
         if self.share == "k":

@@ -17,12 +17,12 @@ def unit_defines(plan: ProductPlan) -> tuple[str, ...]:
     if plan.accumulator != "fused16":
         return ()
     left, right = (FORMATS[str(n.data[1])].emin for n in plan.products[0].args[:2])
-    return ("#define ACCUMULATORS_FUSED 1", f"#define LEFT_SMALLEST {left}", f"#define RIGHT_SMALLEST {right}")
+    return ("#define ACCUMULATORS_FUSED 1", f"#define LEFT_MIN_EXPONENT {left}", f"#define RIGHT_MIN_EXPONENT {right}")
 
 
 def plan_defines(f64: bool, tall: int = TALL, wide: int = WIDE, panel: int = PANEL_COLS) -> tuple[str, ...]:
     """What the headers of products read: the accumulators, the tile, how much is packed at a time, panels at most."""
-    sizes = {"TALL": tall, "WIDE": wide, "DEPTH": DEPTH, "BLOCK_ROWS": BLOCK_ROWS, "SHARE": SHARE}
+    sizes = {"BLOCK_M": tall, "BLOCK_N": wide, "DEPTH": DEPTH, "BLOCK_ROWS": BLOCK_ROWS, "SHARE": SHARE}
     sizes |= {"PANEL_ROWS": PANEL_ROWS, "PANEL_COLS": panel}
     return (f"#define ACCUMULATORS_F64 {int(f64)}", *(f"#define PLAN_{n} {value}" for n, value in sizes.items()))
 
@@ -41,7 +41,7 @@ class ProductEmitter(Printer):
         """What stands between the braces of the kernel."""
         self.arguments()
         count = len(self.plan.products)
-        self.line(f"const Room room({count}, rows, cols, inner, batch, threads, workspace);")
+        self.line(f"const Buffers buffers({count}, rows, cols, k_size, batch, threads, workspace);")
         self.open("#pragma omp parallel num_threads(threads)\n ")
         self.line("const FloatMode mode;")
         for s in self.plan.uniform:
@@ -53,13 +53,13 @@ class ProductEmitter(Printer):
         left, layout = self.plan.left.data[0], str(self.plan.products[0].data[0])
         rights = [n.args[1].data for n in self.plan.products]
         sides = ", ".join(f"{{in_{name}, in_{name}_stride}}" for name, _ in rights)
-        self.line(f"const Side<{POINTER[str(rights[0][1])]}> right[{count}] = {{{sides}}};")
+        self.line(f"const Operand<{POINTER[str(rights[0][1])]}> right[{count}] = {{{sides}}};")
         turned = [str(n.data[0])[1] == "T" for n in self.plan.products]
-        self.line(f"const bool right_turned[{count}] = {{{', '.join(str(t).lower() for t in turned)}}};")
+        self.line(f"const bool right_transposed[{count}] = {{{', '.join(str(t).lower() for t in turned)}}};")
         kind = POINTER[str(self.plan.left.data[1])]
-        self.line(f"const Side<{kind}> left = {{in_{left}, in_{left}_stride}};")
-        self.line(f"constexpr bool left_turned = {str(layout[0] == 'T').lower()};")
-        head = "products<left_turned>(rows, cols, inner, team, room, left, right, right_turned, "
+        self.line(f"const Operand<{kind}> left = {{in_{left}, in_{left}_stride}};")
+        self.line(f"constexpr bool left_transposed = {str(layout[0] == 'T').lower()};")
+        head = "products<left_transposed>(rows, cols, k_size, team, buffers, left, right, right_transposed, "
         values = f"const V (&product)[{count}]"
         self.open(f"{head}[&](int64_t r, int64_t c, auto lanes, {values}) INLINE_LAMBDA")
         self.elements()

@@ -26,8 +26,8 @@ class GpuProductEmitter(Printer):
         self.plan, self.tiling = plan, tiling
         t = tiling
         sizes = {
-            "PRODUCTS": len(plan.products), "ROWS": t.rows, "COLS": t.cols, "TALL": t.tall, "WIDE": t.wide,
-            "DEPTH": t.depth, "LANES": t.lanes, "UNROLLED": t.unrolled, "WIDTH": t.width,
+            "PRODUCTS": len(plan.products), "ROWS": t.rows, "COLS": t.cols, "THREAD_M": t.tall, "THREAD_N": t.wide,
+            "DEPTH": t.depth, "LANES": t.lanes, "UNROLL_K": t.unrolled, "WIDTH": t.width,
         }  # fmt: skip
         self.fused = plan.accumulator == "fused16"
         unit = (*unit_defines(plan), f"#define UNIT_ATOM {int(t.atom)}") if self.fused else ()
@@ -47,7 +47,7 @@ class GpuProductEmitter(Printer):
         self.open("struct Call")
         self.call_begin(len(self.tensors), numbers)
         self.line(f"void* tensors[{len(self.tensors)}];")
-        self.line("int64_t together;")
+        self.line("int64_t chains_per_slice;")
         self.line(f"int64_t sizes[{numbers}];")
         self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
         self.line("void* workspace;")
@@ -67,8 +67,8 @@ class GpuProductEmitter(Printer):
     def arguments(self) -> None:
         self.pointers_of_batches("call.")
         self.line("const Stored* const scalars = call.scalars;")
-        self.line("E* const parts = static_cast<E*>(call.workspace);  // where there are several")
-        self.line(f"const Work work(rows, cols, inner, {self.batch}, call.together);")
+        self.line("E* const slices = static_cast<E*>(call.workspace);  // where there are several")
+        self.line(f"const Work work(rows, cols, k_size, {self.batch}, call.chains_per_slice);")
         self.line("(void)integers, (void)scalars;")
         for n in self.plan.uniform:
             self.declare(n, self.expression(n, False, self.name), vector=False)
@@ -79,24 +79,24 @@ class GpuProductEmitter(Printer):
         rights = [n.args[1].data for n in self.plan.products]
         kinds = POINTER[str(left[1])], POINTER[str(rights[0][1])]
         along = ["true" if flag else "false" for flag in (layout[0] == "N", layout[1] == "T")]
-        self.line(f"typedef Feed<ROWS, {along[0]}, true, {kinds[0]}> Left;")
-        self.line(f"typedef Feed<COLS, {along[1]}, false, {kinds[1]}> Right;")
+        self.line(f"typedef Loader<ROWS, {along[0]}, true, {kinds[0]}> Left;")
+        self.line(f"typedef Loader<COLS, {along[1]}, false, {kinds[1]}> Right;")
         pack, element = ("Pack", "W") if self.fused else ("Quad", "E")
-        self.line(f"SHARED({pack}, memory, 2 * SLAB / {pack.upper()});")
-        self.line(f"{element}* const slabs = memory->e;")
-        self.line("E* const waiting = parts + work.sums_of_parts() + block_index() * work.waiting_of_block();")
+        self.line(f"SHARED({pack}, memory, 2 * K_TILE_SIZE / {pack.upper()});")
+        self.line(f"{element}* const k_tiles = memory->e;")
+        self.line("E* const pending = slices + work.slice_partials() + block_index() * work.pending_of_block();")
         self.units()
         self.matrices(self.item)
-        self.line(f"const Side<{kinds[0]}> left = {self.side(self.plan.left)};")
+        self.line(f"const Operand<{kinds[0]}> left = {self.side(self.plan.left)};")
         sides = ", ".join(self.side(n.args[1]) for n in self.plan.products)
-        self.line(f"const Side<{kinds[1]}> right[PRODUCTS] = {{{sides}}};")
+        self.line(f"const Operand<{kinds[1]}> right[PRODUCTS] = {{{sides}}};")
         self.line("Tile tile;")
-        self.line(f"tile.run<Left, Right>({self.mine}, unit, left, right, waiting, slabs);")
+        self.line(f"tile.run<Left, Right>({self.mine}, unit, left, right, pending, k_tiles);")
         at = f"[&](int64_t {self.row}, int64_t c, const E (&sums)[PRODUCTS])"
-        self.open(f"tile.results({self.mine}, unit, slabs, {at}")
+        self.open(f"tile.results({self.mine}, unit, k_tiles, {at}")
         self.begin_result()
-        self.open("if (work.parts > 1)")
-        place = "parts[work.place(unit.part, n, unit.item, r, c)]"
+        self.open("if (work.slices > 1)")
+        place = "slices[work.index(unit.slice, n, unit.item, r, c)]"
         self.line(f"UNROLL for (int n = 0; n < PRODUCTS; ++n) {place} = sums[n];")
         self.line("return;")
         self.close()
@@ -118,7 +118,7 @@ class GpuProductEmitter(Printer):
 
     def parts_of_item(self) -> str:
         """How many parts a product's sum has."""
-        return "work.parts"
+        return "work.slices"
 
     def finish(self) -> None:
         self.open(
@@ -129,8 +129,8 @@ class GpuProductEmitter(Printer):
         self.matrices("item")
         self.line("E sums[PRODUCTS];")
         self.open("UNROLL for (int n = 0; n < PRODUCTS; ++n)")
-        at = "[&](int64_t part) { return parts[work.place(part, n, item, r, c)]; }"
-        self.line(f"sums[n] = over_parts({self.parts_of_item()}, {at});")
+        at = "[&](int64_t slice) { return slices[work.index(slice, n, item, r, c)]; }"
+        self.line(f"sums[n] = over_slices({self.parts_of_item()}, {at});")
         self.close()
         self.elements()
         self.close()
@@ -151,7 +151,7 @@ class GpuProductEmitter(Printer):
     def values(self) -> None:
         """What is made of the products at row r and column c."""
         for i, n in enumerate(self.plan.products):
-            self.declare(n, f"finished(sums[{i}])", vector=False)
+            self.declare(n, f"result_of(sums[{i}])", vector=False)
         for n in self.plan.compute:
             if n.space == "r":
                 self.row_value(n)

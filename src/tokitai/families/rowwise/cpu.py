@@ -14,7 +14,7 @@ class RowEmitter(Printer):
         super().__init__(plan.graph)
         self.plan = plan
         self.private = [f"{plan.scratch_rows} * cols"] * bool(plan.scratch_rows)  # workspace of each thread
-        self.private += [f"{plan.most_sums} * partial_room(cols)"] * bool(plan.most_sums)
+        self.private += [f"{plan.most_sums} * partial_capacity(cols)"] * bool(plan.most_sums)
         self.streamed = streamed(plan.graph)
         if plan.has_firsts:
             self.includes = ("rows.h", "first.h")
@@ -67,7 +67,7 @@ class RowEmitter(Printer):
         self.open("for (int64_t block = 0; block < blocks; ++block)")
         for n in self.plan.early:
             self.line(f"S block_{self.name[n]} = NEUTRAL_SUM;")
-        self.open(f"for (int64_t r = block * {self.plan.block}; r < least(rows, (block + 1) * {self.plan.block}); ++r)")
+        self.open(f"for (int64_t r = block * {self.plan.block}; r < min(rows, (block + 1) * {self.plan.block}); ++r)")
         for n in self.plan.under_early:
             self.row_value(n)
         for n in self.plan.early:
@@ -97,7 +97,7 @@ class RowEmitter(Printer):
             self.line(f"each(0, cols, [&](int64_t c, auto lanes) INLINE_LAMBDA {{ {widen} }});")
         self.line("#pragma omp for schedule(static)")
         self.open("for (int64_t block = 0; block < blocks; ++block)")
-        self.line(f"const int64_t end = least(rows, (block + 1) * {plan.block});")
+        self.line(f"const int64_t end = min(rows, (block + 1) * {plan.block});")
         for n in plan.running:
             if n.space == "s":
                 self.line(f"S block_{self.name[n]} = NEUTRAL_SUM;")
@@ -115,7 +115,7 @@ class RowEmitter(Printer):
 
     def row(self) -> None:
         """All that is computed from one row on its own."""
-        self.pointers("r", "least(r + 1, rows - 1)" if self.plan.most_sums else None)
+        self.pointers("r", "min(r + 1, rows - 1)" if self.plan.most_sums else None)
         for n in self.plan.before:
             self.row_value(n)
         loaded: set[Node] = set()
@@ -228,7 +228,7 @@ class RowEmitter(Printer):
             return
         self.line("#pragma omp for schedule(static)")
         self.open("for (int64_t chunk = 0; chunk < cols; chunk += 64)")
-        self.open("each(chunk, least(cols, chunk + 64), [&](int64_t c, auto lanes) INLINE_LAMBDA")
+        self.open("each(chunk, min(cols, chunk + 64), [&](int64_t c, auto lanes) INLINE_LAMBDA")
         done: set[Node] = set()
         for o in columns:
             for n in self.cone(o.node):

@@ -34,7 +34,7 @@ from .schedule import (
 def again(t: TensorSpec) -> str:
     """A flag of loads of what other rows need as well. Loads of 32 bits had better not move: the two stores of a chunk,
     each of half a sector, would come apart."""
-    return ", AGAIN" if t.space == "c" and t.format in NARROW else ""
+    return ", REUSED" if t.space == "c" and t.format in NARROW else ""
 
 
 class GpuRowEmitter(GpuPrinter):
@@ -181,20 +181,20 @@ class GpuRowEmitter(GpuPrinter):
             self.staged_rows()
         else:
             if s.kept and s.ahead:
-                self.fetch("next", "least(block_index() * ROWS + thread_index() / THREADS, rows - 1)")
+                self.fetch("next", "min(block_index() * ROWS + thread_index() / THREADS, rows - 1)")
             self.open(f"for (int64_t row0 = {unit} * ROWS; row0 < rows; row0 += grid_size() * ROWS)")
             if self.all_live:
                 self.line("const int64_t r = row0;")
                 self.line("constexpr bool live = true;")
             else:
-                self.line("const int64_t r = least(row0 + thread_index() / THREADS, rows - 1);")
+                self.line("const int64_t r = min(row0 + thread_index() / THREADS, rows - 1);")
                 self.line("const bool live = row0 + thread_index() / THREADS < rows;")
             if s.kept:
                 if s.ahead:
                     for t in self.matrices:
                         self.line(f"Chunk<{POINTER[str(t.format)]}> row_{t.name}[CHUNKS];")
                         self.line(f"UNROLL for (int v = 0; v < CHUNKS; ++v) row_{t.name}[v] = next_{t.name}[v];")
-                    self.fetch("next", "least(r + grid_size() * ROWS, rows - 1)", declared=False)
+                    self.fetch("next", "min(r + grid_size() * ROWS, rows - 1)", declared=False)
                 else:
                     self.fetch("row", "r")
             self.row()
@@ -220,7 +220,7 @@ class GpuRowEmitter(GpuPrinter):
         """Rows one after another inside blocks: chains of column sums, with the next rows on their way."""
         ahead = self.schedule.ahead
         self.open("for (int64_t block0 = block_index() * ROWS; block0 < blocks; block0 += grid_size() * ROWS)")
-        self.line("const int64_t block = least(block0 + thread_index() / THREADS, blocks - 1);")
+        self.line("const int64_t block = min(block0 + thread_index() / THREADS, blocks - 1);")
         self.line("const bool mine = block0 + thread_index() / THREADS < blocks;")
         if self.schedule.kept:
             self.declare_sums()
@@ -229,12 +229,12 @@ class GpuRowEmitter(GpuPrinter):
             for t in self.rows_fetched:
                 self.line(f"{POINTER[str(t.format)]} ahead_{t.name}[{ahead}];")
             self.open(f"UNROLL for (int d = 0; d < {ahead}; ++d)")
-            self.fetch_ahead("least(block * BLOCK + d, rows - 1)")
+            self.fetch_ahead("min(block * BLOCK + d, rows - 1)")
             self.close()
         self.open(f"ROLLED for (int64_t i = 0; i < BLOCK; i += {ahead})")
         self.open(f"UNROLL for (int d = 0; d < {ahead}; ++d)")
         self.line("if (block0 * BLOCK + i + d >= rows) break;  // the same in all threads")
-        self.line("const int64_t row = block * BLOCK + i + d, r = least(row, rows - 1);")
+        self.line("const int64_t row = block * BLOCK + i + d, r = min(row, rows - 1);")
         self.line("constexpr bool live = true;" if self.all_live else "const bool live = mine && row < rows;")
         if self.schedule.kept:
             for t in self.matrices:
@@ -243,7 +243,7 @@ class GpuRowEmitter(GpuPrinter):
             for t in self.rows_fetched:
                 self.line(f"const {POINTER[str(t.format)]} row_{t.name} = ahead_{t.name}[d];")
             self.open(f"if (i + d + {ahead} < BLOCK)")
-            self.fetch_ahead(f"least(row + {ahead}, rows - 1)")
+            self.fetch_ahead(f"min(row + {ahead}, rows - 1)")
             self.close()
         self.row()
         self.close()
@@ -290,12 +290,12 @@ class GpuRowEmitter(GpuPrinter):
     # ------------------------------------------------------------------ one sweep over a row
     def one_pass(self, p: Pass, loaded: set[Node]) -> None:
         kept, number = self.schedule.kept, self.plan.passes.index(p) + 1
-        reduced = [("Add", "sum", p.sums), ("Most", "max", p.maxima), ("Foremost", "first", p.firsts)]
+        reduced = [("Add", "sum", p.sums), ("Maximum", "max", p.maxima), ("FirstIndex", "first", p.firsts)]
         for op, word, nodes in reduced:
             if nodes:
                 self.line(f"S {word}_{number}[{len(nodes)}];")
                 if not kept:
-                    self.line(f"Tower<{op}> {word}_tower_{number}[{len(nodes)}];")
+                    self.line(f"BinaryCounter<{op}> {word}_counter_{number}[{len(nodes)}];")
         choice = one_column(p, any(o.inplace for o in self.graph.outputs))
         if choice is not None:
             self.before_choice(p, choice)
@@ -303,7 +303,7 @@ class GpuRowEmitter(GpuPrinter):
             self.open("for (int base = 0; base < cols; base += SPAN)")
         elif number > 1 and widened_again(self.plan, self.schedule):
             for t in self.matrices:
-                self.line(f"make_again(row_{t.name}, uint32_t(rows >> 62));")
+                self.line(f"rematerialize(row_{t.name}, uint32_t(rows >> 62));")
         for _, word, nodes in reduced:
             if nodes:
                 self.line(f"S {word}_part_{number}[{len(nodes)}][CHUNKS];")
@@ -326,13 +326,13 @@ class GpuRowEmitter(GpuPrinter):
                 total = f"{word}_{number}"
                 self.line(f"along_row<{op}, THREADS, CHUNKS, {k}>({word}_part_{number}, {total}, cells);")
                 if not kept:
-                    self.line(f"for (int k = 0; k < {k}; ++k) {word}_tower_{number}[k].push({total}[k]);")
+                    self.line(f"for (int k = 0; k < {k}; ++k) {word}_counter_{number}[k].push({total}[k]);")
         if not kept:
             self.close()
             for op, word, nodes in reduced:
                 if nodes:
                     each = f"for (int k = 0; k < {len(nodes)}; ++k)"
-                    self.line(f"{each} {word}_{number}[k] = {word}_tower_{number}[k].result({op}::neutral());")
+                    self.line(f"{each} {word}_{number}[k] = {word}_counter_{number}[k].result({op}::neutral());")
         if choice is not None:
             self.at_choice(p)
         for i, n in enumerate(p.sums):
@@ -381,9 +381,9 @@ class GpuRowEmitter(GpuPrinter):
         )  # fmt: skip
         for n in p.compute:
             if n.op == "gather" and n not in loaded and not s.sliced:
-                self.line(f"Chunk<{self.kind_of(n.args[0])}> chosen_{self.name[n]};")
+                self.line(f"Chunk<{self.kind_of(n.args[0])}> gathered_{self.name[n]};")
                 source = f"{self.chosen_entry(n)} + {self.at_chunk}"
-                self.line(f"load_chunk<WIDTH, FIT>(chosen_{self.name[n]}, {source}, cols - c0);")
+                self.line(f"load_chunk<WIDTH, FIT>(gathered_{self.name[n]}, {source}, cols - c0);")
         for word, nodes in (("sum", p.sums), ("max", p.maxima), ("first", p.firsts)):
             for i, _ in enumerate(nodes):
                 self.line(f"S {word}_at_{i}[CHUNK];")
@@ -401,7 +401,7 @@ class GpuRowEmitter(GpuPrinter):
                 place = f"{'row' if n.space == 'rc' else 'col'}_{n.data[0]}{'[v]' * held}"
                 self.declare(n, f"element({place}, e)" if n.type == "f32" else f"{place}.e[e]", vector=False)
             elif n.op == "gather":
-                self.declare(n, f"element(chosen_{self.name[n]}{'[v]' * s.sliced}, e)", vector=False)
+                self.declare(n, f"element(gathered_{self.name[n]}{'[v]' * s.sliced}, e)", vector=False)
             else:
                 self.one_column(n)
             if n in p.keep:
@@ -419,7 +419,11 @@ class GpuRowEmitter(GpuPrinter):
         for n in p.col_sums if self.joined else ():
             self.column_sum(n)
         self.close()
-        for word, op, nodes in (("sum", "Add", p.sums), ("max", "Most", p.maxima), ("first", "Foremost", p.firsts)):
+        for word, op, nodes in (
+            ("sum", "Add", p.sums),
+            ("max", "Maximum", p.maxima),
+            ("first", "FirstIndex", p.firsts),
+        ):
             for i, _ in enumerate(nodes):
                 tree = f"fold<{op}, CHUNK>({word}_at_{i})"
                 padded = tree if self.schedule.full else f"c0 < cols ? {tree} : {op}::neutral()"
@@ -432,9 +436,9 @@ class GpuRowEmitter(GpuPrinter):
     def choose(self, gathers: Iterable[Node]) -> None:
         """A thread's chunks of the entries that a row chooses, all on their way at once: others may choose them too."""
         for n in gathers:
-            self.line(f"Chunk<{self.kind_of(n.args[0])}> chosen_{self.name[n]}[CHUNKS];")
+            self.line(f"Chunk<{self.kind_of(n.args[0])}> gathered_{self.name[n]}[CHUNKS];")
             source = f"{self.chosen_entry(n)} + c0"
-            self.in_each_chunk(f"load_chunk<WIDTH, FIT, AGAIN>(chosen_{self.name[n]}[v], {source}, cols - c0);")
+            self.in_each_chunk(f"load_chunk<WIDTH, FIT, REUSED>(gathered_{self.name[n]}[v], {source}, cols - c0);")
 
     def column_sum(self, n: Node) -> None:
         value = self.name[n.args[0]]
@@ -494,9 +498,9 @@ class GpuRowEmitter(GpuPrinter):
         """Rows one after another inside blocks: chains of column sums."""
         self.stages()
         self.open("for (int64_t block0 = block_index() * ROWS; block0 < blocks; block0 += grid_size() * ROWS)")
-        self.line("const int64_t block = least(block0 + thread_index() / THREADS, blocks - 1);")
+        self.line("const int64_t block = min(block0 + thread_index() / THREADS, blocks - 1);")
         self.line("const bool mine = block0 + thread_index() / THREADS < blocks;")
-        self.line("const int64_t end = least(rows, (block + 1) * BLOCK);")
+        self.line("const int64_t end = min(rows, (block + 1) * BLOCK);")
         self.declare_sums()
         self.line("wait_for_copies<0>();")
         self.line("turn = 0;")
@@ -505,11 +509,11 @@ class GpuRowEmitter(GpuPrinter):
             self.line(f"{POINTER[str(t.format)]} next_{t.name} = in_{t.name}[block * BLOCK];")
         self.open("ROLLED for (int64_t i = 0; i < BLOCK; ++i, turn = after(turn))")
         self.line("if (block0 * BLOCK + i >= rows) break;  // the same in all threads")
-        self.line("const int64_t row = block * BLOCK + i, r = least(row, rows - 1);")
+        self.line("const int64_t row = block * BLOCK + i, r = min(row, rows - 1);")
         self.line("constexpr bool live = true;" if self.all_live else "const bool live = mine && row < rows;")
         for t in self.rows_fetched:
             self.line(f"const {POINTER[str(t.format)]} row_{t.name} = next_{t.name};")
-            self.line(f"next_{t.name} = in_{t.name}[least(row + 1, rows - 1)];")
+            self.line(f"next_{t.name} = in_{t.name}[min(row + 1, rows - 1)];")
         self.wait_and_stage("row + 1", "end")
         self.row()
         self.close()
@@ -518,9 +522,9 @@ class GpuRowEmitter(GpuPrinter):
 
     def stages(self) -> None:
         """Where rows are staged."""
-        self.line("SHARED_AT_LAUNCH(room);")
+        self.line("SHARED_AT_LAUNCH(staging);")
         self.line(f"constexpr int STAGES = {stages(self.plan, self.schedule)};")
-        taken = "room"
+        taken = "staging"
         for t in self.matrices:
             kind = f"Stage<{POINTER[str(t.format)]}, THREADS * ROWS, CHUNKS, STAGES>"
             self.line(f"{kind} stage_{t.name}({taken});")
@@ -585,7 +589,7 @@ class GpuRowEmitter(GpuPrinter):
             if t.space == "rc":
                 self.line(f"Chunk<{POINTER[str(t.format)]}> row_{t.name}[AHEAD];")
         self.open("UNROLL for (int d = 0; d < AHEAD; ++d)")
-        self.line("const int64_t r = least(block * BLOCK + i + d, rows - 1);")
+        self.line("const int64_t r = min(block * BLOCK + i + d, rows - 1);")
         for t in read:
             if t.space == "rc":
                 source = f"in_{t.name} + r * in_{t.name}_stride + c0"
@@ -618,7 +622,7 @@ class GpuRowEmitter(GpuPrinter):
     # ------------------------------------------------------------------ after the last row
     def finish(self) -> None:
         """The tree over blocks of rows, and what is made of complete column sums."""
-        self.cells("MOST_THREADS")
+        self.cells("MAX_THREADS")
         self.after_early()
         for n in (n for n in self.plan.finish if n.space == "s"):
             if n.op == "col_sum":
@@ -636,7 +640,7 @@ class GpuRowEmitter(GpuPrinter):
             return
         self.line("if (cols == 0) return;")
         self.line("const int column = int(block_index()) * COLUMNS + thread_index() % COLUMNS;")
-        self.line("const int c = least(column, cols - 1);")
+        self.line("const int c = min(column, cols - 1);")
         columns = [o for o in self.graph.outputs if o.space == "c"]
         done: list[Node] = []
         for o in columns:

@@ -111,10 +111,10 @@ class ScatterEmitter(Printer):
 
     def long_blocks(self) -> None:
         self.line("#pragma omp for schedule(dynamic) nowait")
-        self.open("for (int64_t place = 0; place < 2 * windows_of(rows); ++place)")
+        self.open("for (int64_t slot = 0; slot < 2 * windows_of(rows); ++slot)")
         self.line("int64_t begin, end;")
-        self.line("if (!long_block(place, rows, starts, entry_at, begin, end)) continue;")
-        self.line("chain(begin, end, 0, cols, sums + place * cols);")
+        self.line("if (!long_block(slot, rows, starts, entry_at, begin, end)) continue;")
+        self.line("chain(begin, end, 0, cols, sums + slot * cols);")
         self.close()
 
     def short_segments(self) -> None:
@@ -123,7 +123,7 @@ class ScatterEmitter(Printer):
         self.line("const int64_t begin = starts[entry], end = starts[entry + 1];")
         self.line("if (end - begin > CHAIN) continue;")
         self.open(f"for (int64_t c0 = 0; c0 < cols; c0 += {TILE})")
-        self.line(f"const int64_t c1 = least(cols, c0 + {TILE});")
+        self.line(f"const int64_t c1 = min(cols, c0 + {TILE});")
         self.line(f"Stored acc[{TILE}];")
         self.open("if (begin == end)")
         self.line("finish(entry, c0, c1, [&](int64_t, auto) INLINE_LAMBDA { return constant(0.0f, V{}); });")
@@ -145,8 +145,8 @@ class ScatterEmitter(Printer):
         self.line("const int64_t blocks = windows_of(starts[entry + 1] - start);")
         self.line("#pragma omp for schedule(static) nowait")
         self.open(f"for (int64_t c0 = 0; c0 < cols; c0 += {PIECE})")
-        self.open(f"finish(entry, c0, least(cols, c0 + {PIECE}), [&](int64_t c, auto lanes) INLINE_LAMBDA")
-        part = "[&](int64_t block) { return load(sums + place_of(start, block) * cols + c, lanes); }"
+        self.open(f"finish(entry, c0, min(cols, c0 + {PIECE}), [&](int64_t c, auto lanes) INLINE_LAMBDA")
+        part = "[&](int64_t block) { return load(sums + slot_of(start, block) * cols + c, lanes); }"
         self.line(f"return tree_over(blocks, splat(S{{}}), {part});")
         self.close("});")
         self.close()

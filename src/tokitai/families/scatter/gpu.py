@@ -31,7 +31,7 @@ class GpuScatterEmitter(GpuPrinter):
         """The call, and the kernels."""
         self.line(f"constexpr int WIDTH = {self.width}, FIT = {'FULL' if self.full else 'RAGGED'};")
         self.line(f"constexpr int THREADS = {THREADS};")
-        self.line(f"typedef int{64 if self.wide else 32}_t Place;  // a row's number, or its place among the sorted")
+        self.line(f"typedef int{64 if self.wide else 32}_t RowIndex;  // a row's number, or its place among the sorted")
         self.line()
         strides = sum(space in ("rc", "t") for _, space, _, _ in self.tensors)
         self.open("struct Call")
@@ -41,10 +41,10 @@ class GpuScatterEmitter(GpuPrinter):
         self.line("void* workspace;")
         self.close("};")
         self.line()
-        self.line("// The part of a workspace behind those before, for so many values.")
+        self.line("// The part of a workspace k_padding those before, for so many values.")
         self.open("template <class T> INLINE T* next_part(char*& place, int64_t count)")
         self.line("T* const part = reinterpret_cast<T*>(place);")
-        self.line("place += up(count * int64_t(sizeof(T)), 16) * 16;")
+        self.line("place += ceil_div(count * int64_t(sizeof(T)), 16) * 16;")
         self.line("return part;")
         self.close()
         for p in range(PASSES):
@@ -75,17 +75,17 @@ class GpuScatterEmitter(GpuPrinter):
         self.line(f"const int64_t* const integers = call.sizes + {stride};")
         self.line("const Stored* const scalars = call.scalars;")
         self.line(f"const int64_t entries = integers[{self.whole_slot[self.plan.total.args[2]]}];")
-        self.line("const int64_t tiles = tiles_of(rows), pitch = up(cols, CHUNK) * CHUNK;")
-        self.line("char* room = static_cast<char*>(call.workspace);")
+        self.line("const int64_t tiles = tiles_of(rows), pitch = ceil_div(cols, CHUNK) * CHUNK;")
+        self.line("char* free_space = static_cast<char*>(call.workspace);")
         for kind, name, count in (
-            ("Place", "starts", "entries + 1"), ("Place", "rows_0", "rows"), ("Place", "rows_1", "rows"),
+            ("RowIndex", "starts", "entries + 1"), ("RowIndex", "rows_0", "rows"), ("RowIndex", "rows_1", "rows"),
             ("int32_t", "keys_0", "rows"), ("int32_t", "keys_1", "rows"), ("int32_t", "counts", "DIGITS * tiles"),
             ("int32_t", "longs", "1 + windows_of(rows)"), ("Stored", "sums", "2 * windows_of(rows) * pitch"),
         ):  # fmt: skip
-            self.line(f"{kind}* const {name} = next_part<{kind}>(room, {count});")
+            self.line(f"{kind}* const {name} = next_part<{kind}>(free_space, {count});")
         self.line("const bool odd = sort_passes(entries) % 2;  // passes take turns")
         self.line("const int32_t* const keys = odd ? keys_1 : keys_0;")
-        self.line("const Place* const order = odd ? rows_1 : rows_0;")
+        self.line("const RowIndex* const order = odd ? rows_1 : rows_0;")
         for name in ("cols", "scalars", "starts", "counts", "longs", "sums", "keys", "order"):
             self.line(f"(void){name};")
         for n in self.plan.uniform:
@@ -111,7 +111,7 @@ class GpuScatterEmitter(GpuPrinter):
         self.line(f"count_digits(rows, {p}, counts, cells, key_at);")
 
     def place(self, p: int) -> None:
-        self.line("SHARED(Place, cells, SORT_CELLS);")
+        self.line("SHARED(RowIndex, cells, SORT_CELLS);")
         self.keyed(p)
         row = "i" if p == 0 else f"rows_{p % 2}[i]"
         self.line(f"const auto row_at = [&](int64_t i) {{ return {row}; }};")
@@ -122,7 +122,7 @@ class GpuScatterEmitter(GpuPrinter):
         self.line("const int64_t entry = block_index() * DIGITS + thread_index();")
         self.line("if (entry > entries) return;")
         self.line("const int64_t begin = first_from(rows, keys, entry);")
-        self.line("starts[entry] = Place(begin);")
+        self.line("starts[entry] = RowIndex(begin);")
         self.line("const bool is_long = begin + CHAIN < rows && keys[begin + CHAIN] == entry;")
         self.line("if (is_long) longs[1 + next_number(longs)] = int32_t(entry);")
 
@@ -207,19 +207,19 @@ class GpuScatterEmitter(GpuPrinter):
         self.line("const Unit of_all = unit_of<THREADS>(cols);")
         self.line("const int c0 = of_all.c0;")
         self.line("const int64_t unit = of_all.number, blocks = rows > CHAIN ? 2 * windows_of(rows) : 0;")
-        self.line("const int64_t segments = blocks + up(rows, WINDOW);")
-        self.line("if (c0 >= cols || unit >= segments + up(entries, ENTRIES)) return;")
+        self.line("const int64_t segments = blocks + ceil_div(rows, WINDOW);")
+        self.line("if (c0 >= cols || unit >= segments + ceil_div(entries, ENTRIES)) return;")
         self.fetch()
         self.finish()
         self.line("S acc[CHUNK];")
         self.without_rows()
-        self.line("Place begin, end;")
+        self.line("RowIndex begin, end;")
         self.line("Stored* part = nullptr;  // where the sum of a long segment's block goes")
         self.open("if (unit < blocks)")
         self.line("int64_t first, last;")
         self.line("const auto entry_at = [&](int64_t i) { return keys[i]; };")
         self.line("if (!long_block(unit, rows, starts, entry_at, first, last)) return;")
-        self.line("begin = Place(first), end = Place(last), part = sums + unit * pitch + c0;")
+        self.line("begin = RowIndex(first), end = RowIndex(last), part = sums + unit * pitch + c0;")
         self.depth -= 1
         self.open("} else")
         self.line("short_segments(unit - blocks, rows, starts, keys, begin, end);")
@@ -230,14 +230,14 @@ class GpuScatterEmitter(GpuPrinter):
         """Chains over sorted rows, each of one entry."""
         each = "UNROLL for (int k = 0; k < AHEAD; ++k)"
         self.line("UNROLL for (int e = 0; e < CHUNK; ++e) acc[e] = NEUTRAL_SUM;")
-        self.open("ROLLED for (Place i = begin; i < end; i += AHEAD)")
-        self.line("Place from[AHEAD];")
+        self.open("ROLLED for (RowIndex i = begin; i < end; i += AHEAD)")
+        self.line("RowIndex from[AHEAD];")
         self.line("int32_t entry[AHEAD];")
         self.line("bool last[AHEAD];")
         self.line("Row row[AHEAD];")
         self.line("Entry old[AHEAD];")
         self.open(each)
-        self.line("const Place place = k < end - i ? i + k : end - 1;")
+        self.line("const RowIndex place = k < end - i ? i + k : end - 1;")
         self.line("from[k] = order[place], entry[k] = keys[place];")
         self.line("last[k] = place == end - 1 || keys[place + 1] != keys[place];")
         self.close()
@@ -271,10 +271,10 @@ class GpuScatterEmitter(GpuPrinter):
         """Entries that no row chose."""
         self.open("if (unit >= segments)")
         self.line("UNROLL for (int e = 0; e < CHUNK; ++e) acc[e] = constant(0.0f, S{});")
-        self.line("const int64_t first = (unit - segments) * ENTRIES, past = least(entries, first + ENTRIES);")
+        self.line("const int64_t first = (unit - segments) * ENTRIES, past = min(entries, first + ENTRIES);")
         self.open("ROLLED for (int64_t entry = first; entry < past; entry += AHEAD)")
-        self.line("Place start[AHEAD + 1];")
-        self.line("UNROLL for (int k = 0; k <= AHEAD; ++k) start[k] = starts[least(entry + k, past)];")
+        self.line("RowIndex start[AHEAD + 1];")
+        self.line("UNROLL for (int k = 0; k <= AHEAD; ++k) start[k] = starts[min(entry + k, past)];")
         self.line("Entry old[AHEAD];")
         nobody = "if (entry + k < past && start[k] == start[k + 1])"
         if self.chunked(self.plan.finish):
@@ -286,13 +286,13 @@ class GpuScatterEmitter(GpuPrinter):
 
     def trees(self) -> None:
         """The tree over the blocks of each long segment, 128 columns at a time."""
-        self.line("SHARED(S, cells, MOST_THREADS * BREADTH);")
-        self.line("const int64_t pieces = up(cols, BROAD), units = longs[0] * pieces;")
+        self.line("SHARED(S, cells, MAX_THREADS * BREADTH);")
+        self.line("const int64_t pieces = ceil_div(cols, BROAD), units = longs[0] * pieces;")
         self.open("for (int64_t unit = block_index(); unit < units; unit += grid_size())")
         self.line("const int64_t entry = longs[1 + unit / pieces], start = starts[entry];")
         self.line("const int64_t blocks = windows_of(starts[entry + 1] - start);")
         self.line("const int c0 = int(unit % pieces) * BROAD, c = c0 + thread_index();")
-        part = "[&](int64_t block, int at) { return sums + place_of(start, block) * pitch + c0 + at; }"
+        part = "[&](int64_t block, int at) { return sums + slot_of(start, block) * pitch + c0 + at; }"
         self.line(f"const auto part = {part};")
         self.declare(self.plan.total, "over_broad_blocks(blocks, cols - c0, part, cells)", vector=False)
         self.line("if (thread_index() >= BROAD || c >= cols) continue;")
