@@ -59,9 +59,8 @@ def test_runs_of_tiles_are_nodes_of_the_tree() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("adamw", "bf16"), ("global_norm", "f16"), ("clip_global_norm", "f32")])
-def test_long_runs_have_the_same_bits_and_structure(monkeypatch: pytest.MonkeyPatch, name: str, dtype: str) -> None:
-    monkeypatch.setattr(layout, "MANY_UNITS", 1)
-    assert run_of(2) == 2 and run_of(40) == MOST_RUN
+def test_long_runs_have_the_same_bits_and_structure(name: str, dtype: str) -> None:
+    assert run_of(2, layout.SIM_UNITS) == 2 and run_of(40, layout.SIM_UNITS) == MOST_RUN
     verdict = verify(get(name), device="sim", dtype=dtype)
     assert (verdict.verdict, verdict.failure) == ("verified", None)
     assert {"structure", "list"} <= set(verdict.evidence)

@@ -80,7 +80,7 @@ BEHIND = (
 NOT_LIVE = "a thread without a row reads the row behind the last one, and stores nothing"
 TWICE = "a thread without a row computes the last one again, to the same bits, and nothing that it reads is replaced"
 TWICE_A_BLOCK = "threads without a block of rows compute the last one again, to the same bits"
-NO_COLUMNS = "it matters only to rows without columns, of which there is no result"
+NO_COLUMNS = "it matters only to rows without columns, which the operator does not take, or of which there is no result"
 OTHER_COLUMN = "it reads another element for rows whose result does not depend on what is read there"
 ONE_PRODUCT = "an operator takes one product: its number is 0, as is the distance to a next one"
 OTHER_ORDER = "the same elements are computed in another order"
@@ -198,7 +198,7 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
         )
         return TWICE if stored and not any(o.inplace for o in graph.outputs) else None
     if re.fullmatch(r"\+1 const S v\d+ = «cols» \? \w+\[\d\] : S\{\};", marked):
-        if all(o.space in ("rc", "c") for o in graph.outputs):
+        if operator.contract.min_cols or all(o.space in ("rc", "c") for o in graph.outputs):
             return NO_COLUMNS
         return SHOWN if all_cases and all(t.space in ("rc", "c") for t in graph.inputs) else None
     if (at := re.fullmatch(FOLDED, marked)) is not None:

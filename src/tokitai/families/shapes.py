@@ -63,8 +63,8 @@ class Shapes(ABC, Generic[P]):
         """Shapes of more chains than those of before."""
         return []
 
-    def indices(self, operator: Operator, plan: P, device: str) -> list[Seeded]:
-        """How and in which shape indices are drawn by which rows are sorted."""
+    def partitioned(self, operator: Operator, plan: P, device: str) -> list[Seeded]:
+        """How and in which shape values are drawn where work is partitioned by indices, or among so many blocks."""
         return []
 
     @abstractmethod

@@ -235,7 +235,7 @@ def recomputed(
     if kind == "structure":
         return _structure(operator, graph, name, shape, seed)
     if kind == "seeded":
-        if name not in (*cases.DRAWS, *cases.PLAIN_NOISE):
+        if name not in (*cases.DRAWS, *cases.NAMED_DRAWS):
             return None
         made = cases.seeded(operator, graph, name, shape, seed)
     else:

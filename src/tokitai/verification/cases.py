@@ -142,13 +142,23 @@ DRAWS = {**FIRST_DRAWS, "exponents": _exponents, "tiled": _tiled}
 IN_THREADS = "threads"
 """Plain noise, which is run in every number of threads."""
 SEEDS = "seeds"
-"""Plain noise, with seeds that are drawn as well."""
+"""Plain noise with some NaN, and seeds that are drawn as well."""
 SEGMENTS = "segments"
 """Plain noise, in which long segments of rows begin at every place in a chain."""
 CHAIN = 32  # rows in a chain of a sum over entries
 ENTRIES = {f"{n} entries": n for n in (255, 256, 259, 260, 2**16 + 3, 2**16 + 4, 2**24 + 3, 2**24 + 4)}
 """Plain noise for tables of so many entries, whose indices have one to four digits of 8 bits."""
-PLAIN_NOISE = (IN_THREADS, SEEDS, SEGMENTS, *ENTRIES)
+
+
+def _nans_last(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    """Noise whose last third has NaN strewn in."""
+    values = _normal(rng, size, fmt)
+    behind = np.arange(values.size).reshape(size) >= values.size - values.size // 3
+    return np.where(behind & (rng.random(size) < 0.2), np.nan, values)
+
+
+# What more names are drawn by; none of these stands among `DRAWS`, of which a verification chooses.
+NAMED_DRAWS = {IN_THREADS: _normal, SEEDS: _nans_last, SEGMENTS: _normal, **dict.fromkeys(ENTRIES, _normal)}
 
 
 def entries_in(how: str, rows: int) -> int:
@@ -194,6 +204,8 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
         if index and index.entries:  # half of the rows choose one entry
             top = entries
             values = np.where(rng.random(size) < 0.5, top // 2, rng.integers(0, top, size))
+            if how in ENTRIES:  # some choose the last ones, whose highest digit is another
+                values = np.where(rng.random(size) < 0.2, top - rng.integers(1, 3, size), values)
         else:
             values = rng.integers(0, max(top, 1), size)
         if wish == "lengths":
@@ -210,8 +222,7 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
         return to_format(rng.random(size) * 8 + 12, fmt)
     if wish == "positive":
         return to_format(np.exp(rng.standard_normal(size) * 0.5), fmt)
-    draws = _normal if how in PLAIN_NOISE else DRAWS[how]
-    values = to_format(draws(rng, size, fmt), fmt)
+    values = to_format((DRAWS | NAMED_DRAWS)[how](rng, size, fmt), fmt)
     return other_nans(rng, values, fmt) if how == "nans" else values
 
 

@@ -75,7 +75,7 @@ def seeded_ids(
     if version > 4:
         rows = min(3, operator.contract.max_rows)
         tried += [(cases.SEEDS, (rows, 33 + i)) for i in range(SEEDS if cases.seeds_of(operator) else 0)]
-        tried += plan.family.shapes.indices(operator, plan, device)
+        tried += plan.family.shapes.partitioned(operator, plan, device)
     return [(how, s) for how, s in dict.fromkeys(tried) if isinstance(s, Sizes) or allowed(operator, s)]
 
 

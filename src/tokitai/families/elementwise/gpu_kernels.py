@@ -13,7 +13,16 @@ from ...lower.gpu import CHUNK, FEW_SPILLS, WIDTHS
 from ..gpu_family import Array, GpuFamily, GpuSource, KernelInMaking, Launches, Program, Table
 from .gpu import ENTRY, GpuFlatEmitter
 from .plan import FlatPlan
-from .schedule import TILE, FlatSchedule, flat_steps, flat_workspace_elements, run_of, schedule_flat
+from .schedule import (
+    MANY_UNITS,
+    SIM_UNITS,
+    TILE,
+    FlatSchedule,
+    flat_steps,
+    flat_workspace_elements,
+    run_of,
+    schedule_flat,
+)
 
 
 def emit_flat(plan: FlatPlan, width: int, schedule: FlatSchedule) -> KernelText:
@@ -42,7 +51,7 @@ class GpuFlat(GpuFamily[FlatPlan]):
         self, kernel: KernelInMaking, plan: FlatPlan, shapes: Sequence[tuple[int, int]], threads: int, entries: int
     ) -> int:
         """Counters, and a value of each total for each run of tiles and each tensor."""
-        return (8 if kernel.structure else 4) * flat_workspace_elements(plan, shapes)
+        return (8 if kernel.structure else 4) * flat_workspace_elements(plan, shapes, _many(kernel))
 
     def table(
         self, kernel: KernelInMaking, plan: FlatPlan, addresses: Sequence[int], sizes: Sequence[int],
@@ -58,7 +67,7 @@ class GpuFlat(GpuFamily[FlatPlan]):
         own[dense] = cols[dense, None]
         tiles_each = rows * -(-cols // TILE)
         tiles, some = int(tiles_each.sum()), tiles_each > 0
-        run = run_of(tiles)
+        run = run_of(tiles, _many(kernel))
         units_each = rows * -(-cols // (TILE * run))
         entries = np.zeros((max(count, 1), ENTRY + kernel.matrices + names), np.int64)
         if count:
@@ -82,7 +91,7 @@ class GpuFlat(GpuFamily[FlatPlan]):
         tight = tuple(zip(rows.tolist(), cols.tolist(), strict=True))
         numbers = count, tiles, units_each.sum(), run, some.sum()
         packed = struct.pack(f"<9q{entries.shape[1]}q", *numbers, *pointers, *entries[0].tolist())
-        return Table(tight, width, packed, tuple(flat_steps(plan, tight)), (alive, entries))
+        return Table(tight, width, packed, tuple(flat_steps(plan, tight, _many(kernel))), (alive, entries))
 
     def program_for(self, kernel: KernelInMaking, plan: FlatPlan, table: Table) -> Program:
         """The kernels for the width of a table's accesses; with fewer blocks on a multiprocessor where registers would
@@ -97,6 +106,11 @@ class GpuFlat(GpuFamily[FlatPlan]):
                 return program
             kernel.forget((width, schedule))
             schedule = fewer
+
+
+def _many(kernel: KernelInMaking) -> int:
+    """Runs of tiles that keep a kernel's device busy."""
+    return SIM_UNITS if kernel.target.name == "sim" else MANY_UNITS
 
 
 __all__ = ["GpuFlat", "emit_flat"]

@@ -14,6 +14,7 @@ from .plan import FlatPlan
 TILE = 4096  # elements that a block takes in an element-wise kernel: a node of the tree along a tensor
 MOST_RUN = 16  # neighbouring tiles whose total a block finds: a power of two
 MANY_UNITS = 4096  # runs of tiles that keep a GPU busy: fewer, longer ones only beyond
+SIM_UNITS = 1  # the same of the simulated device, so that it has runs of several tiles
 COUNTERS = 8  # bytes at the beginning of a workspace, for blocks that wait for each other
 
 
@@ -50,24 +51,25 @@ def schedule_flat(plan: FlatPlan) -> FlatSchedule:
     return FlatSchedule(TILE // CHUNK // 4, False, 5 if joined else 4, joined)
 
 
-def run_of(tiles: int) -> int:
-    """Neighbouring tiles whose total one block finds, where a call has so many tiles: a power of two."""
+def run_of(tiles: int, many: int = MANY_UNITS) -> int:
+    """Neighbouring tiles whose total one block finds, where a call has so many tiles: a power of two. A device is busy
+    with ``many`` runs."""
     run = 1
-    while run < MOST_RUN and tiles >= 2 * run * MANY_UNITS:
+    while run < MOST_RUN and tiles >= 2 * run * many:
         run *= 2
     return run
 
 
-def units_of(shapes: Sequence[tuple[int, int]]) -> int:
+def units_of(shapes: Sequence[tuple[int, int]], many: int = MANY_UNITS) -> int:
     """Runs of tiles of all tensors: no run goes on in the next row, so each is a node of the tree along a tensor."""
-    run = run_of(sum(tiles_of(r, c) for r, c in shapes))
+    run = run_of(sum(tiles_of(r, c) for r, c in shapes), many)
     return sum(r * -(-c // (TILE * run)) for r, c in shapes)
 
 
-def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
+def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]], many: int = MANY_UNITS) -> list[Step]:
     """The launches of an element-wise kernel. Blocks of one find totals: of runs of tiles, of tensors, of all."""
     tiles = sum(tiles_of(r, c) for r, c in shapes) if plan.compute else 0
-    turns = units_of(shapes) + sum(r * c > 0 for r, c in shapes) + 1
+    turns = units_of(shapes, many) + sum(r * c > 0 for r, c in shapes) + 1
     schedule, steps = schedule_flat(plan), []
     if schedule.joined:
         return [Step("work", turns + tiles, schedule.threads, cleared=COUNTERS)]
@@ -78,9 +80,9 @@ def flat_steps(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> list[Step]:
     return steps
 
 
-def flat_workspace_elements(plan: FlatPlan, shapes: Sequence[tuple[int, int]]) -> int:
+def flat_workspace_elements(plan: FlatPlan, shapes: Sequence[tuple[int, int]], many: int = MANY_UNITS) -> int:
     """Two for the counters; one value a run of tiles and one a tensor for each total, and the total."""
     if not plan.of_all:
         return 0
     filled = sum(r * c > 0 for r, c in shapes)
-    return 2 + len(plan.totals) * (units_of(shapes) + filled + 1)
+    return 2 + len(plan.totals) * (units_of(shapes, many) + filled + 1)

@@ -19,6 +19,10 @@ class FlatShapes(TableShapes[FlatPlan]):
         """Edges of the CPU's tiles."""
         return [(1, plan.tile), (2, plan.tile + 1), (3, 2 * plan.tile - 1), (1, 5 * plan.tile + 3)]
 
+    def chains(self, operator: Operator, plan: FlatPlan, device: str) -> list[Shape]:
+        """A run of sixteen tiles, and more, where they have a total."""
+        return [(1, 17 * 4096 + 5)] if plan.totals and device == "sim" else []
+
     def long(self, operator: Operator, plan: FlatPlan, device: str) -> list[Shape]:
         """None: nothing runs along rows."""
         return []

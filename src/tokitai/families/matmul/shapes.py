@@ -99,6 +99,10 @@ class ProductShapes(InnerShapes[ProductPlan]):
         """Two whole chains, which may be shared out."""
         return [Sizes(3, 2, 8192)]
 
+    def partitioned(self, operator: Operator, plan: ProductPlan, device: str) -> list[Seeded]:
+        """On a GPU three chains of two tiles, among every number of blocks."""
+        return [("threads", Sizes(40, 3, 8200))] if device != "cpu" else []
+
     def of_use(self, operator: Operator, plan: ProductPlan, device: str, version: int) -> Sequence[Shape]:
         """Small ones do."""
         return PRODUCTS_OF_USE

@@ -18,14 +18,14 @@ class ScatterShapes(TableShapes[ScatterPlan]):
         """None: an entry's sum needs all of its rows."""
         return None
 
-    def indices(self, operator: Operator, plan: ScatterPlan, device: str) -> list[Seeded]:
+    def partitioned(self, operator: Operator, plan: ScatterPlan, device: str) -> list[Seeded]:
         """Long segments at every place in a chain; for a GPU, which sorts 8 bits of an index at a time, indices of one
         to four such digits."""
-        tables = [("segments", (2080, 5))]
+        named = [("segments", (2080, 5))]
         if device != "cpu":
             for full, more in ((255, 256), (259, 260), (2**16 + 3, 2**16 + 4), (2**24 + 3, 2**24 + 4)):
-                tables += [(f"{full} entries", FULL), (f"{more} entries", ONE_MORE)]
-        return tables
+                named += [(f"{full} entries", FULL), (f"{more} entries", ONE_MORE)]
+        return named
 
 
 __all__ = ["ScatterShapes"]
