@@ -152,7 +152,7 @@ def test_show_gives_the_source_of_a_shape(show: Show) -> None:
     words = ("softmax", "--device", "cuda", "--dtype", "bf16", "--what", "source")
     usual = show(*words)
     assert usual.count("KERNEL(") == 1 and "bf16* const out_y" in usual and "FIT = FULL" in usual
-    assert "Tower" not in usual and "Tower" in show(*words, "--shape", "rows=1,cols=65536")
+    assert "BinaryCounter" not in usual and "BinaryCounter" in show(*words, "--shape", "rows=1,cols=65536")
     assert "FIT = RAGGED" in show(*words, "--shape", "rows=1,cols=1001")
     assert usual == show(*(w.replace("cuda", "sim") for w in words)), "one text"
 

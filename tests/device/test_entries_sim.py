@@ -74,7 +74,7 @@ def test_places_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         return text
 
     assert equal(1500, 24, 300, "power law", edit=look)
-    assert any("typedef int64_t Place;" in text for text in seen)
+    assert any("typedef int64_t RowIndex;" in text for text in seen)
 
 
 def test_tiles_of_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_tiles_of_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_scatter, "MOST_TILES", 2)
 
     def fewer(text: str) -> str:
-        return text.replace("MOST_TILES = 256;", "MOST_TILES = 2;")
+        return text.replace("MAX_TILES = 256;", "MAX_TILES = 2;")
 
     assert tiles_of(4500) == 2
     assert equal(4500, 8, 300, "uniform", edit=fewer)

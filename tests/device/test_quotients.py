@@ -149,8 +149,8 @@ def test_a_step_less_is_found(old: str, new: str) -> None:
 
 
 LOOKS = [
-    "if (DIVISOR) *missed |= !(b >= LEAST && b <= MOST);",
-    "if (SMALL) *missed |= 2 * bits(a) - 2 < 2 * bits(LEAST) - 2;",
+    "if (DIVISOR) *missed |= !(b >= MIN_OPERAND && b <= MAX_OPERAND);",
+    "if (SMALL) *missed |= 2 * bits(a) - 2 < 2 * bits(MIN_OPERAND) - 2;",
     "if (LARGE) *missed |= quotient != quotient;",
 ]
 

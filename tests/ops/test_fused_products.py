@@ -114,7 +114,10 @@ SLIPS = {
 CPU_SLIPS = SLIPS | {
     "rounded to nearest": ("~((1ull << 29) - 1));  // 24 bits are left\n  return", "~0ull);\n  return"),
     "a product is lost": ("sums[k % 2] +=", "if (k != 7) sums[k % 2] +="),
-    "exponents of subnormals are normalised": ("field - 127 > smallest ? field - 127 : smallest", "field - 127"),
+    "exponents of subnormals are normalised": (
+        "field - 127 > min_exponent ? field - 127 : min_exponent",
+        "field - 127",
+    ),
     "the accumulator has no part in the largest exponent": ("{exponent_of(c, -126), splat(", "{splat(ABSENT), splat("),
     "a chain begins beside zero": ("FRESH && k0 == 0 ? splat(0.0f)", "FRESH && k0 == 0 ? splat(1e-20f)"),
 }
@@ -122,7 +125,10 @@ SIM_SLIPS = SLIPS | {
     "a product is lost": ("if (products[k]) sum +=", "if (products[k] && k != 7) sum +="),
     "rounded to nearest": ("size >> drop : 0, e += drop", "(size + (1ull << drop >> 1)) >> drop : 0, e += drop"),
     "subnormal results are flushed": ("if (e + drop < -149) drop = -149 - e;", "if (e + drop < -149) return 0.0f;"),
-    "elements behind k are not zero": ("INLINE P behind() { return P{}; }", "INLINE P behind() { return P{0x3C00}; }"),
+    "elements behind k are not zero": (
+        "INLINE P k_padding() { return P{}; }",
+        "INLINE P k_padding() { return P{0x3C00}; }",
+    ),
 }
 
 

@@ -158,24 +158,24 @@ class Slip:
 
 SLIPS = {
     "weights behind the last key count": Slip(
-        r"column < count \? x\[i \+ e\]\[j\] : behind_weight\(\)", "x[i + e][j]", limit=False
+        r"column < count \? x\[i \+ e\]\[j\] : weight_padding\(\)", "x[i + e][j]", limit=False
     ),
     "a sum takes what is not there": Slip(
         r"(g \* QUAD \+ e\) < count) \? (x\[i\]\[[^]]*\]) : NEUTRAL_SUM", r"\1 ? \2 : \2"
     ),
     "a maximum takes what is not there": Slip(r"if \(column_here\(j\) < count\)", "if (true)"),
-    "no barrier before weights are read": Slip(r"(right\.put\(slabs\);\s*)barrier\(\);", r"\1"),
-    "no barrier between slabs": Slip(r"(right\.put\(slabs \+ \(half \^ 1\) \* HALF\);\s*)barrier\(\);", r"\1"),
-    "keys that are not seen are met": Slip(r"if \(SOME && !met\(i, line\)\) continue;", ""),
-    "all queries see what one sees": Slip(r"low = least\(low, ", "low = most(low, ", FEW),
-    "weights of other rows": Slip(r" \^ weight_turned\(line\)", ""),
+    "no barrier before weights are read": Slip(r"(right\.put\(k_tiles\);\s*)barrier\(\);", r"\1"),
+    "no barrier between K-tiles": Slip(r"(right\.put\(k_tiles \+ \(half \^ 1\) \* HALF\);\s*)barrier\(\);", r"\1"),
+    "keys that are not seen are met": Slip(r"if \(SOME && !attended\(i, line\)\) continue;", ""),
+    "all queries see what one sees": Slip(r"low = min\(low, ", "low = max(low, ", FEW),
+    "weights of other rows": Slip(r" \^ weight_swizzle\(line\)", ""),
     "sums of rows change places": Slip(r"if \(lane_here\(\) == i\)", "if (lane_here() == (i ^ 1))"),
     "what is not seen is left out of sums": Slip(r"(\bfill\(value_v\d+), (v\d+)\)", r"\1, NEUTRAL_SUM)"),
-    "a query that sees nothing": Slip(r"\? slabs\[e\] : nothing\(\)", "? slabs[e] : slabs[e]", SMALL[2]),
+    "a query that sees nothing": Slip(r"\? k_tiles\[e\] : empty_sum\(\)", "? k_tiles[e] : k_tiles[e]", SMALL[2]),
     "no barrier behind results": Slip(r"(store1\(out \+ [^;]*;\s*\}\s*)barrier\(\);", r"\1", DEEP),
-    "sums of chains are lost": Slip(r"tile\.join_chain\(waiting, [^;]*;", ";", LONG, limit=False),
+    "sums of chains are lost": Slip(r"tile\.join_chain\(pending, [^;]*;", ";", LONG, limit=False),
     "values of the next row": Slip(
-        r"least\(r0 \+ thread_index\(\), rows - 1\)", "least(r0 + thread_index() + 1, rows - 1)",
+        r"min\(r0 \+ thread_index\(\), rows - 1\)", "min(r0 + thread_index() + 1, rows - 1)",
         name="attention_backward",
     ),
     "one key more than a query sees": Slip(

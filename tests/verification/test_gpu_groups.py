@@ -168,7 +168,7 @@ def test_in_a_worker_process() -> None:
 
 
 # ------------------------------------------------------------------ wrong kernels
-TILES = r"over\(offsets\[g \+ 1\] - offsets\[g\], ROWS\)"
+TILES = r"ceil_div\(offsets\[g \+ 1\] - offsets\[g\], ROWS\)"
 SLIPS: dict[str, tuple[str, Edit]] = {
     "a group begins where all do": ("rk", Edit(r"begin = offsets\[group\]", "begin = offsets[0]")),
     "a group ends one place early": ("rk", Edit(r"(offsets\[group \+ 1\] - begin)", r"\1 - (\1 > 1)")),
@@ -180,13 +180,15 @@ SLIPS: dict[str, tuple[str, Edit]] = {
     "rows of results are those of the group": ("r", Edit(r"r = group\.begin \+ row;", "r = row;")),
     "rows of an operand are those of the group": ("r", Edit(r"in_x \+ group\.begin \* in_x_stride", "in_x")),
     "the weights are those of the first group": ("r", Edit(r" \+ group\.index \* in_weight_batch", "")),
-    "a warp with one row is idle": ("r", Edit(r"DOWN \* TALL >= left\.lines", "DOWN * TALL + 1 >= left.lines")),
+    "a warp with one row is idle": ("r", Edit(r"DOWN \* THREAD_M >= left\.lines", "DOWN * THREAD_M + 1 >= left.lines")),
     "the left operand begins at the first place": ("k", Edit(r"in_dy \+ group\.begin \* in_dy_stride", "in_dy")),
     "the right operand begins at the first place": ("k", Edit(r"in_x \+ group\.begin \* in_x_stride", "in_x")),
     "the result is that of the first group": ("k", Edit(r" \+ group\.index \* out_dweight_batch", "")),
-    "an empty group is passed over": ("k", Edit(r"if \(unit\.part >= mine\.parts\)", "if (!group.count)")),
-    "sums have as many parts as the longest": ("k", Edit(r"over_parts\(Work\(.*?\)\.parts,", "over_parts(work.parts,")),
-    "parts are those of the first group": ("k", Edit(r"place\(unit\.part, n, unit\.item", "place(unit.part, n, 0")),
+    "an empty group is passed over": ("k", Edit(r"if \(unit\.slice >= mine\.slices\)", "if (!group.count)")),
+    "sums have as many parts as the longest": (
+        "k", Edit(r"over_slices\(Work\(.*?\)\.slices,", "over_slices(work.slices,"),
+    ),
+    "parts are those of the first group": ("k", Edit(r"index\(unit\.slice, n, unit\.item", "index(unit.slice, n, 0")),
 }  # fmt: skip
 
 

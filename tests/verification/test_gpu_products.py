@@ -193,7 +193,7 @@ UNITS = {
     "another sign": (AS_IT_IS.replace(" b)", " -b)"), False),
     "four products are added first": (
         "E s = NEUTRAL, t = NEUTRAL, u = NEUTRAL, v = NEUTRAL; multiply_in_order(s, t, u, v, a0, a1, b);"
-        "c0 = both(c0, s), c1 = both(c1, t), c2 = both(c2, u), c3 = both(c3, v);",
+        "c0 = add_sums(c0, s), c1 = add_sums(c1, t), c2 = add_sums(c2, u), c3 = add_sums(c3, v);",
         False,
     ),
     "sums that are rounded to f32": (AS_IT_IS + " c1 = double(float(c1));", False),
@@ -218,29 +218,31 @@ PLAIN: Options = {}
 TURNED: Options = dict(layout="TN")
 SLIPS: dict[str, tuple[str, Options, Edit]] = {
     "products behind the last one count": (
-        "matmul", PLAIN, Edit(r"held\[i\]\.e\[e\] = behind<P, LEFT>\(\);", "held[i].e[e] = P{};"),
+        "matmul", PLAIN, Edit(r"held\[i\]\.e\[e\] = k_padding<P, LEFT>\(\);", "held[i].e[e] = P{};"),
     ),
     "what lies behind the last product is read": ("matmul", PLAIN, Edit(r"\|\| there >= V", "|| there > 0")),
     "the left operand alone ends": (
         "matmul", TURNED, Edit(r"\(k < left \? lines - line : 0\)", "(!LEFT || k < left ? lines - line : 0)"),
     ),
-    "a slab is overwritten while it is read": ("matmul", PLAIN, Edit(r"half \^= 1", "half ^= 0")),
-    "no barrier between slabs": (
-        "matmul", PLAIN, Edit(r"(\(half \^ 1\) \* SLAB\);\s*)barrier\(\);", r"\1"),
+    "a K-tile is overwritten while it is read": ("matmul", PLAIN, Edit(r"half \^= 1", "half ^= 0")),
+    "no barrier between K-tiles": (
+        "matmul", PLAIN, Edit(r"(\(half \^ 1\) \* K_TILE_SIZE\);\s*)barrier\(\);", r"\1"),
     ),
-    "no barrier before the first slab": ("matmul", PLAIN, Edit(r"(put\(slabs\);\s*)barrier\(\);", r"\1")),
-    "lines are turned where they are stored alone": ("matmul", PLAIN, Edit(r" \^ Left::turned\(k\)", "")),
-    "the next slab is one product on": ("matmul", TURNED, Edit(r": DEPTH \* from\.stride,", ": from.stride,")),
-    "the last product of a slab is left out": ("matmul", PLAIN, Edit(r"i < AT_ONCE;", "i + 1 < AT_ONCE;")),
-    "products in another order": ("matmul", PLAIN, Edit(r"Right>\(slab, k \+ i\)", "Right>(slab, DEPTH - 1 - k - i)")),
+    "no barrier before the first K-tile": ("matmul", PLAIN, Edit(r"(put\(k_tiles\);\s*)barrier\(\);", r"\1")),
+    "lines are swizzled where they are stored alone": ("matmul", PLAIN, Edit(r" \^ Left::swizzle\(k\)", "")),
+    "the next K-tile is one product on": ("matmul", TURNED, Edit(r": DEPTH \* from\.stride,", ": from.stride,")),
+    "the last product of a K-tile is left out": ("matmul", PLAIN, Edit(r"i < UNROLL_K;", "i + 1 < UNROLL_K;")),
+    "products in another order": (
+        "matmul", PLAIN, Edit(r"Right>\(k_tile, k \+ i\)", "Right>(k_tile, DEPTH - 1 - k - i)"),
+    ),
     "factors of a product change places with the sum": ("matmul", PLAIN, Edit(r": fma\(a, b, c\);", ": fma(c, a, b);")),
     "a chain of another length": ("matmul", PLAIN, Edit(r"CHAIN = 4096", "CHAIN = 2048")),
-    "the last of the sums is lost": ("matmul", PLAIN, Edit(r"if \(rest & 1\) add_waiting\(waiting\);", ";")),
+    "the last of the sums is lost": ("matmul", PLAIN, Edit(r"if \(rest & 1\) add_pending\(pending\);", ";")),
     "sums of chains are not joined": ("matmul", PLAIN, Edit(r"if \(count > 1\) join_chain", "if (false) join_chain")),
-    "sums of parts are lost": ("matmul", PLAIN, Edit(r"x = both\(level\[i\+\+\], x\);", "++i;")),
-    "the last part is lost": ("matmul", PLAIN, Edit(r"if \(rest & 1\) x = both\(level\[i\], x\);", ";")),
+    "sums of parts are lost": ("matmul", PLAIN, Edit(r"x = add_sums\(level\[i\+\+\], x\);", "++i;")),
+    "the last part is lost": ("matmul", PLAIN, Edit(r"if \(rest & 1\) x = add_sums\(level\[i\], x\);", ";")),
     "nothing is minus zero": (
-        "matmul", PLAIN, Edit(r"E nothing\(\) \{ return constant\(0\.0f", "E nothing() { return constant(-0.0f"),
+        "matmul", PLAIN, Edit(r"E empty_sum\(\) \{ return constant\(0\.0f", "E empty_sum() { return constant(-0.0f"),
     ),
     "the row behind the last one is written": ("matmul", PLAIN, Edit(r"r >= work\.rows", "r > work.rows")),
     "the column behind the last one is written": ("matmul", PLAIN, Edit(r"c >= work\.cols", "c > work.cols")),
@@ -249,15 +251,15 @@ SLIPS: dict[str, tuple[str, Options, Edit]] = {
     ),
     "no barrier before the next rows": ("matmul", PLAIN, Edit(r"(at\(r, c, sums\);\s*\}\s*)barrier\(\);", r"\1")),
     "the second product is the first": (
-        "linear_swiglu", PLAIN, Edit(r"slab \+ DEPTH \* \(ROWS \+ n \* COLS\) \+ k", "slab + DEPTH * ROWS + k"),
+        "linear_swiglu", PLAIN, Edit(r"k_tile \+ DEPTH \* \(ROWS \+ n \* COLS\) \+ k", "k_tile + DEPTH * ROWS + k"),
     ),
     "a result is made of the other product": (
-        "linear_swiglu", PLAIN, Edit(r"finished\(sums\[1\]\)", "finished(sums[0])"),
+        "linear_swiglu", PLAIN, Edit(r"result_of\(sums\[1\]\)", "result_of(sums[0])"),
     ),
     "all products of a batch are the first": ("matmul", PLAIN, Edit(r" \+ unit\.item \* in_b_batch", "")),
     "c is not read": ("matmul", PLAIN, Edit(r"load1\(in_c \+ r \* in_c_stride \+ c\)", "load1(in_c)")),
     "sums of chains are not added": (
-        "matmul", PLAIN, Edit(r"E both\(E a, E b\) \{ return add\(a, b\)", "E both(E a, E b) { return b"),
+        "matmul", PLAIN, Edit(r"E add_sums\(E a, E b\) \{ return add\(a, b\)", "E add_sums(E a, E b) { return b"),
     ),
     "an f64 sum of f32 factors": ("matmul", dict(accumulator="f64"), Edit(r"\? unary\(WIDEN_F64, x\) : x", "? x : x")),
 }  # fmt: skip

@@ -166,17 +166,17 @@ WRONG: dict[str, tuple[Operator, Edit]] = {
     "rows that are not there count": (ranged, Edit(r"if \(live\) (acc_\w+\[v)", r"\1")),
     "an element of the next column": (ranged, Edit(r"\+ e, x\[(k \+ )?e\]\);", r"+ e, x[\g<1>0]);")),
     "a block of rows too few": (ranged, Edit(r"over_blocks\(blocks,", "over_blocks(blocks - (blocks > 1),")),
-    "slices are not neighbours": (ranged, Edit(r"begin = slice \* run, end = least\(blocks, begin \+ run\)",
-                                              "begin = slice, end = least(blocks, slice + run)")),
+    "slices are not neighbours": (ranged, Edit(r"begin = slice \* run, end = min\(blocks, begin \+ run\)",
+                                              "begin = slice, end = min(blocks, slice + run)")),
     "no barrier between slices": (
-        ranged, Edit(r"(cells\[thread_index\(\)\] = tower\.result\(NEUTRAL_SUM\);\s*)barrier\(\);", r"\1"),
+        ranged, Edit(r"(cells\[thread_index\(\)\] = counter\.result\(NEUTRAL_SUM\);\s*)barrier\(\);", r"\1"),
     ),
-    "a sum where a maximum is": (ranged, Edit(r"along_row<Most,", "along_row<Add,")),
+    "a sum where a maximum is": (ranged, Edit(r"along_row<Maximum,", "along_row<Add,")),
     "a chunk further": (ranged, Edit(r"\+ v \* STEP", "+ v * CHUNK")),
     "all products of a batch stored as the first, where chains are shared out": (
         get("matmul"), Edit(r"all_out_y \+ item \*", "all_out_y + 0 *"),
     ),
-    "the same row as next": (get("softmax"), Edit(r"least\(r \+ grid_size\(\) \* ROWS, rows - 1\)", "r")),
+    "the same row as next": (get("softmax"), Edit(r"min\(r \+ grid_size\(\) \* ROWS, rows - 1\)", "r")),
     "an element behind the registers": (
         get("softmax"), Edit(r"e < CHUNK; (\+\+e\) \{\s*const int c = c0 \+ e;)", r"e <= CHUNK; \1"),
     ),

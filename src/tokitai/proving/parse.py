@@ -559,7 +559,7 @@ def templates_in(text: str) -> set[str]:
             text,
         )
     )
-    return found | {"least", "Chunk", "Share", "Stage", "Side"}
+    return found | {"min", "Chunk", "Share", "Stage", "Operand"}
 
 
 def functions_of(

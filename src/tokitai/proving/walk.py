@@ -38,7 +38,7 @@ from .values import (
 )
 
 BITS = {"int": 32, "int32_t": 32, "int64_t": 64, "uint32_t": 32, "uint64_t": 64, "size_t": 64, "uintptr_t": 64,
-        "unsigned": 32, "Place": 64}  # fmt: skip
+        "unsigned": 32, "RowIndex": 64}  # fmt: skip
 _BYTES = {"f16": 2, "bf16": 2, "f32": 4, "Stored": 4, "S": 4, "float": 4, "double": 8, "int32_t": 4, "int64_t": 8}
 UNSIGNED = {"uint32_t", "uint64_t", "size_t", "uintptr_t", "unsigned"}
 
