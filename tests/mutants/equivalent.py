@@ -12,10 +12,13 @@ from tokitai.lang import Graph, Node, Operator, Sizes
 SAME_CODE = "the compiler makes the same machine code of it as of the right program"
 REASONS: dict[str, tuple[str, ...]] = {
     "it says what is fetched into a cache beforehand, and nothing is read from there but what would be read anyway": (
-        r".*: .*\bprefetch\(.*", r".*: .*_next = .*", r".*: fetch_panel\(.*",
+        r".*: .*\bprefetch\(.*", r".*: .*_next = .*", r".*: fetch_panel\(.*", r".*: soon\(c\);",
         r".*: if \(q >= n_panels\) q -= ceil_div\(n_panels, at_once\) \* at_once, k \+= DEPTH;",
     ),
-    "it decides whether stores pass the caches by, which changes no bit": (r".*: const bool \w+_streams = .*",),
+    "it decides whether stores pass the caches by, which changes no bit": (
+        r".*: const bool \w+_streams = .*",
+        r"(rows|cols) [+-] 1: return LANES > 1 && !misaligned && .* >= STREAM_BYTES;",
+    ),
     "it orders stores that pass the caches by before later ones of this thread; threads that meet wait for both": (
         r"left out: finish_stores\(\);",
     ),
@@ -52,6 +55,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "how many threads share the work, and in which parts, changes no bit": (
         r"threads [+-] 1: each_(product|task)\b.*", r"rows [+-] 1: each_task<true>\(.*",
         r"k_size [+-] 1: each_task<false>\(.*",
+        r"(tile_n|tile_m|k_size|longest) [+-] 1: while \(double\(tile_m\) .*",
         r"(tile_n|tile_m) [+-] 1: if \(tile_n > FEW_COLS && \(tile_n > tile_m .*",
         r"longest \+ 1: for \(int64_t g = 0; g < groups; \+\+g\) longest = max\(longest, .*",
     ),
@@ -88,6 +92,9 @@ ONE_ITEM = "there is one product there, whose number is 0"
 EVEN = "parts of a side are larger: what is left for the last ones is less, or nothing"
 ODD = "the place is odd there: half of one less is the same whole number"
 NOT_READ = "the sum of one block more is stored in a place that nothing reads"
+ALL_ROWS = "it is about how many rows there are in all, which nothing reads, or adds to what is written afterwards"
+BY_VECTORS = "it is counted by vectors, of several elements: one more is below the same multiple of them"
+ROUNDED = "it is a multiple of what it is divided by: one more gives the same whole number"
 BESIDE = "a piece of memory is larger than it needs, and all pieces fit into the workspace nevertheless"
 BEFORE_MADE = "what lies before is a tile, which is made anew before it is read"
 NOT_MASKED = "a condition is tested where it holds for all"
@@ -98,12 +105,17 @@ ONE_ROW = "an operator on lists takes each tensor as one row"
 SHOWN = "it matters only to rows without columns, which no input has an element of: their results are those of a case"
 MARKED = {  # the changed number in angle quotes
     ODD: r"-1 begin = long_segment\(«slot» / 2, .*",
-    NOT_READ: r"\+1 return («stop» - start > CHAIN && begin < stop|stop - start > CHAIN && begin < «stop»);",
+    NOT_READ: r"(\+1 return («stop» - start > CHAIN && begin < stop|stop - start > CHAIN && begin < «stop»)"
+              r"|-1 return stop - «start» > CHAIN && begin < stop);",
+    ALL_ROWS: r"-1 for \(int64_t e = 0; e < «entries» \+ 2; \+\+e\) starts\[e\] = 0;"
+              r"|\+1 for \(int64_t e = 0; e < «entries»; \+\+e\) starts\[e \+ 2\] \+= starts\[e \+ 1\];",
+    ROUNDED: r"\+1 store\(partial \+ k \* capacity \+ «c» / JOINED, .*",
+    BY_VECTORS: r"\+1 for \(int64_t (\w+) = .*; «\1» < (GROUP \* )?NR; \1 \+= LANES\) .*",
     EVEN: r"-1 auto even = .* ceil_div\(ceil_div\(side, parts\), «panel»\) \* panel; \};",
     NOT_MASKED: r"\+1 if \(limits\.min < min\((«c0» \+ \w+, cols|c0 \+ \w+, «cols»)\)\) weigh<true>\(.*",
     NOT_STORED: r"(\+1 if \(d0 \+ p \* COLS >= «k_size»|-1 if \((«d0» \+ p|d0 \+ «p») \* COLS >= k_size)\) continue;",
     NO_TURN: r"\+1 const uint32_t ends\[3\] = \{units, units \+ filled, («units» \+ filled|units \+ «filled») \+ 1\};",
-}
+}  # fmt: skip
 FOLDED = (
     r"(\+1 \w+\[\d\]\[v\] = c0 < «cols»|-1 \w+\[\d\]\[v\] = «c0» < cols) "
     r"\? fold<(\w+), CHUNK>\((\w+)\) : \2::neutral\(\);"
@@ -120,13 +132,14 @@ def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) ->
         return OTHER_COLUMN if _is_chosen_in_vain(graph, graph.nodes[int(index[1])]) else None
     order = (
         r"\+1 const int64_t item = e / \(rows \* cols\), (r = «e» / cols % rows, .*|r = .*, c = «e» % cols;)"
+        r"|\+1 const int64_t r = \(t - first\) / n_tiles \* max_rows, c = \(«t» - first\) % n_tiles \* max_cols;"
         r"|\+1 const int64_t r = within / across, begin = «within» % across \* TILE, .*"
     )
     if re.fullmatch(order, marked):  # columns of a row, rows of a column, or tiles of a row, each the next one's place
         return OTHER_ORDER
     if re.fullmatch(r"\+1 each\(chunk, min\(cols, «chunk» \+ 64\), .*", marked):
         return None if any(o.inplace for o in graph.outputs) else "a column is computed twice, to the same bits"
-    if re.fullmatch(r"-1 if \(«c» < end\) at\(c, Part\{end - c\}\);", marked):
+    if re.fullmatch(r"(-1 if \(«c» < end|\+1 if \(c < «end»)\) at\(c, Part\{end - c\}\);", marked):
         return "one part more is empty"
     if (why := next((why for why, p in MARKED.items() if re.fullmatch(p, marked)), None)) is not None:
         return why

@@ -48,7 +48,7 @@ class Slip:
     nth: int
 
     def __str__(self) -> str:
-        return self.what
+        return self.what + f" (place {self.nth + 1})" * (self.nth > 0)
 
 
 @dataclass

@@ -133,6 +133,33 @@ def test_sums_of_blocks_that_there_are_not_lie_where_nothing_reads() -> None:
     assert extra > 100
 
 
+def test_how_many_rows_there_are_in_all_decides_no_place() -> None:
+    """Of `sort_by_entry` of `segments.h`, with memory that holds anything."""
+
+    def sorted_rows(entry_of: list[int], entries: int, cleared: int, added: int) -> tuple[list[int], list[int]]:
+        memory = [rng.randrange(1000) for _ in range(entries + 2 + len(entry_of) + 1)]  # starts, then the order of rows
+        for e in range(entries + cleared):
+            memory[e] = 0
+        for entry in entry_of:
+            memory[entry + 2] += 1
+        behind = memory[entries + 2 :]
+        for e in range(entries + added):
+            memory[e + 2] += memory[e + 1]
+        assert entry_of or cleared < 2 or memory[entries + 2 :] == behind, "nothing is added where there are no rows"
+        for r, entry in enumerate(entry_of):
+            memory[entries + 2 + memory[entry + 1]] = r
+            memory[entry + 1] += 1
+        return memory[: entries + 1], memory[entries + 2 : entries + 2 + len(entry_of)]
+
+    rng = random.Random(0)
+    for entries in (1, 2, 7):
+        for rows in (0, 1, 20):
+            chosen = [rng.randrange(entries) for _ in range(rows)]
+            right = sorted_rows(chosen, entries, 2, 0)
+            assert right == sorted_rows(chosen, entries, 1, 0) == sorted_rows(chosen, entries, 2, 1)
+            assert rows * entries < 100 or right != sorted_rows(chosen, entries, 2, -2)
+
+
 def test_pieces_of_memory_that_are_larger_fit_or_do_not() -> None:
     graph = ops.attention.trace("f16")
     source = emit_cpu(make_plan(graph)).text

@@ -13,7 +13,7 @@ from tokitai.families.elementwise.plan import FlatPlan
 from tokitai.families.elementwise.schedule import flat_steps
 from tokitai.ops import registry
 from tokitai.proving.prove import TARGETS, covers, plan_of
-from tools.obligations import PAGE, kept, page, proofs, row
+from tools.obligations import PAGE, drawn, kept, page, proofs, row, sample
 
 
 @pytest.fixture
@@ -62,6 +62,32 @@ def test_what_is_refuted_is_the_grid_of_as_many_rows_as_a_contract_allows_at_mos
     assert isinstance(plan, FlatPlan)
     assert [s.grid for s in flat_steps(plan, [(2**31, 1)])] == [MOST_BLOCKS + 1]
     assert [s.grid for s in flat_steps(plan, [(2**31 - 1, 1)])] == [MOST_BLOCKS]
+
+
+def test_a_sample_of_the_page_takes_as_long_as_it_says() -> None:
+    text = PAGE.read_text()
+    took = {
+        (m[1], m[2]): float(m[3]) for m in re.finditer(r"^\| `(\w+)` \| \w+ \| (\w+) \|.* ([\d.]+) \|$", text, re.M)
+    }
+    for seed in range(5):
+        for seconds in (0.3, 30):
+            chosen = drawn(text, seconds, seed, ["cpu", "cuda"])
+            assert chosen == drawn(text, seconds, seed, ["cpu", "cuda"]) and len(set(chosen)) == len(chosen) > 0
+            assert sum(took[c] for c in chosen) <= seconds + 0.01 and {target for _, target in chosen} <= {
+                "cpu",
+                "cuda",
+            }
+    assert drawn(text, 30, 0, ["cpu"]) != drawn(text, 30, 1, ["cpu"])
+
+
+def test_a_sample_fails_where_the_page_does_not_name_what_is_refuted(capsys: pytest.CaptureFixture[str]) -> None:
+    text = PAGE.read_text()
+    chosen = [("silu", "cuda"), ("part_top", "cpu")]
+    assert sample(text, chosen, 20.0) == []
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 2 and said.err == ""
+    (name,) = sample(text.replace("- silu (elementwise, cuda)", "- gone"), chosen, 20.0)
+    assert name.startswith("silu (elementwise, cuda)") and ": refuted, " in capsys.readouterr().err
 
 
 def test_json_has_a_status_and_seconds_for_every_obligation(command: Command) -> None:

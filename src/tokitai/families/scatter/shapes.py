@@ -21,7 +21,7 @@ class ScatterShapes(TableShapes[ScatterPlan]):
     def partitioned(self, operator: Operator, plan: ScatterPlan, device: str) -> list[Seeded]:
         """Long segments at every place in a chain; for a GPU, which sorts 8 bits of an index at a time, indices of one
         to four such digits."""
-        named = [("segments", (2080, 5))]
+        named = [("segments", (2145, 5))]
         if device != "cpu":
             for full, more in ((255, 256), (259, 260), (2**16 + 3, 2**16 + 4), (2**24 + 3, 2**24 + 4)):
                 named += [(f"{full} entries", FULL), (f"{more} entries", ONE_MORE)]
