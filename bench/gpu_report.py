@@ -42,7 +42,7 @@ def written() -> str:
         lines.append(f"| {what} | {cell('tokitai')} | {torch} | {liger} | {bits} |")
     lines += [""]
     lines += ["AdamW: 808 tensors, f16 weights with f32 moments, 22 bytes an element; PyTorch's fused step in f32, 28."]
-    for section in (products, groups, attention, embedding, encoder, training):
+    for section in (products, groups, attention, embedding, encoder):
         lines += ["", *section()]
     return "\n".join(lines) + "\n"
 
@@ -164,29 +164,6 @@ def encoder() -> list[str]:
         lines.append(
             f"| {r['device']} | {r['dtype']} | {r['sentences']}x{r['longest']} | {rate['tokitai']} | {rate['torch']} "
             f"| {r['of_torch']:.2f} | {bits} |"
-        )
-    return lines
-
-
-def training() -> list[str]:
-    """The table of a model in training."""
-    records = recorded("training.jsonl", "device")
-    lines = ["## Training", ""]
-    lines += [
-        "From `training.jsonl`, which `python -m bench.training` fills: a mixture of experts with attention, in bf16,",
-        "beside the same model in plain PyTorch, from the same weights, on the same tokens. Ours multiplies on f32",
-        "units, in the defined order, and keeps f32 copies of the weights; PyTorch's multiplies on matrix units, in",
-        "any order, and keeps none. Ours was trained twice in that run, and ended with the same bits.",
-        "",
-        "| device | weights | tokens a step | tokitai, ms | PyTorch, ms | ratio | GB | PyTorch, GB | loss | PyTorch |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for r in records:
-        ours, theirs = r["tokitai"], r["plain torch"]
-        lines.append(
-            f"| {r['device']}, {r['date']} | {ours['weights']:,} | {r['tokens_a_step']:,} | {ours['milliseconds']} "
-            f"| {theirs['milliseconds']} | {r['ratio']} | {ours['gigabytes']} | {theirs['gigabytes']} "
-            f"| {ours['losses'][-1]} | {theirs['losses'][-1]} |"
         )
     return lines
 

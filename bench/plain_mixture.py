@@ -6,6 +6,7 @@ Parameters have the names that those of the example have. One code serves all bl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +74,7 @@ class Experts(Module):
         best, chosen = torch.topk(p, s.chosen, dim=-1)
         weight = (best / best.sum(-1, keepdim=True)).reshape(-1, 1).to(x.dtype)
         order = torch.argsort(chosen.reshape(-1), stable=True)
-        counts = torch.bincount(chosen.reshape(-1), minlength=s.experts)
+        counts = (chosen.reshape(-1, 1) == torch.arange(s.experts, device=x.device)).sum(0)  # of a size known ahead
         ends = counts.cumsum(0).to(torch.int32)
         brought = flat[order // s.chosen]
         gated = torch._grouped_mm(brought, self.gate_up.transpose(1, 2), offs=ends)
@@ -123,6 +124,17 @@ class Plain(Module):
         for block in self.blocks:
             x, more = block(x, self.cos, self.sin)
             routed = routed + more
-        logits = self.logits.linear(self.norm.norm(x)).float()
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss = self.cross_entropy(x, tokens[:, 1:])
         return loss + routed, loss.detach()
+
+    def cross_entropy(self, x: Tensor, target: Tensor) -> Tensor:
+        """The mean over all tokens."""
+        logits = self.logits.linear(self.norm.norm(x)).float()
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+    def compile_parts(self, backend: Any) -> None:
+        """Have torch compile a block, for all of them, and what follows the last."""
+        options: dict[str, Any] = dict(backend=backend, dynamic=False)
+        for block in self.blocks:
+            block.compile(**options)
+        self.cross_entropy = torch.compile(self.cross_entropy, **options)  # type: ignore[method-assign]

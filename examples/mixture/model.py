@@ -113,7 +113,8 @@ class Mixture(Module):
         self.norm = RMSNorm(shape.features, EPS, **more)
         self.logits = Linear(shape.features, shape.vocabulary, bias=False, **more)
         self.to_empty(device=device)
-        self._draw(torch.Generator().manual_seed(seed))
+        if torch.device(device).type != "meta":
+            self._draw(torch.Generator().manual_seed(seed))
 
     @torch.no_grad()
     def _draw(self, generator: torch.Generator) -> None:

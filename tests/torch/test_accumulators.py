@@ -39,8 +39,12 @@ def noise(seed: int, *shape: int) -> Tensor:
 
 
 X, W, TARGET = noise(1, ROWS, INNER), noise(2, COLS, INNER), torch.arange(ROWS) % COLS
+NARROW = (X.detach() / 64).requires_grad_()  # of which no logit hides the others
 GATE_UP, DOWN, ROUTER = noise(3, COUNT, 2 * HIDDEN, INNER), noise(4, COUNT, INNER, HIDDEN), noise(5, COUNT, INNER)
-CHOSEN, SHARES = (torch.arange(ROWS)[:, None] + torch.arange(2)) % COUNT, torch.rand(ROWS, 2)
+CHOSEN, SHARES = (
+    (torch.arange(ROWS)[:, None] + torch.arange(2)) % COUNT,
+    torch.rand(ROWS, 2, generator=torch.Generator().manual_seed(6)),
+)
 
 
 def run(function: Callable[..., Any], *given: Tensor, **more: Any) -> list[Tensor]:
@@ -83,7 +87,7 @@ def by_matmul(accumulator: str) -> list[Tensor]:
 
 def by_loss(accumulator: str) -> list[Tensor]:
     """Up to 256 rows the fused loss is the two functions."""
-    (x, w), more = detached(X, W), dict(accumulator=accumulator)
+    (x, w), more = detached(NARROW, W), dict(accumulator=accumulator)
     logits = ops.linear(x, w, **more)
     each, _ = ops.cross_entropy(logits, TARGET.int())
     slope = torch.randn(ROWS, generator=torch.Generator().manual_seed(7))
@@ -121,17 +125,22 @@ def by_layer(accumulator: str) -> list[Tensor]:
     return [y, dx, made.router, made.gate_up, made.down]
 
 
+def cross_entropy(x: Tensor, w: Tensor, **more: Any) -> Tensor:
+    made: Tensor = functional.linear_cross_entropy(x, w, TARGET.to(x.device), reduction="none", **more)
+    return made
+
+
+def chosen(x: Tensor, gate_up: Tensor, down: Tensor, **more: Any) -> Tensor:
+    return chosen_experts(x, CHOSEN.to(x.device), SHARES.to(x.device), gate_up, down, **more)
+
+
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], Callable[[str], list[Tensor]]]] = {
     "linear": (lambda x, w, **more: functional.linear(x, w, activation="gelu", **more), (X, W), by_linear),
     "matmul": (lambda x, w, **more: functional.matmul(x, w.T, **more), (X, W), by_matmul),
-    "linear_cross_entropy": (
-        lambda x, w, **more: functional.linear_cross_entropy(x, w, TARGET, reduction="none", **more), (X, W), by_loss
-    ),
-    "chosen_experts": (
-        lambda x, g, d, **more: chosen_experts(x, CHOSEN, SHARES, g, d, **more), (X, GATE_UP, DOWN), by_experts
-    ),
+    "linear_cross_entropy": (cross_entropy, (NARROW, W), by_loss),
+    "chosen_experts": (chosen, (X, GATE_UP, DOWN), by_experts),
     "experts": (experts, (X, ROUTER, GATE_UP, DOWN), by_layer),
-}  # fmt: skip
+}
 each = pytest.mark.parametrize("name", list(CALLS))
 
 
@@ -275,7 +284,7 @@ def test_threads_and_tasks_have_their_own() -> None:
         return found
 
     async def both() -> list[list[str | None]]:
-        return await asyncio.gather(task("fused16"), task("f64"))
+        return [*await asyncio.gather(task("fused16"), task("f64"))]
 
     assert asyncio.run(both()) == [["fused16"] * 3, ["f64"] * 3]
 
@@ -293,7 +302,8 @@ def test_what_is_computed_again_has_the_choice_of_the_forward_pass(name: str) ->
         return checkpoint(accumulate("fused16")(again), *args, use_reentrant=False)
 
     def first(made: Any) -> Tensor:
-        return made[0] if isinstance(made, tuple) else made
+        y: Tensor = made[0] if isinstance(made, tuple) else made
+        return y
 
     with accumulate("fused16"):
         inside, bare = first(again(*given)), first(again(*given))
@@ -387,14 +397,14 @@ def test_replaced_models_of_hugging_face(name: str) -> None:
     from tools.replaced_models import MODELS, VOCABULARY
 
     torch.manual_seed(0)
-    model = MODELS[name]().to(F16)
+    model: Any = MODELS[name]().to(F16)
     ids = torch.randint(0, VOCABULARY, (2, 12))
 
     def found() -> list[Tensor]:
         model.zero_grad()
         y = model(input_ids=ids, labels=ids)
         y.loss.backward()
-        return [y.logits.detach(), *(p.grad.clone() for p in model.parameters())]
+        return [y.logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
     replace(model)
     want = found()
@@ -404,3 +414,24 @@ def test_replaced_models_of_hugging_face(name: str) -> None:
     model.train()
     replace(model, accumulator="fused16")
     assert same(found(), fused) and not same(fused, want)
+
+
+# ------------------------------------------------------------------ a GPU
+@pytest.mark.gpu
+@each
+def test_a_gpu_has_the_bits_of_the_cpu(name: str) -> None:
+    """In a context, computed again in the thread of its backward pass."""
+    called, given, reference = CALLS[name]
+    there = [t.detach().cuda().requires_grad_() for t in given]
+
+    def again(*args: Tensor) -> Any:
+        return checkpoint(called, *args, use_reentrant=False)
+
+    for accumulator in ("f32", "fused16"):
+        for function in (called, again):
+            with accumulate(accumulator):
+                made = function(*there)
+            y = made[0] if isinstance(made, tuple) else made
+            dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(7)).to(y.dtype).cuda()
+            found = [y.detach(), *torch.autograd.grad(y, there, dy)]
+            assert same([t.cpu() for t in found], reference(accumulator)), accumulator
