@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,6 +60,9 @@ class Standing:
 
     def write(self, address: int, values: Any, stream: int) -> None:
         """Nothing is written."""
+
+    def pinned(self, nbytes: int) -> Any:
+        return np.empty(nbytes, np.uint8)
 
     @contextmanager
     def workspace(self, nbytes: int, stream: int) -> Iterator[int]:

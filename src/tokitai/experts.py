@@ -13,8 +13,8 @@ same bits in any batch, unless a capacity makes tokens compete.
 The ``accumulator`` is that of the products of experts, and of the router's where logits are rounded to the storage
 format; the router's other products have operands in f32, or logits in f32, and sums in f32.
 
-On a GPU all operators run there. A forward pass waits for the stream once, for the look for NaN among the logits; twice
-more where `permutation` works on the host: with a capacity, with padding, or for CuPy. A backward pass never does.
+On a GPU all operators run there. Nothing waits for the stream, but for CuPy the look for NaN among the logits, and
+copies where `permutation` works on the host: with a capacity, with padding, or for CuPy. A backward pass never does.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def expert_layer(
     experts.
 
     Raises ArgumentError for shapes that do not match and for NaN logits, those of padding too; UnknownNameError for
-    another word for ``logits``.
+    another word for ``logits``. On a GPU nothing waits for a look at torch tensors: a token with NaN logits gets NaN.
     """
     _check(x, layer)
     if logits not in LOGITS:
@@ -84,7 +84,10 @@ def expert_layer(
         padding = padding.reshape(-1)
     words = dict(accumulator=accumulator) if logits == "storage" else {}
     routed = LOGITS[logits](tokens, layer.router, **words, **more)
-    weights, chosen = ops.router(routed, k=k, renormalise=renormalise, **{**more, "check": True})
+    waiting = library_of(x) != "torch" or not on_gpu(x)
+    weights, chosen = ops.router(routed, k=k, renormalise=renormalise, **{**more, "check": waiting})
+    if not waiting:  # what is chosen by NaN lies behind the last expert
+        chosen.clamp_(max=max(len(layer.router) - 1, 0))
     there = permutation(
         chosen, len(layer.router), capacity=capacity, capacity_factor=capacity_factor, weights=weights, padding=padding,
         check=False,

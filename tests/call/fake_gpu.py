@@ -70,6 +70,9 @@ class SimCard:
         self.said.append(("write", stream))
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
 
+    def pinned(self, nbytes: int) -> Any:
+        return np.empty(nbytes, np.uint8)
+
     @contextmanager
     def workspace(self, nbytes: int, stream: int) -> Iterator[int]:
         memory = np.empty(nbytes + 16, np.uint8)

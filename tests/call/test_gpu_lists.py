@@ -15,7 +15,8 @@ from tokitai.errors import ArgumentError
 from tokitai.runtime import gpu_lists
 
 SHAPES = [(3, 5), (0,), (4097,), (7,), (2, 0), (1,)]
-PARAMS = dict(step=3, lr=1e-3)
+PARAMS: dict[str, Any] = dict(step=3, lr=1e-3)
+PARAMS_OF_ALL = {p.name: p.default for p in ops.adamw.params}
 
 
 @pytest.fixture(autouse=True)
@@ -175,3 +176,21 @@ def test_captured_lists_are_those_that_ran_before(fake: SimCard) -> None:
     for _ in range(3):
         ops.adamw(**here, **PARAMS)
     assert all_same(gpu, here)
+
+
+def test_lists_in_other_memory_are_captured_with_a_table_of_their_own(fake: SimCard) -> None:
+    first, here = lists(), lists()
+    with gpu_lists.capture_expected():
+        ops.adamw(**there(first), **PARAMS)
+    gpu = there(here)
+    fake.recording = True
+    with gpu_lists.captured_launches() as launches:
+        ops.adamw(**gpu, **PARAMS)
+    ops.adamw(**here, **PARAMS)
+    assert all_same(gpu, here)
+    (launch,) = launches
+    assert launch.with_scalars(dict(PARAMS_OF_ALL | PARAMS)) == launch.parameter
+    assert launch.with_scalars(dict(PARAMS_OF_ALL | PARAMS | {"step": 9})) != launch.parameter
+    with pytest.raises(ArgumentError, match="a stream that is being captured"):
+        ops.adamw(**there(lists()), **PARAMS)
+    assert not gpu_lists._captured and not gpu_lists._expected

@@ -182,6 +182,13 @@ class GpuFamily(ABC, Generic[P]):
         flat alone."""
         raise NotImplementedError(f"{kernel}: takes one tensor of each name; accepted here: kernels that take lists")
 
+    def moved(
+        self, kernel: KernelInMaking, made: Table, addresses: Sequence[int],
+        place: Callable[[Array], tuple[int, object]],
+    ) -> Table | None:  # fmt: skip
+        """The table of a list in other memory, made of ``made``; None where all of it has to be made anew."""
+        return None
+
     def program_for(self, kernel: KernelInMaking, plan: P, table: Table) -> Program:
         """The kernels for a table. Of plans that are flat alone."""
         raise NotImplementedError(f"{kernel}: takes one tensor of each name; accepted here: kernels that take lists")

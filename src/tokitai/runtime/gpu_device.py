@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
+
+import numpy as np
 
 from ..backends.backend import Array, Target
 from ..backends.cuda.driver import call
@@ -39,6 +42,9 @@ class GpuDevice(Protocol):
     def write(self, address: int, values: Array, stream: int) -> None:
         """Copy a contiguous array to the device, in the order of a stream; `values` may be changed afterwards."""
 
+    def pinned(self, nbytes: int) -> Array:
+        """Bytes of host memory that a captured copy may read at each replay."""
+
     def workspace(self, nbytes: int, stream: int) -> AbstractContextManager[int]:
         """Memory for the work that is put into a stream meanwhile."""
 
@@ -70,6 +76,12 @@ class CudaGpu:
         with self.device.entered():
             about = f"{values.nbytes} bytes"
             call("cuMemcpyHtoDAsync", address, values.ctypes.data, values.nbytes, stream, about=about)
+
+    def pinned(self, nbytes: int) -> Array:
+        """It is never freed."""
+        with self.device.entered():
+            address = int(call("cuMemHostAlloc", nbytes, 0, about=f"{nbytes} bytes of pinned memory"))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
     @contextmanager
     def workspace(self, nbytes: int, stream: int) -> Iterator[int]:
@@ -104,6 +116,10 @@ class SimGpu:
     def write(self, address: int, values: Array, stream: int) -> None:
         """A copy."""
         self.device.upload(values, address)
+
+    def pinned(self, nbytes: int) -> Array:
+        """All memory is."""
+        return np.empty(nbytes, np.uint8)
 
     def workspace(self, nbytes: int, stream: int) -> AbstractContextManager[int]:
         """Poisoned like all new memory."""

@@ -191,6 +191,12 @@ class GpuKernel(KernelBase):
         family = self.plan.family.gpu
         return family.table(self, self.plan, addresses, sizes, shapes, place or self.target.place)
 
+    def moved(
+        self, made: Table, addresses: Sequence[int], place: Callable[[Array], tuple[int, object]]
+    ) -> Table | None:
+        """The table of the same tensors in other memory; None where all of it has to be made anew."""
+        return self.plan.family.gpu.moved(self, made, addresses, place)
+
     def program_for(self, made: Table) -> Program:
         """The kernels for a table."""
         return self.plan.family.gpu.program_for(self, self.plan, made)

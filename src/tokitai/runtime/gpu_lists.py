@@ -6,7 +6,8 @@ and again only where an address has changed: gradients that are new from step to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy as copy_of
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,49 @@ from .lists import Array, Prepared, prepare
 from .problem import storage_format
 
 MOST_LISTS = 16  # that are kept
-_recorded: list[Table] = []  # tables that a captured graph reads whenever it is replayed: they stay
+_recorded: list[object] = []  # what a captured graph reads whenever it is replayed: it stays
+_spare: dict[tuple[GpuDevice, int], list[Array]] = {}  # pinned memory for a table of so many bytes of a next capture
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedLaunch:
+    """A launch that a stream has recorded for a graph, whose host scalars may be others at each replay."""
+
+    kernel: GpuKernel
+    counted: tuple[int, int]
+    ready: Ready
+    parameter: bytes  # of each of its kernels
+    first: int  # where the scalars begin in it
+
+    def with_scalars(self, params: Mapping[str, float]) -> bytes:
+        """The parameter with other host scalars."""
+        scalars = self.kernel.scalar_bytes(self.kernel.scalar_table(*self.counted, params))
+        return self.parameter[: self.first] + scalars + self.parameter[self.first + len(scalars) :]
+
+
+_captured: list[list[CapturedLaunch]] = []
+_expected: list[object] = []  # captures that will follow
+
+
+@contextmanager
+def capture_expected() -> Iterator[None]:
+    """Lists that run meanwhile may be captured afterwards in other memory: each finds pinned memory for its table."""
+    _expected.append(None)
+    try:
+        yield
+    finally:
+        _expected.pop()
+
+
+@contextmanager
+def captured_launches() -> Iterator[list[CapturedLaunch]]:
+    """The launches of lists that streams record meanwhile."""
+    made: list[CapturedLaunch] = []
+    _captured.append(made)
+    try:
+        yield made
+    finally:
+        _captured.remove(made)
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +114,9 @@ class PreparedOnGpu(Prepared):
         other = copy_of(self)
         other.lists, other.table_addresses, other._alive = lists, addresses, {}
         other.arrays = self.arrays.beside_example(example)
+        if example is not None:
+            single = {name for _, name in self.single}
+            other.made = {o.name: [other.new(o, ())] for o in self.kernel.graph.outputs if o.name in single}
         return other
 
     def __call__(self, params: Mapping[str, float], stream: Any = None) -> Any:
@@ -84,7 +130,8 @@ class PreparedOnGpu(Prepared):
 
     def _launch(self, params: Mapping[str, float], stream: int) -> None:
         scalars = self.kernel.scalar_bytes(self.kernel.scalar_table(*self.counted, params))
-        placed = self._placed(self._own_values(), stream)
+        capturing = self.where.capturing(stream)
+        placed = self._placed(self._own_values(), stream, capturing)
         ready = placed.ready
         try:
             frame = placed.frames.pop()
@@ -101,6 +148,11 @@ class PreparedOnGpu(Prepared):
         else:
             with self.where.workspace(ready.workspace, stream) as place:
                 frame.launch(scalars, place, stream)
+        if capturing:
+            parameter = bytes(frame.parameter)
+            first = frame.last - frame.scalars_size
+            for some in _captured:
+                some.append(CapturedLaunch(self.kernel, self.counted, ready, parameter, first))
         placed.frames.append(frame)
 
     def _own_values(self) -> Array:
@@ -112,36 +164,53 @@ class PreparedOnGpu(Prepared):
                 self.table_addresses[k :: len(self.names)] = address
         return self.table_addresses
 
-    def _placed(self, addresses: Array, stream: int) -> _Placed:
+    def _placed(self, addresses: Array, stream: int, capturing: bool) -> _Placed:
         """The table on the device, written in the order of the stream."""
-        capturing = self.where.capturing(stream)
         placed = self.placed
         known = placed is not None and placed.stream == stream
         if placed is None or not known or not _same(placed.addresses, addresses):
-            if capturing:
-                raise ArgumentError(
-                    f"{self.operator.name}: a stream that is being captured; accepted: lists that were run in this "
-                    f"stream before the capture, in the same memory"
-                )
 
             def place(values: Array) -> tuple[int, object]:
                 if values.nbytes == 0:
                     return 0, values
                 memory = empty_like(self.arrays.example, (values.nbytes,), "bool", stream)
                 address = as_device("table", memory).address
-                self.where.write(address, np.ascontiguousarray(values), stream)
+                self.where.write(address, self._for_graph(values) if capturing else self._now(values), stream)
                 return address, memory
 
-            table = self.kernel.table(addresses.tolist(), self.sizes, self.shapes, place)
+            where = addresses.tolist()
+            table = self.kernel.moved(placed.table, where, place) if placed is not None and known else None
+            if table is None:
+                table = self.kernel.table(where, self.sizes, self.shapes, place)
             need = self.kernel.workspace_bytes(table.shapes, 1)
             ready = Ready(self.kernel.program_for(table), table.steps, table.packed, b"", need)
             workspace = torch_workspace(self.arrays.example, need) if self.of_torch and need else None
             placed = self.placed = _Placed(stream, addresses, table, ready, workspace)
             if self.layout is not None:
                 self.layout.bare.placed = placed
-        if capturing and placed.table not in _recorded:
+        if capturing and not any(placed.table is kept for kept in _recorded):
             _recorded.append(placed.table)
         return placed
+
+    def _now(self, values: Array) -> Array:
+        """Values to be copied before a call returns."""
+        if _expected:
+            spare = _spare.setdefault((self.where, values.nbytes), [])
+            spare.append(self.where.pinned(values.nbytes))
+        return np.ascontiguousarray(values)
+
+    def _for_graph(self, values: Array) -> Array:
+        """Values in pinned memory, which a graph copies at each replay."""
+        spare = _spare.get((self.where, values.nbytes))
+        if not spare:
+            raise ArgumentError(
+                f"{self.operator.name}: a stream that is being captured; accepted: lists that were run in this "
+                f"stream before the capture, in the same memory, or under tokitai.torch.graphed"
+            )
+        memory = spare.pop()
+        _recorded.append(memory)
+        memory[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        return memory
 
 
 def _same(a: Array, b: Array) -> bool:
@@ -153,7 +222,8 @@ def prepare_on_gpu(
 ) -> PreparedOnGpu:
     """Lists of tensors of a GPU, checked and ready to be launched again and again. Raises ArgumentError.
 
-    Lists of torch's tensors in whose place results are written are not checked in full again where lists of the same
+    Lists of torch's tensors in whose place results are written, or of which one number is made, are not checked in full
+    again where lists of the same
     formats, shapes and strides were before: their addresses are.
     """
     signature = _ListSignature.of(operator, given, options)
@@ -169,7 +239,7 @@ def prepare_on_gpu(
 
     made = prepare(operator, given, build, arrays, copy, PreparedOnGpu)
     assert isinstance(made, PreparedOnGpu)
-    if signature is not None and not arrays.copies and not made.made:
+    if signature is not None and not arrays.copies and set(made.made) == {name for _, name in made.single}:
         if len(_layouts) >= MOST_LISTS:
             _layouts.clear()
         _layouts[signature.key] = _CheckedLists(made, given)
@@ -231,7 +301,7 @@ class _CheckedLists:
         self.items = np.array([[values[0].element_size()] for values in given.values()], np.int64)
         self.counts = np.array([n for _, n in made.shapes], np.int64)
         at = {name: i for i, name in enumerate(given)}
-        self.order = [at[name] for name in made.names]
+        self.order = [at.get(name, 0) for name in made.names]  # a single result's address is filled in by a call
         made.layout = self
 
     def with_tensors(self, given: Mapping[str, Sequence[Any]], signature: _ListSignature) -> PreparedOnGpu:

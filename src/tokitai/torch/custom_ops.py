@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import ArgumentError, DefinitionError
 from ..lang import Graph, Operator
 from .accumulators import Accumulators
+from .assertions import assert_values, refuse_capture
 from .dispatch import CustomOp
 from .shapes import FORMATS, empty_results
 from .transforms import refuse_second_derivatives, refuse_vmap
@@ -57,6 +58,7 @@ class TorchOp:
         self.numbers = tuple(p.name for p in operator.params)
         self.missing = {p.name: 0 if p.whole else 0.0 for p in operator.params if p.default is None}
         self.accumulators = Accumulators(operator)
+        self.scalars = {p.name: p.default for p in operator.params}
         self.looks = not several and looks_at_values(operator)
         each = "Tensor[]" if several else ", ".join(["Tensor"] * len(graph.outputs))
         returned = each if several or len(graph.outputs) == 1 else f"({each})"
@@ -90,10 +92,13 @@ class TorchOp:
         tensors, held = self.split(given)
         for n, x in held.items():
             check_number(self.operator.name, n, x)
+            refuse_capture(self.operator.name, f"{n} in a tensor", f"{n} as a number, which each replay has")
             words[n] = x.item()
         first = next(iter(tensors.values()), None)
-        if not (not self.several if check is None else check) and first is not None and first.is_cuda:
-            words["check"] = False  # what a backward pass takes was looked at before; in host memory that costs little
+        if first is not None and first.is_cuda:  # in host memory a look costs little
+            if self.looks and check is not False:
+                assert_values(self.operator, tensors, self.scalars | words)
+            words["check"] = False  # what a backward pass takes was looked at before
         made = self.operator(*map(plain, given[: len(self.tensors)]), **words)
         return list(made if isinstance(made, tuple) else (made,)) if self.several else made
 

@@ -25,6 +25,7 @@ from ..experts import (
 )
 from ..routing import Permutation, permutation
 from .accumulators import Accumulators
+from .assertions import refuse_capture
 from .autocast import cast
 from .custom_ops import plain
 from .dispatch import custom_op
@@ -93,6 +94,8 @@ def experts(
     )
     for t in (x, router, gate_up, down):
         refuse_transforms("experts", t)
+    if x.is_cuda and any(value is not None for value in (capacity, capacity_factor, padding)):
+        refuse_capture("experts", "a capacity or padding, for which the host sorts", "experts without them")
     # Autograd reshapes: what the function itself returns may be written to.
     tokens = x if x.ndim in (0, 2) else x.reshape(-1, x.shape[-1])
     if padding is not None and padding.shape == x.shape[:-1]:

@@ -18,6 +18,7 @@ from .. import ops
 from ..errors import ArgumentError
 from .accumulators import Accumulators
 from .arguments import checked
+from .assertions import assert_in_range, refuse_capture
 from .autocast import cast as autocast
 from .custom_ops import check_number, plain
 from .dispatch import custom_op
@@ -93,7 +94,10 @@ def _loss(
     accumulator: str,
 ) -> Tensor:  # fmt: skip
     flat, targets, w, b = plain(x).reshape(-1, x.shape[-1]), target.reshape(-1), plain(weight), plain(bias)
-    kept = _options(ignore_index, label_smoothing, z_loss, smoothing, penalty)
+    kept = _options(x, ignore_index, label_smoothing, z_loss, smoothing, penalty)
+    if x.is_cuda:
+        assert_in_range("linear_cross_entropy: target", targets, len(w), ignore_index)
+        targets = targets.to(torch.int64)
     each = flat.new_empty(len(flat), dtype=torch.float32)
     for part in _chunks(len(flat), rows):
         logits = ops.linear(flat[part], w, b, accumulator=accumulator)
@@ -105,10 +109,15 @@ def _loss(
 
 
 def _options(
-    ignore_index: int, label_smoothing: float, z_loss: float, smoothing: Tensor | None, penalty: Tensor | None
-) -> dict[str, Any]:
-    """The options of the operators, of which two may be held by tensors."""
+    x: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, smoothing: Tensor | None,
+    penalty: Tensor | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The options of the operators, of which two may be held by tensors; targets on a GPU have been looked at."""
+    for n, held in (("label_smoothing", smoothing), ("z_loss", penalty)):
+        if held is not None:
+            refuse_capture("linear_cross_entropy", f"{n} in a tensor", f"{n} as a number, which each replay has")
     return dict(
+        **({"check": False} if x.is_cuda else {}),
         ignore_index=ignore_index,
         label_smoothing=label_smoothing if smoothing is None else smoothing.item(),
         z_loss=z_loss if penalty is None else penalty.item(),
@@ -138,7 +147,8 @@ def _backward(
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of x, weight and bias from those of rows' losses; nothing in place of one that is not wanted."""
     flat, targets, w, b = plain(x).reshape(-1, x.shape[-1]), target.reshape(-1), plain(weight), plain(bias)
-    kept = _options(ignore_index, label_smoothing, z_loss, smoothing, penalty)
+    kept = _options(x, ignore_index, label_smoothing, z_loss, smoothing, penalty)
+    targets = targets.to(torch.int64)
     slopes, more = plain(dloss).reshape(-1).contiguous(), dict(accumulator=accumulator)
     dx, dweight, dbias = _places(flat, w, wanted)
     for part in _chunks(len(flat), rows):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..families.attention.arguments import check_limit
+from .assertions import refuse_capture
 from .dispatch import custom_op
 from .transforms import refuse_vmap
 
@@ -70,6 +71,8 @@ def limits_of_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 @custom_op("tokitai::first_keys")
 def _first_keys(mask: Tensor) -> Tensor:
+    if mask.is_cuda:
+        refuse_capture("scaled_dot_product_attention", "attn_mask", "attention, which takes counts of keys")
     counts = mask.sum(-1)
     first = torch.arange(mask.shape[-1], device=mask.device) < counts[..., None]
     if not torch.equal(first, mask):
@@ -87,6 +90,8 @@ _first_keys.register_vmap(refuse_vmap("scaled_dot_product_attention"))
 
 @custom_op("tokitai::seen_by_scores")
 def _seen_by_scores(mask: Tensor) -> Tensor:
+    if mask.is_cuda:
+        refuse_capture("attention", "a mask", "functional.attention, which takes counts of keys")
     hidden = mask <= torch.finfo(mask.dtype).min
     neither = (mask != 0) & ~hidden
     if bool(neither.any()):

@@ -20,6 +20,10 @@ from torch import Tensor
 from .. import ops
 from ..errors import ArgumentError
 from ..runtime.binding import check_params
+from ..runtime.gpu_lists import CapturedLaunch
+from . import graphs
+from .assertions import refuse_capture
+from .pending import Pending
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 FORMATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -35,8 +39,9 @@ class AdamW(torch.optim.Optimizer):
 
     ``master`` keeps an f32 copy of weights that are stored in 16 bits: by default where rounding is to nearest. With
     stochastic rounding ``seed`` gives other random bits. All options may differ from group to group, and are saved with
-    them. A step in which any gradient is infinite or NaN changes nothing and is counted in ``skipped`` alone; to find
-    that out, each step waits for the device once. Sharded weights (DTensor) are updated shard by shard.
+    them. A step in which any gradient is infinite or NaN changes nothing and is counted in ``skipped`` alone. No step
+    waits for a GPU: whether it was skipped is found out by the next one, or by who reads ``skipped`` or the state
+    (``param_groups[i]["skipped"]`` is then up to date). Sharded weights (DTensor) are updated shard by shard, and wait.
 
     Raises ArgumentError for options that there are not, ``amsgrad`` among them, and for weights of other formats than
     f16, bf16 and f32, that are sparse, or whose elements share memory.
@@ -64,6 +69,7 @@ class AdamW(torch.optim.Optimizer):
     @property
     def skipped(self) -> int:
         """Steps that changed nothing, as a gradient was infinite or NaN."""
+        self._settle()
         return max((int(g["skipped"]) for g in self.param_groups), default=0)
 
     @property
@@ -99,25 +105,80 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        capture = graphs.current()
+        if capture is None:
+            accepted = "tokitai.torch.graphed, which gives each replay its own"
+            refuse_capture("AdamW.step", "a number of steps and a learning rate that stay", accepted)
         lists = list(self._lists(loss_scale))  # with all that can be wrong looked at
         grads = [g for one in lists for g in one.grads]
-        alone = len(lists) == 1 and not any(map(_is_sharded, grads))  # a list sees to that itself, and need not wait
         finite = _finite(grads)
-        for one in lists if alone or finite else []:
-            one.update(self.state)
-        if not finite:
-            for group in self.param_groups:
-                group["skipped"] += 1
-            return loss
+        if any(map(_is_sharded, grads)) or not (finite.is_cuda or len(lists) == 1):
+            refuse_capture("AdamW.step", "sharded gradients or several devices", "weights of one GPU")
+            for one in lists if finite else []:
+                one.update(self.state)
+        else:  # a list sees itself whether its gradients are finite; of several, each sees it of all
+            for one in lists:
+                one.update(self.state, finite if len(lists) > 1 else None)
+        if capture is not None:
+            capture.steps.append(_Replayed(self, lists, finite, capture.taken(), loss_scale))
+        else:
+            self._count(lists, finite)
+        return loss
+
+    # Whether a step was skipped is read when it has arrived from the GPU: by whatever looks at the state.
+    _counted: tuple[Pending, list[_List]] | None = None
+
+    def _count(self, lists: list[_List], finite: Tensor) -> None:
         for one in lists:
             for p in one.params:
-                self.state[p]["step"] += 1
-        return loss
+                self._state[p]["step"] += 1
+        self._counted = Pending(finite), lists
+        if not finite.is_cuda:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Take back the count of a step that was skipped."""
+        counted, self._counted = self._counted, None
+        if counted is not None and not counted[0]:
+            for group in self.param_groups:
+                group["skipped"] += 1
+            for one in counted[1]:
+                for p in one.params:
+                    self._state[p]["step"] -= 1
+
+    @property
+    def state(self) -> Any:
+        """The state of each weight. A step that is still running on a GPU is waited for."""
+        self._settle()
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.__dict__["state"] = state
+
+    @property
+    def _state(self) -> Any:
+        return self.__dict__["state"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. A step that is still running on a GPU is waited for."""
+        self._settle()
+        return super().state_dict()
+
+    def _scalars(self, group: Mapping[str, Any], step: int, number: int, loss_scale: float) -> dict[str, Any]:
+        """The scalars of a list of weights, the ``number``-th of a step. Raises ArgumentError."""
+        beta1, beta2 = group["betas"]
+        scalars = dict(
+            step=step, lr=float(group["lr"]), beta1=beta1, beta2=beta2, eps=group["eps"],
+            weight_decay=group["weight_decay"], loss_scale=loss_scale, seed=(group["seed"] + number) % SEEDS,
+        )  # fmt: skip
+        check_params(ops.adamw, scalars)
+        return scalars
 
     def _lists(self, loss_scale: float) -> Iterator[_List]:
         """The weights that have gradients, in lists of one group, device, format, number of steps so far, and with f32
         copies or without: a state that was loaded may have other ones."""
-        number = 0
+        number, states = 0, self.state
         for group in self.param_groups:
             _check_group(group, self.defaults)
             lists: dict[object, list[Tensor]] = {}
@@ -130,20 +191,14 @@ class AdamW(torch.optim.Optimizer):
                             "accepted: 'nearest'"
                         )
                     self._begin(p, group)
-                    kind = p.dtype, p.device, self.state[p]["step"], "master" in self.state[p]
+                    kind = p.dtype, p.device, states[p]["step"], "master" in states[p]
                     lists.setdefault(kind, []).append(p)
             for params in lists.values():
-                beta1, beta2 = group["betas"]
-                scalars = dict(
-                    step=self.state[params[0]]["step"] + 1, lr=float(group["lr"]), beta1=beta1, beta2=beta2,
-                    eps=group["eps"], weight_decay=group["weight_decay"], loss_scale=loss_scale,
-                    seed=(group["seed"] + number) % SEEDS,
-                )  # fmt: skip
-                check_params(ops.adamw, scalars)
+                scalars = self._scalars(group, states[params[0]]["step"] + 1, number, loss_scale)
                 grads = [p.grad.detach() for p in params if p.grad is not None]
                 if group["maximize"]:
                     grads = [-g for g in grads]
-                yield _List(params, grads, scalars, group["rounding"])
+                yield _List(params, grads, scalars, group, number)
                 number += 1
 
     def _begin(self, p: Tensor, group: Mapping[str, Any]) -> None:
@@ -207,17 +262,61 @@ class _List:
     params: list[Tensor]
     grads: list[Tensor]
     scalars: dict[str, Any]
-    rounding: str
+    group: Mapping[str, Any]
+    number: int
 
-    def update(self, states: Mapping[Tensor, dict[str, Any]]) -> None:
-        """One step, in place."""
+    def update(self, states: Mapping[Tensor, dict[str, Any]], finite: Tensor | None = None) -> None:
+        """One step, in place; none unless ``finite``, if that is given."""
         state = [states[p] for p in self.params]
         weights, back = _contiguous([_local(p.detach()) for p in self.params])
         grads = [_local(g).contiguous() for g in self.grads]
         moments = ([_local(s[m]) for s in state] for m in MOMENTS)
         masters = [_local(s["master"]) for s in state] if "master" in state[0] else None
-        ops.adamw(weights, grads, *moments, masters, **self.scalars, rounding=self.rounding)
+        lists = [weights, grads, *moments, *([masters] if masters is not None else [])]
+        if finite is not None:  # one more gradient, which is NaN where another list has one that is not finite
+            zero = grads[0].new_zeros(1)
+            last = torch.where(finite.to(zero.device, non_blocking=True), zero, math.nan)
+            others = (torch.zeros_like(zero, dtype=one[0].dtype) for one in lists[2:])
+            lists = [[*one, x] for one, x in zip(lists, (zero, last, *others), strict=True)]
+        ops.adamw(*lists, **self.scalars, rounding=self.group["rounding"])
         back()
+
+    def addresses(self, states: Mapping[Tensor, dict[str, Any]]) -> list[int]:
+        """Where weights and their state lie."""
+        kept = [states[p] for p in self.params]
+        names = [n for n in (*MOMENTS, "master") if n in kept[0]]
+        return [t.data_ptr() for t in (*self.params, *(s[n] for s in kept for n in names))]
+
+
+class _Replayed:
+    """A step that a CUDA graph holds: its scalars are set before each replay, which is counted after it."""
+
+    def __init__(
+        self, optimizer: AdamW, lists: list[_List], finite: Tensor, launches: list[CapturedLaunch], loss_scale: float
+    ) -> None:
+        self.optimizer, self.lists, self.finite, self.loss_scale = optimizer, lists, finite, loss_scale
+        self.launches = launches[-len(lists) :] if lists else []
+        self.addresses = [one.addresses(optimizer.state) for one in lists]
+
+    def scalars(self) -> list[tuple[CapturedLaunch, dict[str, Any]]]:
+        """Those of the next replay for each launch, from what groups and state say now. Raises ArgumentError where the
+        state lies elsewhere than in the graph."""
+        states, made = self.optimizer.state, []
+        for one, launch, addresses in zip(self.lists, self.launches, self.addresses, strict=True):
+            if one.addresses(states) != addresses:
+                raise ArgumentError(
+                    "AdamW: weights or moments in other memory than when the step was captured; accepted: another "
+                    "tokitai.torch.graphed after load_state_dict"
+                )
+            steps = {states[p]["step"] for p in one.params}
+            if len(steps) != 1:
+                raise ArgumentError(f"AdamW: weights of one list after {sorted(steps)} steps; accepted: one number")
+            made.append((launch, self.optimizer._scalars(one.group, steps.pop() + 1, one.number, self.loss_scale)))
+        return made
+
+    def done(self) -> None:
+        """A replay is in the stream."""
+        self.optimizer._count(self.lists, self.finite)
 
 
 def _contiguous(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
@@ -336,6 +435,8 @@ def clip_grad_norm_(
         return clip_sharded(grads, max_norm, error_if_nonfinite)
     same = len({g.dtype for g in grads}) == 1
     lists = [g.contiguous() if same else g.to(torch.float32, memory_format=torch.contiguous_format) for g in grads]
+    if error_if_nonfinite:
+        refuse_capture("clip_grad_norm_", "error_if_nonfinite=True", "error_if_nonfinite=False")
     if error_if_nonfinite and not (found := ops.global_norm(lists)).isfinite():
         accepted = "a finite one, or error_if_nonfinite=False"
         raise RuntimeError(f"the norm of the gradients is {found.item()}; accepted: {accepted}")

@@ -14,6 +14,7 @@ from ..errors import ArgumentError, UnknownNameError
 from ..ops.embeddings import NO_PADDING
 from ..runtime.binding import check_entry
 from .arguments import checked
+from .assertions import assert_in_range
 from .autocast import cast
 from .custom_ops import plain, torch_op
 from .dispatch import custom_op
@@ -165,7 +166,11 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
 
 @custom_op("tokitai::embedding")
 def _embed(table: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
-    made: Tensor = ops.embedding(plain(table), ids)
+    unchecked = {}
+    if ids.is_cuda:
+        assert_in_range("embedding: input", ids, len(table))
+        ids, unchecked = ids.to(torch.int64), {"check": False}
+    made: Tensor = ops.embedding(plain(table), ids, **unchecked)
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -92,6 +93,30 @@ class GpuFlat(GpuFamily[FlatPlan]):
         numbers = count, tiles, units_each.sum(), run, some.sum()
         packed = struct.pack(f"<9q{entries.shape[1]}q", *numbers, *pointers, *entries[0].tolist())
         return Table(tight, width, packed, tuple(flat_steps(plan, tight, _many(kernel))), (alive, entries))
+
+    def moved(
+        self,
+        kernel: KernelInMaking,
+        made: Table,
+        addresses: Sequence[int],
+        place: Callable[[Array], tuple[int, object]],
+    ) -> Table | None:
+        """The same list in other memory, of which only the entries are placed anew; None where it is aligned in another
+        way."""
+        held: Any = made.alive
+        alive, entries = held
+        names = len(kernel.tensor_sizes)
+        where = np.array(addresses, np.int64).reshape(-1, names)
+        if len(where) != len(entries) or ((entries[:, -names:] ^ where) & 15).any():
+            return None
+        entries = entries.copy()
+        entries[:, -names:] = where
+        numbers, pointers = made.packed[:40], made.packed[40:72]
+        if alive:
+            address, keep = place(entries)
+            pointers, alive = struct.pack("<q", address) + pointers[8:], [keep, *alive[1:]]
+        packed = numbers + pointers + entries[0].tobytes()
+        return Table(made.shapes, made.width, packed, made.steps, (alive, entries))
 
     def program_for(self, kernel: KernelInMaking, plan: FlatPlan, table: Table) -> Program:
         """The kernels for the width of a table's accesses; with fewer blocks on a multiprocessor where registers would
