@@ -181,13 +181,14 @@ def test_nothing_waits_in_a_step() -> None:
     for i in range(3):
         training.step(batch(i))
     waits: list[str] = []
+    tokens = batch(3)
     from tokitai.runtime import gpu_device
 
     real = gpu_device.CudaGpu.wait
     gpu_device.CudaGpu.wait = lambda self, stream: (waits.append("wait"), real(self, stream))[1]  # type: ignore
     torch.cuda.set_sync_debug_mode("error")
     try:
-        training.step(batch(3))
+        training.step(tokens)
     finally:
         torch.cuda.set_sync_debug_mode("default")
         gpu_device.CudaGpu.wait = real  # type: ignore[method-assign]
