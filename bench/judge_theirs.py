@@ -32,10 +32,13 @@ Written by `python -m bench.judge_theirs`; every record is in `judged.jsonl`, th
 [What judging means](../../docs/how-to/judge-a-kernel.md): an element is wrong where it is further from the exact value
 than the rounding-error bound of a kernel that computes in f32, sums in whatever order and rounds once. The inputs are
 hard on purpose; many of them never occur in training. Records of before 2026-11-30 are of fewer cases: one call was
-judged, and scalars were the same in all.
+judged, scalars were the same in all, and no causes were looked for.
 
+* **verdict** is that on all elements, and after a comma that on elements of ordinary values where it is another: beside
+  infinities, NaN, signed zeros and subnormals.
 * **wrong** counts cases with a wrong element, **bits** those in which the kernel has the bits of tokitai's definition.
 * **share** is the largest distance from the exact value as a part of its rounding-error bound.
+* **cause**: the arithmetic models that explain the most wrong elements of ordinary values, and what part of the cases.
 * **smallest wrong case**: the element that is furthest off in it.
 """
 
@@ -115,17 +118,29 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
         rows = [r for key, r in latest.items() if key[0] == device]
         known = ", ".join(f"{name} {v}" for name, v in rows[-1]["versions"].items())
         text += f"\n## {device}\n\n{rows[-1]['date']}; {known}.\n\n"
-        text += "| kernel | format | verdict | wrong | of cases | bits | share | smallest wrong case |\n"
-        text += "|---|---|---|--:|--:|--:|--:|---|\n"
+        text += "| kernel | format | verdict | wrong | of cases | bits | share | cause | smallest wrong case |\n"
+        text += "|---|---|---|--:|--:|--:|--:|---|---|\n"
         for r in rows:
             share = f"{float(r['share_of_allowance']):.3g}"
             first = "".join(f"`{f['case']}`: {f['what']}" for f in r["first"]) or r["undecided"] or ""
             said = " ".join(first.split())[:300].replace("|", "/")
+            verdict = ", ".join(dict.fromkeys([r["verdict"], r.get("accuracy", r["verdict"])]))
             text += (
-                f"| {r['kernel']} | {r['dtype']} | {r['verdict']} | {r['wrong']} | {r['cases']} | {r['same_bits']} "
-                f"| {share} | {said} |\n"
+                f"| {r['kernel']} | {r['dtype']} | {verdict} | {r['wrong']} | {r['cases']} | {r['same_bits']} "
+                f"| {share} | {cause_of(r)} | {said} |\n"
             )
     return text
+
+
+def cause_of(record: Mapping[str, Any]) -> str:
+    """What explains the most wrong elements of ordinary values, or that nothing does; of special ones where only these
+    are wrong."""
+    if "causes" not in record or not record["causes"]:
+        return ""
+    first = next((c for c in record["causes"] if c["of"] == "ordinary values"), record["causes"][0])
+    if not first["models"]:
+        return "none found in time" if first["out_of_time"] else "none found"
+    return f"{', '.join(first['models'])} ({first['said']}): {first['explained']:.0%} of {first['cases']}"
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ ALL_ROWS = "it is about how many rows there are in all, which nothing reads, or 
 BY_VECTORS = "it is counted by vectors, of several elements: one more is below the same multiple of them"
 ROUNDED = "it is a multiple of what it is divided by: one more gives the same whole number"
 BESIDE = "a piece of memory is larger than it needs, and all pieces fit into the workspace nevertheless"
-BEFORE_MADE = "what lies before is a tile, which is made anew before it is read"
+BEFORE_OUTPUT = "what lies before is a tile, which is made anew before it is read"
 NOT_MASKED = "a condition is tested where it holds for all"
 NOT_STORED = "a piece of the K dimension more is computed, and not stored"
 NO_TURN = "there is no turn behind the last one"
@@ -143,13 +143,18 @@ def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) ->
         return "one part more is empty"
     if (why := next((why for why, p in MARKED.items() if re.fullmatch(p, marked)), None)) is not None:
         return why
-    if re.fullmatch(r"-1 const int64_t item = «e» / \(rows \* cols\), .*", marked) and "e < 1 * rows * cols" in source:
+    one_item = (
+        r"-1 const int64_t item = «e» / \(rows \* cols\), .*"
+        r"|\+1 const int64_t item = e / \((«rows» \* cols|rows \* «cols»)\), .*"
+        r"|[+-]1 (const )?\w+\* const \w+ = all_\w+ \+ item \* «\w+_batch»;"
+    )
+    if "e < 1 * rows * cols" in source and re.fullmatch(one_item, marked):
         return ONE_ITEM
     if marked.startswith("+1 const int64_t ") and " = memory.take(" in marked and _all_fit(source, marked, graph):
         return BESIDE
-    of_made = r"-1 each_query_sum<\d>\(.*, mine \+ «made», .*"
-    if re.fullmatch(of_made, marked) and re.search(r"int64_t tile = .*\n *const int64_t made = ", source):
-        return BEFORE_MADE
+    of_output = r"-1 each_query_sum<\d>\(.*, mine \+ «output», .*"
+    if re.fullmatch(of_output, marked) and re.search(r"int64_t tile = .*\n *const int64_t output = ", source):
+        return BEFORE_OUTPUT
     if operator.contract.batched or graph.ragged or "all_in_" not in source:
         return None
     tensor = r"[+-]1 (const )?\w+\* const \w+ = all_\w+ \+ («item» \* \w+_batch|(unit\.)?item \* «\w+_batch»);"
@@ -214,6 +219,9 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
         if operator.contract.min_cols or all(o.space in ("rc", "c") for o in graph.outputs):
             return NO_COLUMNS
         return SHOWN if all_cases and all(t.space in ("rc", "c") for t in graph.inputs) else None
+    if re.fullmatch(r"-1 if \(«turn» < ends\[2\]\) \{", marked):
+        past = source[_end_of_block(source, source.find("\n", mutant.at)) + 1 :]
+        return NO_TURN if re.match(r"\s*\}", past) else None
     if (at := re.fullmatch(FOLDED, marked)) is not None:
         return NEUTRAL if re.search(rf"\b{at[3]}\[e\] = c < cols \? .* : NEUTRAL_\w+;", source) else None
     if re.fullmatch(r"\+1 next_\w+ = in_\w+\[min\(.*, «rows» - 1\)\];", marked):

@@ -24,9 +24,12 @@ ATTENTION: tuple[Shape, ...] = (
 # would take a minute for: the scores of an inner side of several chains, for each of its pieces.
 GPU_ATTENTION: tuple[Shape, ...] = (Sizes(2, 5, 66, 200), Sizes(65, 70, 9, 100))
 SIM_LEFT_OUT = Sizes(2, 3, 4098)
-# All keys of three chains are seen by a query of those that are taken together; one whole chain of a head's dimension;
-# several pieces of it beside whole panels of keys, and one key more.
-CHAINS: tuple[Shape, ...] = (Sizes(8, 8204, 1), Sizes(2, 3, 4096), Sizes(3, 24, 313), Sizes(3, 25, 312))
+# All keys of three chains are seen by a query of those that are taken together; one whole chain along each side, and
+# one element more; several pieces of a head's dimension beside whole panels of keys, and one key more.
+CHAINS: tuple[Shape, ...] = (
+    Sizes(3, 8203, 1), Sizes(2, 3, 4096), Sizes(2, 3, 4097), Sizes(2, 4096, 1), Sizes(2, 4097, 1), Sizes(4096, 2, 1),
+    Sizes(4097, 2, 1), Sizes(3, 24, 313), Sizes(3, 25, 312),
+)  # fmt: skip
 # Tiles that blocks take in turn, as sums of chains wait: of queries, and of keys.
 IN_TURN: tuple[Shape, ...] = (Sizes(70, 4098, 1), Sizes(4098, 70, 1))
 ATTENTION_OF_USE: tuple[Shape, ...] = (Sizes(96, 128, 64),)

@@ -53,6 +53,10 @@ class GroupedShapes(InnerShapes[GroupedPlan]):
         """Every branch of the tilings for a device."""
         return [*(shared(s, plan) for s in GROUPED), *self.larger(plan, device)]
 
+    def chains(self, operator: Operator, plan: GroupedPlan, device: str) -> list[Shape]:
+        """Two whole chains."""
+        return [shared(Sizes(3, 2, 8192, 2), plan)]
+
     def of_use(self, operator: Operator, plan: GroupedPlan, device: str, version: int) -> Sequence[Shape]:
         """A dozen groups."""
         return [shared(GROUPED_OF_USE, plan)]
