@@ -1,9 +1,11 @@
-"""``python -m bench.gpu_attention [--quick] [--repeats N]``: attention on an NVIDIA card beside torch's own.
+"""``python -m bench.gpu_attention [--quick] [--units] [--repeats N]``: attention on an NVIDIA card beside torch's own.
 
 Milliseconds (the fastest of calls that take turns), operations a second as a part of those of cuBLAS's product in f32
 in the same run, and whether one head has the bits that the same call gives on the CPU. TF32 is off; torch multiplies
 16-bit formats by tensor cores, whose sums have an order of their own, so its times there are those of another function.
-``--quick``: the first shape in f16 with a mask. Figures are added to bench/results/gpu_attention.jsonl, or to --out.
+``--quick``: the first shape in f16 with a mask. ``--units``: with the accumulator fused16, by matrix units, in bf16 and
+with a causal mask, beside torch's FLASH and cuDNN backends; with --quick the first of its shapes. Figures are added to
+bench/results/gpu_attention.jsonl, or to --out.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tokitai import ops
 from tokitai.backends import backend_of
@@ -25,6 +29,8 @@ from .gpu_timing import between_events
 
 RESULTS = Path(__file__).parent / "results" / "gpu_attention.jsonl"
 SHAPES = ((8, 12, 1024, 64), (2, 16, 4096, 128), (1, 12, 128, 64))  # sentences, heads, tokens, dimension
+UNITS = ((8, 16, 4, 1024, 64), (4, 16, 16, 4096, 128), (2, 32, 8, 8192, 128))  # with heads of keys
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 Calls = dict[str, Callable[[], object]]
 
 
@@ -96,10 +102,57 @@ def measure(
     return found
 
 
+def peers(
+    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dy: torch.Tensor
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Forward and backward of a backend of torch's, with a causal mask."""
+
+    def forward() -> torch.Tensor:
+        with sdpa_kernel(BACKENDS[name]):
+            attend = torch.nn.functional.scaled_dot_product_attention
+            return attend(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+    kept = forward()
+    return forward, lambda: torch.autograd.grad(kept, (q, k, v), dy, retain_graph=True)
+
+
+def by_units(shape: tuple[int, int, int, int, int], repeats: int) -> list[dict[str, object]]:
+    """Forward and backward by matrix units; 10^12 operations a second, and the relative distance from f64 of one
+    head's results, for each."""
+    batch, heads, shared, tokens, dim = shape
+    torch.manual_seed(0)
+    q, dy = (torch.randn(batch, heads, tokens, dim, device="cuda").to(torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(batch, shared, tokens, dim, device="cuda").to(torch.bfloat16) for _ in range(2))
+    limit = torch.arange(1, tokens + 1, device="cuda", dtype=torch.int32).expand(q.shape[:3]).contiguous()
+    words: dict[str, Any] = dict(scale=dim**-0.5, accumulator="fused16", check=False)
+    y, top, total = ops.attention(q, k, v, limit, **words)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    calls: dict[str, Calls] = {
+        "forward": {"tokitai": lambda: ops.attention(q, k, v, limit, **words)},
+        "backward": {"tokitai": lambda: ops.attention_backward(dy, q, k, v, top, total, limit, **words)},
+    }
+    for name in BACKENDS:
+        calls["forward"][name], calls["backward"][name] = peers(name, leaves[0], leaves[1], leaves[2], dy)
+    wide = [x[:1, :1].double() for x in (q, k, v)]
+    exact = torch.nn.functional.scaled_dot_product_attention(wide[0], wide[1], wide[2], is_causal=True)
+    made = {"tokitai": y} | {n: calls["forward"][n]() for n in BACKENDS}
+    error = {n: float((x[:1, :1].double() - exact).norm() / exact.norm()) for n, x in made.items()}
+    found: list[dict[str, object]] = []
+    for direction, of in calls.items():
+        operations = {"forward": 2, "backward": 5}[direction] * batch * heads * tokens * tokens * dim
+        rates = {n: round(operations / ms / 1e9, 1) for n, ms in fastest(of, repeats).items()}
+        record: dict[str, object] = dict(
+            dtype="bf16", accumulator="fused16", causal=True, direction=direction, shape=shape
+        )
+        found.append(record | {"tflops": rates} | ({"error": error} if direction == "forward" else {}))
+    return found
+
+
 def main() -> None:
     """Each format with and without a causal mask."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_attention", description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--units", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -107,15 +160,24 @@ def main() -> None:
     assert isinstance(target, CudaTarget)
     torch.zeros(1, device="cuda")
     torch.backends.cuda.matmul.allow_tf32 = False
+
+    def keep(record: dict[str, object]) -> None:
+        dated = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **record, **about(target)}
+        with options.out.open("a") as file:
+            file.write(json.dumps(dated) + "\n")
+        print(record, flush=True)
+
+    if options.units:
+        for of_units in UNITS[: 1 if options.quick else None]:
+            for record in by_units(of_units, options.repeats):
+                keep(record)
+        return
     most = ceiling(options.repeats)
     for shape in SHAPES[: 1 if options.quick else None]:
         for dtype in ("f16", "f32", "bf16") if shape == SHAPES[0] and not options.quick else ("f16",):
             for causal in (True,) if options.quick else (True, False):
                 for record in measure(dtype, shape, causal, options.repeats, most):
-                    dated = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **record, **about(target)}
-                    with options.out.open("a") as file:
-                        file.write(json.dumps(dated) + "\n")
-                    print({k: v for k, v in record.items() if k != "equal"}, record["equal"], flush=True)
+                    keep(record)
 
 
 if __name__ == "__main__":

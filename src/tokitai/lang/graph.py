@@ -105,7 +105,9 @@ PRIMITIVES: dict[str, Primitive] = {
         Primitive("scatter_sum", 3, "reduce"),
         # data = (how operands are stored, format of the accumulator); in groups also (the side shared out, offsets)
         Primitive("matmul", 2, "product"),
-        Primitive("weighted_sum", -1, "product"),  # of an operand's lines, with a limit or without; data = (over what,)
+        Primitive(
+            "weighted_sum", -1, "product"
+        ),  # of an operand's lines, with a limit or without; data = (over what, accumulator if narrow)
         # a function that is itself a definition (exp, tanh ...); data = (name,)
         Primitive("call", -1, "call"),
     )

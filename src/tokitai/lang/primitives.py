@@ -178,7 +178,9 @@ def matmul(a: Operand[Any], b: Operand[Any], layout: str = "NN", accumulator: st
 _SIDES: dict[str, tuple[Space, Space]] = {"columns": ("rk", "ck"), "rows": ("ck", "rk")}  # of result and operand
 
 
-def weighted_sum(weights: Value, x: Operand[Any], limit: Value | None = None, over: str = "columns") -> Value:
+def weighted_sum(
+    weights: Value, x: Operand[Any], limit: Value | None = None, over: str = "columns", accumulator: str = "f32"
+) -> Value:
     """A matrix product whose left side is computed. Over columns: for each row r the sum of weights[r, c] x[c], rows x
     inner, of an operand of cols x inner. Over rows: for each column c the sum of weights[r, c] x[r], cols x inner, of
     an operand of rows x inner.
@@ -187,6 +189,10 @@ def weighted_sum(weights: Value, x: Operand[Any], limit: Value | None = None, ov
     and operand is not looked at, NaN or not. The sum is that of `matmul` in f32: a chain of fused multiply-adds in
     order, begun with -0.0, inside aligned blocks of 4096 columns or rows, then the balanced tree over the blocks. A sum
     over nothing is +0. Weights are f32 values: they are not rounded to a storage format on their way.
+
+    With the accumulator fused16 a block's sum is a chain of a matrix unit's steps, as in `matmul`: each takes the next
+    16 columns or rows, counted from the block's beginning, whatever is met of them. The weights are then values that
+    were rounded to f16 or bf16, by `round_to`, or 0 where a condition does not hold, and the operand has that format.
     """
     node = _across("weighted_sum", weights, "rc")
     if node.type != "f32":
@@ -197,9 +203,24 @@ def weighted_sum(weights: Value, x: Operand[Any], limit: Value | None = None, ov
         refuse(f"weighted_sum(..., over={over!r})", "'columns' or 'rows'")
     if limit is not None and (not isinstance(limit, Value) or limit.node.type != "i32" or limit.node.space != "r"):
         refuse(f"weighted_sum with the limit {limit}", "an i32 value, one a row")
+    if accumulator not in ("f32", *NARROW_ACCUMULATORS):
+        refuse(f"weighted_sum(..., accumulator={accumulator!r})", ", ".join(("f32", *sorted(NARROW_ACCUMULATORS))))
+    narrow = accumulator in NARROW_ACCUMULATORS
+    if narrow and (x.format == "f32" or not _has_format(node, x.format)):
+        refuse(
+            f"weighted_sum of {weights} and {x!r} of {x.format} with the accumulator {accumulator}",
+            "weights by round_to(..., f16) or bf16, or 0 where(...) else, and an operand of that format",
+        )
     space, given = _SIDES[over]
-    below = () if limit is None else (limit.node,)
-    return Value(make("weighted_sum", node, x.placed(given), *below, space=space, data=(over,), exact=False))
+    below, data = () if limit is None else (limit.node,), (over, accumulator) if narrow else (over,)
+    return Value(make("weighted_sum", node, x.placed(given), *below, space=space, data=data, exact=False))
+
+
+def _has_format(node: Node, name: str) -> bool:
+    """Whether a value was rounded to this storage format, or is 0 where it was not."""
+    if node.op == "where" and node.space == "rc":
+        return all(_has_format(a, name) for a in node.args[1:])
+    return (node.op, node.data) == ("round_to", (name,)) or (node.op == "const" and node.data[0] == 0)
 
 
 def rows(x: Value) -> Value:

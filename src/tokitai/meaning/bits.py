@@ -17,8 +17,8 @@ from ..formats import FORMATS, canonical
 from ..lang import TOTALS, Function, Graph, Node, TensorSpec
 from .fused import exact_product, fma, fused
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
-from .matrix_unit import chain
-from .product import chains, formats, over_blocks, weighted
+from .matrix_unit import chain, chain_of_met
+from .product import chains, formats, over_blocks, turned, weighted, weighted_blocks
 from .sums import column_sum, scattered_sum, tree
 
 F32 = np.float32
@@ -229,6 +229,11 @@ class Bits:
                 return column_sum(args[0], np.add)
             case "matmul":
                 return self.product(node, *args)
+            case "weighted_sum" if node.data[1:] == ("fused16",):
+                kinds = (str(node.args[1].data[1]),) * 2
+                return weighted_blocks(
+                    turned(node, args), lambda w, met, x: chain_of_met(w, met, x, *kinds), np.add, F32(0)
+                )
             case "weighted_sum":
                 return weighted(node, args, exact_product, fused, np.add, F32(-0.0), F32(0.0))
             case "take_column":

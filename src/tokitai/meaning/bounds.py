@@ -150,7 +150,8 @@ class Bounds:
         and one a level of the tree; each errs by TINY at least. An f64 sum is rounded to f32 in the end."""
         value = self.bits.apply(node, plain, shape)
         if node.data[1] == "fused16":
-            return Bounded(value, WIDEN * self._fused_steps(node, plain))
+            sides = operands(node, *(np.abs(np.asarray(x, np.float64)) for x in plain))
+            return Bounded(value, WIDEN * self._fused_steps(*sides, *formats(node)))
         left, right = operands(node, *(np.abs(x.astype(np.float64)) for x in plain))
         inner, f64 = left.shape[1], node.data[1] == "f64"
         grown = self._grown(inner, U * U * 2**-5 if f64 else U)
@@ -158,14 +159,13 @@ class Bounds:
         error = grown * total + (0 if f64 else inner * TINY * (1 + grown))
         return Bounded(value, WIDEN * (error + (U * np.abs(np.asarray(value, np.float64)) + TINY if f64 else 0)))
 
-    def _fused_steps(self, node: Node, plain: Sequence[Array]) -> Array:
-        """The error of a sum by a matrix unit's steps (`matrix_unit`). A step cuts its n products and the accumulator
-        by less than a multiple 2**(E - FRACTION) each, and the sum by less than an ulp of f32, which is at most
-        2**-23 of it, or the smallest subnormal. 2**E is at most the largest product of operands that are normal, or the
-        accumulator; where one of these is subnormal, the smallest normal number stands for it. The
+    def _fused_steps(self, left: Array, right: Array, left_format: str, right_format: str) -> Array:
+        """Of these magnitudes the error of a sum by a matrix unit's steps (`matrix_unit`). A step cuts its n products
+        and the accumulator by less than a multiple 2**(E - FRACTION) each, and the sum by less than an ulp of f32,
+        which is at most 2**-23 of it, or the smallest subnormal. 2**E is at most the largest product of operands that
+        are normal, or the accumulator; where one of these is subnormal, the smallest normal number stands for it. The
         accumulators of a block are at most the sum of its magnitudes and of its errors so far."""
-        fa, fb = (FORMATS[f] for f in formats(node))
-        left, right = operands(node, *(np.abs(np.asarray(x, np.float64)) for x in plain))
+        fa, fb = FORMATS[left_format], FORMATS[right_format]
         errors, totals = [], []
         for start in range(0, left.shape[1], MATMUL_BLOCK):
             error, reach = np.zeros((2, len(left), right.shape[1]))
@@ -193,8 +193,11 @@ class Bounds:
         size, error = (np.where(met, np.abs(np.asarray(w, np.float64)), 0) for w in (weights, turned(node, wrong)[0]))
         reach, count = np.abs(x.astype(np.float64)), len(x)
         reach = np.where(met.any(axis=0, keepdims=True).T, reach, 0)
-        grown = self._grown(count, U)
         passed = (error @ reach) * (1 + count * 2.0**-52)
+        if node.data[1:] == ("fused16",):
+            kinds = (str(node.args[1].data[1]),) * 2
+            return Bounded(value, WIDEN * (passed + self._fused_steps(size + error, reach, *kinds)))
+        grown = self._grown(count, U)
         total = (size @ reach) * (1 + count * 2.0**-52) + passed
         return Bounded(value, WIDEN * (passed + grown * total + count * TINY * (1 + grown)))
 

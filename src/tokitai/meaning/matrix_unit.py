@@ -83,3 +83,13 @@ def chain(a: Array, b: Array, left: str, right: str) -> Array:
             c = step(c, some[:, k : k + STEP], b[k : k + STEP], left, right)
         made.append(c)
     return np.concatenate(made)
+
+
+def chain_of_met(a: Array, met: Array, b: Array, left: str, right: str) -> Array:
+    """The same, where of the products of row r those at k count for which ``met[r, k]`` holds: what else there is does
+    not matter, NaN or not, and changes no step's place."""
+    made = np.zeros((len(a), b.shape[1]), F32)
+    for pattern in np.unique(met, axis=0):
+        some = (met == pattern).all(axis=1)
+        made[some] = chain(np.where(pattern, a[some], 0), np.where(pattern[:, None], b, 0), left, right)
+    return made

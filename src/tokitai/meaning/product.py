@@ -98,3 +98,18 @@ def weighted(
         blocks.append(total)
     made = tree(np.stack(blocks), add, axis=0)[0] if blocks else np.full(size, nothing, x.dtype)
     return np.where(met.any(axis=1, keepdims=True), made, np.asarray(nothing, x.dtype))
+
+
+def weighted_blocks(
+    parts: tuple[Array, Array, Array], chain: Callable[[Array, Array, Array], Array],
+    add: Callable[[Array, Array], Array], nothing: Any,
+) -> Array:  # fmt: skip
+    """A weighted sum, of weights, where they are met, and the operand: the tree over the chains of each block;
+    ``nothing`` where nothing is met."""
+    weights, met, x = parts
+    starts = range(0, len(x), MATMUL_BLOCK)
+    blocks = [slice(s, s + MATMUL_BLOCK) for s in starts]
+    each = [chain(weights[:, b], met[:, b], x[b]) for b in blocks]
+    none = np.full((len(weights), x.shape[1]), nothing, x.dtype)
+    made = tree(np.stack(each), add, axis=0)[0] if each else none
+    return np.where(met.any(axis=1, keepdims=True), made, none)

@@ -24,7 +24,7 @@ from ..lang import Graph, Node, TensorSpec, extent
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
 from .matrix_unit import STEP
-from .product import chains, over_blocks, weighted
+from .product import chains, over_blocks, turned, weighted, weighted_blocks
 from .sums import column_sum, scattered_sum, tree
 
 U64 = np.uint64
@@ -105,6 +105,21 @@ def matrix_unit_chain(a: Array, b: Array) -> Array:
     return c
 
 
+def matrix_unit_chain_of_met(a: Array, met: Array, b: Array) -> Array:
+    """The same of what is met: a step with no product is none. 0, which is neutral, where there is no step."""
+    c = np.zeros((len(a), b.shape[1]), U64)
+    for k in range(0, a.shape[1], STEP):
+        products = np.zeros_like(c)
+        for i in range(k, min(k + STEP, a.shape[1])):
+            products = products + np.where(
+                met[:, i, None], symmetric("fused_step", a[:, i, None], b[None, i, :]), U64(0)
+            )
+        begun = np.where(c == 0, unary("const", np.zeros((), U64)), c)
+        made = mix(mix(products + _tag("fused_step")) + mix(begun ^ _tag("fused_step")) * U64(5))
+        c = np.where(met[:, k : k + STEP].any(axis=1, keepdims=True), made, c)
+    return c
+
+
 def _products(a: Array, b: Array) -> Array:
     """The hash of a product that begins a chain, and of the factors of one that goes on."""
     return np.stack([symmetric("mul", a, b), symmetric("fma", a, b)])
@@ -168,6 +183,9 @@ class Structure:
                 nothing = unary("const", np.zeros((1, *made.shape[1:]), U64))  # +0: a hash of 0 would be neutral
                 total = tree(made if len(made) else nothing, add, axis=0)[0]
                 return unary("round_f32", total) if node.data[1] == "f64" else total
+            case "weighted_sum" if node.data[1:] == ("fused16",):
+                nothing = unary("const", np.zeros((), U64))
+                return weighted_blocks(turned(node, args), matrix_unit_chain_of_met, add, nothing)
             case "weighted_sum":  # a chain begins with its first product; 0 stands for nothing so far
                 return weighted(node, args, _products, _go_on, add, U64(0), unary("const", np.zeros((), U64)))
             case "row_sum":

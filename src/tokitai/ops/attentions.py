@@ -6,9 +6,9 @@ lies between queries and result is f32: scores, exponentials and probabilities a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,18 +22,23 @@ from ..lang import (
     Operand,
     Outputs,
     Rows,
+    Value,
     column_index,
     f32,
     i32,
     matmul,
     operator,
     outputs,
+    round_to,
     row_max,
     row_sum,
     storage,
     weighted_sum,
     where,
 )  # fmt: skip
+
+Accumulator = Literal["f32", "fused16"]
+Rounded = Callable[[Any], Any]  # to the storage format
 
 DOMAIN = (
     "finite operands whose scores and sums stay finite in f32; a query that sees nothing gives zeros, one that sees "
@@ -46,45 +51,57 @@ CONTRACT = Contract(
 SAVED = replace(CONTRACT, draw={"limit": "lengths", "top": "saved", "total": "saved"})
 
 
+def _weights(x: Value, accumulator: Accumulator) -> Value:
+    """Weights as a product takes them: those of a matrix unit in the storage format."""
+    return x if accumulator == "f32" else round_to(x, storage)
+
+
 @operator(contract=CONTRACT, gradient=Gradient(autocast="lower"))
 def attention(
-    q: Operand[storage], k: Operand[storage], v: Operand[storage], limit: Rows[i32] | None, *, scale: float
-) -> Outputs:
+    q: Operand[storage], k: Operand[storage], v: Operand[storage], limit: Rows[i32] | None, *, scale: float,
+    accumulator: Accumulator = "f32",
+) -> Outputs:  # fmt: skip
     """y = softmax(scale q k^T) v, where query r sees the first limit[r] keys, or all: limit = length of a padded
     sequence, query's position + 1 for a causal mask, or the smaller of both. What is not seen is not read.
 
     ``top``, the largest score of each query, and ``total``, its sum of exp(score - top), are what the backward pass
     needs to come to the same probabilities; 0 and 1 where nothing is seen.
+
+    With the accumulator fused16 both products are chains of steps of a matrix unit. The weights exp(score - top) are
+    rounded to the storage format, which the second one takes, and ``total`` is the sum of the rounded ones: so they add
+    up to 1.
     """
-    scores = matmul(q, k, "NT") * scale
+    scores = matmul(q, k, "NT", accumulator) * scale
     seen = None if limit is None else column_index() < limit
     shown = scores if seen is None else where(seen, scores, -np.inf)
     top = row_max(shown)
-    e = exp_down(shown - top)
+    e = _weights(exp_down(shown - top), accumulator)
     e = e if seen is None else where(seen, e, 0)
     nothing = row_sum(e) == 0  # where anything is seen, the largest score adds 1
     total = where(nothing, 1, row_sum(e))
-    return outputs(y=weighted_sum(e, v, limit) / total, top=where(nothing, 0, top), total=total)
+    y = weighted_sum(e, v, limit, accumulator=accumulator) / total
+    return outputs(y=y, top=where(nothing, 0, top), total=total)
 
 
 @operator(contract=SAVED, backward_of=attention)
 def attention_backward(
     dy: Operand[storage], q: Operand[storage], k: Operand[storage], v: Operand[storage], top: Rows[f32],
-    total: Rows[f32], limit: Rows[i32] | None, *, scale: float,
+    total: Rows[f32], limit: Rows[i32] | None, *, scale: float, accumulator: Accumulator = "f32",
 ) -> Outputs:  # fmt: skip
     """The gradients of queries, keys and values: dv = p^T dy, and with ds = p (dp - sum(p dp)), dp = dy v^T,
     dq = scale ds k, dk = scale ds^T q. The probabilities p are those of the forward pass, computed again.
 
-    The sum is taken over the probabilities, not over dy y: y was rounded to the storage format.
+    The sum is taken over the probabilities, not over dy y: y was rounded to the storage format. With the accumulator
+    fused16 p and ds are rounded to it where they meet dy, k and q.
     """
-    p = exp(matmul(q, k, "NT") * scale - top) * (1 / total)
-    dp = matmul(dy, v, "NT")
+    p = exp(matmul(q, k, "NT", accumulator) * scale - top) * (1 / total)
+    dp = matmul(dy, v, "NT", accumulator)
     weighted = p * dp if limit is None else where(column_index() < limit, p * dp, 0)
-    ds = p * (dp - row_sum(weighted))
+    ds, given = (_weights(x, accumulator) for x in (p * (dp - row_sum(weighted)), p))
     return outputs(
-        dq=weighted_sum(ds, k, limit) * scale,
-        dk=weighted_sum(ds, q, limit, over="rows") * scale,
-        dv=weighted_sum(p, dy, limit, over="rows"),
+        dq=weighted_sum(ds, k, limit, accumulator=accumulator) * scale,
+        dk=weighted_sum(ds, q, limit, "rows", accumulator) * scale,
+        dv=weighted_sum(given, dy, limit, "rows", accumulator),
     )
 
 
@@ -112,24 +129,31 @@ def _met(weights: Any, seen: Any, x: Any) -> Any:
 
 
 @attention.set_textbook
-def textbook(q: Any, k: Any, v: Any, *, scale: float, limit: Any = None) -> dict[str, Any]:
-    """Vaswani et al., "Attention Is All You Need" (2017), equation 1."""
+def textbook(
+    q: Any, k: Any, v: Any, *, scale: float, accumulator: str, rounded: Rounded, limit: Any = None
+) -> dict[str, Any]:
+    """Vaswani et al., "Attention Is All You Need" (2017), equation 1; of weights that are rounded, where they are."""
     scores = scale * (q @ np.swapaxes(k, -1, -2))
     seen = _seen(scores, limit)
     e, top, total = _probabilities(scores, seen)
+    if accumulator != "f32":
+        e = rounded(e)
+        total = np.where(seen.any(axis=-1, keepdims=True), e.sum(axis=-1, keepdims=True), 1)
     return dict(y=_met(e, seen, v) / total, top=top, total=total)
 
 
 @attention_backward.set_textbook
 def textbook_backward(
-    dy: Any, q: Any, k: Any, v: Any, top: Any, total: Any, *, scale: float, limit: Any = None
-) -> dict[str, Any]:
+    dy: Any, q: Any, k: Any, v: Any, top: Any, total: Any, *, scale: float, accumulator: str, rounded: Rounded,
+    limit: Any = None,
+) -> dict[str, Any]:  # fmt: skip
     """Dao et al., "FlashAttention" (2022), appendix B.2: the chain rule, with the Jacobian of softmax."""
     scores = scale * (q @ np.swapaxes(k, -1, -2))
     seen = _seen(scores, limit)
     p = np.where(seen, np.exp(scores - top) / total, 0)
     dp = dy @ np.swapaxes(v, -1, -2)
     ds = p * (dp - np.where(seen, p * dp, 0).sum(axis=-1, keepdims=True))
+    ds, p = (ds, p) if accumulator == "f32" else (rounded(ds), rounded(p))
     back, given = np.swapaxes(ds, -1, -2), np.swapaxes(p, -1, -2)
     seen_back = np.swapaxes(seen, -1, -2)
     return dict(dq=_met(ds, seen, k) * scale, dk=_met(back, seen_back, q) * scale, dv=_met(given, seen_back, dy))

@@ -226,7 +226,7 @@ def _of_probabilities(
 @checked
 def attention(
     q: Tensor, k: Tensor, v: Tensor, limit: Tensor | None = None, *, scale: float | Tensor | None = None,
-    lengths: Tensor | None = None, causal: bool = False, check: bool = True,
+    lengths: Tensor | None = None, causal: bool = False, check: bool = True, accumulator: str = "f32",
 ) -> Tensor:  # fmt: skip
     """softmax(scale q k^T) v for (..., heads, queries, dim) beside (..., heads of keys, keys, dim), as `ops.attention`.
 
@@ -234,11 +234,12 @@ def attention(
     being padding; ``causal``, query i sees the keys up to i; or ``limit``, how many keys each query sees, of (queries)
     or of all leading dimensions, (..., heads, queries), where any may be 1. int32 or int64. Given together, the
     smallest holds. ``scale`` is 1 / sqrt(dim) by default. ``check=False`` leaves the check of limits out on a GPU,
-    which waits for the device. Raises ArgumentError.
+    which waits for the device. With the ``accumulator`` fused16, of f16 and bf16, all products are those of a matrix
+    unit, forward and backward. Raises ArgumentError.
     """
     limit = limits_of(q, k, limit, lengths, causal)
     chosen = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    made: Tensor = operators.attention(q, k, v, limit, scale=chosen, check=check)
+    made: Tensor = operators.attention(q, k, v, limit, scale=chosen, accumulator=accumulator, check=check)
     return made
 
 
@@ -246,11 +247,13 @@ def attention(
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | Tensor | None = None, enable_gqa: bool = False,
+    accumulator: str = "f32",
 ) -> Tensor:  # fmt: skip
     """As torch's, by `ops.attention`. ``attn_mask`` of bool is taken where each query sees the first keys alone (those
     of padding and causal masks do): which is checked, and waits for a GPU; `attention` takes counts instead.
 
-    A query that sees nothing gives zeros. Raises ArgumentError for any other mask, and for dropout.
+    A query that sees nothing gives zeros. ``accumulator`` is as `attention` has it. Raises ArgumentError for any other
+    mask, and for dropout.
     """
     if dropout_p != 0:
         raise ArgumentError(f"scaled_dot_product_attention: dropout_p={dropout_p}; accepted: 0")
@@ -262,7 +265,9 @@ def scaled_dot_product_attention(
             "or a divisor with enable_gqa=True"
         )
     limit = None if attn_mask is None else limits_of_mask(attn_mask, query, key)
-    made: Tensor = attention(query, key, value, limit, scale=scale, causal=is_causal, check=attn_mask is None)
+    made: Tensor = attention(
+        query, key, value, limit, scale=scale, causal=is_causal, check=attn_mask is None, accumulator=accumulator
+    )
     return made
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from ...emit.text import POINTER, Printer
 from ...lang import MATRICES, Node
-from ..matmul.cpu import plan_defines
+from ..matmul.cpu import defines_of_units, plan_defines
 from .plan import PANEL, AttentionPlan, KeyPass, made_of
 
 VALUES = ("rc", "c", "r", "rk", "ck")  # spaces whose values are vectors here
@@ -27,6 +27,10 @@ class AttentionEmitter(Printer):
         super().__init__(plan.graph)
         self.plan = plan
         self.defines = plan_defines(f64=False, panel=PANEL)
+        self.steps = "_steps" if plan.format else ""  # products by steps of a matrix unit
+        if plan.format:
+            self.defines = defines_of_units(plan.format, plan.format) + self.defines
+            self.includes = ("attention_steps.h",)
         # Values with one element a row that are kept beside a panel: conditions are made of them again.
         self.rows = [n for n in plan.graph.nodes if n.space == "r" and n.type != "bool"]
 
@@ -49,6 +53,9 @@ class AttentionEmitter(Printer):
             self.line(f"{const}{kind}* const {name} = all_{name} + item * {step};")
         self.pack()
         self.line("int64_t reached = 0;")
+        for n in self.plan.over_queries if self.steps else ():
+            name = self.name[n]
+            self.line(f"HeldBack held_{name} = {{mine + held_weights_{name}, mine + held_lines_{name}, {{}}}};")
         self.open("for (int64_t r0 = first; r0 < stop; r0 += PANEL)")
         self.panel()
         self.close()
@@ -83,6 +90,9 @@ class AttentionEmitter(Printer):
             (f"sum_{self.name[n]}", f"round_up(cols, MR) * {wide} * (1 + levels_of(rows))")
             for n in self.plan.over_queries
         ]
+        for n in self.plan.over_queries if self.steps else ():
+            pieces += [(f"held_weights_{self.name[n]}", "round_up(cols, MR) * HELD")]
+            pieces += [(f"held_lines_{self.name[n]}", f"HELD * {wide}")]
         self.line("Memory memory;")
         for name, size in pieces:
             self.line(f"const int64_t {name} = memory.take({size});")
@@ -123,7 +133,7 @@ class AttentionEmitter(Printer):
         for n in plan.products:
             left, right = f"mine + keys_{self.name[n.args[1]]}", f"mine + queries_{self.name[n.args[0]]}"
             place = f"mine + panel_{plan.slot[n]}"
-            self.line(f"score({place}, limits.max, cols, k_size, {left}, {right}, mine + tile);")
+            self.line(f"score{self.steps}({place}, limits.max, cols, k_size, {left}, {right}, mine + tile);")
         self.row_values(plan.before)
         there: set[Node] = set(plan.products)
         for p in plan.passes:
@@ -137,13 +147,17 @@ class AttentionEmitter(Printer):
         for n in plan.over_keys:
             size = "round_up(k_size, MR) * NR"
             weights, left = f"mine + panel_{plan.slot[n.args[0]]}", f"mine + columns_{self.name[n.args[1]]}"
-            self.line(f"sum_over_keys(mine + sum_{self.name[n]}, {size}, cols, k_size, limits, {left}, {weights});")
+            head = f"sum{self.steps}_over_keys(mine + sum_{self.name[n]}, {size}, cols, k_size, limits"
+            self.line(f"{head}, {left}, {weights});")
         self.query_results()
         for n in plan.over_queries:
             size = "round_up(cols, MR) * round_up(k_size, NR)"
             weights, right = f"mine + panel_{plan.slot[n.args[0]]}", f"mine + lines_{self.name[n.args[1]]}"
-            head = f"sum_over_queries(mine + sum_{self.name[n]}, {size}, r0, count, rows, cols, k_size, limits"
-            self.line(f"{head}, {weights}, {right});")
+            head = (
+                f"sum{self.steps}_over_queries(mine + sum_{self.name[n]}, {size}, r0, count, rows, cols, k_size, limits"
+            )
+            held = f", held_{self.name[n]}" if self.steps else ""
+            self.line(f"{head}, {weights}, {right}{held});")
 
     def stored(self, n: Node) -> str:
         """The panel that a value lies in."""

@@ -33,7 +33,8 @@ class Attention(Family[AttentionPlan]):
 
     def cpu_source(self, plan: AttentionPlan) -> KernelText:
         """The source of the kernel for the CPU."""
-        return KernelText(AttentionEmitter(plan).text(), headers(of_products=True) | own("attention.h"))
+        steps = own("attention_steps.h") if plan.format else {}
+        return KernelText(AttentionEmitter(plan).text(), headers(of_products=True) | own("attention.h") | steps)
 
     def bind(self, operator: Operator, graph: Graph, arrays: Mapping[str, Array], *, read: bool = True) -> Bound:
         """Heads, groups of heads that share keys, what queries see."""

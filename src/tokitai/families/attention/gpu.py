@@ -8,12 +8,13 @@ workspace holds the values of rows that the first leaves for the second, then su
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ...emit.gpu_printer import GpuPrinter
 from ...emit.text import POINTER, SCALAR
 from ...lang import MATRICES, Node
 from .plan import AttentionPlan, made_of
-from .tiling import Walk, WalkTiling, cone, handed_on, kernels_of, walks_of
+from .tiling import Walk, cone, handed_on, kernels_of, walks_of
 
 AT = {True: "row_at(line_here(), i)", False: "column_here(j)"}  # a tile's row, a step's column
 EACH = {"i": "UNROLL for (int i = 0; i < THREAD_M; ++i)", "j": "UNROLL for (int j = 0; j < THREAD_N; ++j)"}
@@ -22,24 +23,27 @@ EACH = {"i": "UNROLL for (int i = 0; i < THREAD_M; ++i)", "j": "UNROLL for (int 
 class GpuAttentionEmitter(GpuPrinter):
     """Prints the kernels of one operator for one tiling."""
 
-    includes = ("attention.h",)
+    includes: tuple[str, ...] = ("attention.h",)
 
-    def __init__(self, plan: AttentionPlan, tiling: WalkTiling) -> None:
+    def __init__(self, plan: AttentionPlan, tiling: Any) -> None:
         super().__init__(plan.graph)
         self.plan, self.tiling = plan, tiling
-        t = tiling
-        sizes = {
-            "PRODUCTS": 1, "ROWS": t.rows, "COLS": t.cols, "THREAD_M": t.tall, "THREAD_N": t.wide, "DEPTH": t.depth,
-            "LANES": t.lanes, "UNROLL_K": t.unrolled, "WIDTH": t.width, "PIECES": t.pieces,
-        }  # fmt: skip
-        self.defines = (
-            f"// {t}", "#define ACCUMULATORS_F64 0", "#define MATRIX_UNITS 0",
-            *(f"#define PLAN_{name} {value}" for name, value in sizes.items()),
-        )  # fmt: skip
         self.handed_on = handed_on(plan)
         # Values with one element a row that lie in shared memory: conditions are made of them again.
         self.rows = [n for n in plan.graph.nodes if n.space == "r" and n.type != "bool"]
         self.queries = True  # whether a block has a tile of queries
+        self.defines = self.defined(tiling)
+
+    def defined(self, t: Any) -> tuple[str, ...]:
+        """What the header reads."""
+        sizes = {
+            "PRODUCTS": 1, "ROWS": t.rows, "COLS": t.cols, "THREAD_M": t.tall, "THREAD_N": t.wide, "DEPTH": t.depth,
+            "LANES": t.lanes, "UNROLL_K": t.unrolled, "WIDTH": t.width, "PIECES": t.pieces,
+        }  # fmt: skip
+        return (
+            f"// {t}", "#define ACCUMULATORS_F64 0", "#define MATRIX_UNITS 0",
+            *(f"#define PLAN_{name} {value}" for name, value in sizes.items()),
+        )  # fmt: skip
 
     def kernels(self) -> None:
         """The call, and the kernels."""
@@ -99,8 +103,7 @@ class GpuAttentionEmitter(GpuPrinter):
         inputs = [n for n in self.rows if n.op == "input"]
         self.of_each_row("ROWS", [*inputs, *plan.before], "min(r0 + thread_index(), rows - 1)")
         self.line("barrier();")
-        limit = f"key_limits<ROWS>(row_{self.name[plan.limit]}, cols)" if plan.limit else "{cols, cols}"
-        self.line(f"const KeyLimits limits = {limit};")
+        self.line(f"const KeyLimits limits = {self.seen()};")
         self.line("(void)limits;")
         for walk in walks_of(plan):
             self.walk(walk)
@@ -113,6 +116,10 @@ class GpuAttentionEmitter(GpuPrinter):
                 place = f"all_out_{o.name} + item * rows + r0 + thread_index()"
                 self.line(f"store1({place}, row_{self.name[o.node]}[thread_index()]);")
         self.close()
+
+    def seen(self) -> str:
+        """What a tile of queries sees."""
+        return f"key_limits<ROWS>(row_{self.name[self.plan.limit]}, cols)" if self.plan.limit else "{cols, cols}"
 
     def walk(self, w: Walk) -> None:
         """One sweep along the keys; the last is taken for each part of the inner side that fits into registers."""

@@ -12,16 +12,22 @@ from ...errors import TargetMissingError
 from ...lang import MATRICES, OPERANDS, Sizes, topological
 from ...lower.gpu import CHUNK, FEW_SPILLS
 from ..gpu_family import GpuFamily, GpuSource, KernelInMaking, Launches, usual_width
+from . import step_tiling as steps
 from . import tiling as tilings
 from .gpu import GpuAttentionEmitter
+from .gpu_steps import GpuStepEmitter
 from .plan import AttentionPlan
+from .step_tiling import StepTiling
 from .tiling import WalkTiling
 
 USUAL_DIM = 64  # of heads, where no size is asked for
 
 
-def emit_attention(plan: AttentionPlan, tiling: WalkTiling) -> KernelText:
+def emit_attention(plan: AttentionPlan, tiling: WalkTiling | StepTiling) -> KernelText:
     """The source of attention's kernels for one tiling."""
+    if isinstance(tiling, StepTiling):
+        text = GpuStepEmitter(plan, tiling).text()
+        return KernelText(text, headers(of_products=True) | gpu_own("attention_steps.h"))
     return KernelText(
         GpuAttentionEmitter(plan, tiling).text(), headers(of_products=True) | gpu_own("attention.h")
     )  # fmt: skip
@@ -31,7 +37,12 @@ class GpuAttention(GpuFamily[AttentionPlan]):
     """Attention on a GPU."""
 
     def plan(self, plan: AttentionPlan, target: str) -> AttentionPlan:
-        """The same. Raises TargetMissingError for a result of several weighted sums."""
+        """The same. Raises TargetMissingError for a result of several weighted sums, and for HIP where products are
+        steps of a matrix unit: their slabs have no room there."""
+        if plan.format and target == "hip":
+            raise TargetMissingError(
+                f"{plan.graph.name} with fused16 on {target}; accepted: cpu, cuda, sim; or f32 here"
+            )
         for o in plan.graph.outputs:
             found = [n for n in topological([o.node]) if n.op == "weighted_sum"]
             if len(found) > 1:
@@ -41,13 +52,20 @@ class GpuAttention(GpuFamily[AttentionPlan]):
                 )
         return plan
 
-    def describe(self, plan: AttentionPlan, used: Iterable[WalkTiling] = ()) -> dict[str, object]:
+    def describe(self, plan: AttentionPlan, used: Iterable[WalkTiling | StepTiling] = ()) -> dict[str, object]:
         """The plan in words, with its tiles."""
-        return tilings.described(plan, used)
+        if plan.format:
+            return steps.described(plan, [t for t in used if isinstance(t, StepTiling)])
+        return tilings.described(plan, [t for t in used if isinstance(t, WalkTiling)])
 
     def source(self, plan: AttentionPlan, shape: tuple[int, int], warp: int = 32, staged: bool = True) -> GpuSource:
         """The first choice for this shape."""
         sizes = Sizes.of(shape) if isinstance(shape, Sizes) else Sizes(*shape, USUAL_DIM)
+        if plan.format:
+            tiling = steps.tiling_of(plan, sizes, usual_width(sizes.inner))
+            return GpuSource(
+                emit_attention(plan, tiling), steps.steps_of(plan, tiling, sizes, False), str(tiling), sizes
+            )
         walk = tilings.tiling_of(plan, sizes, usual_width(sizes.inner))
         return GpuSource(emit_attention(plan, walk), tilings.attention_steps(plan, walk, sizes), str(walk), sizes)
 
@@ -64,22 +82,41 @@ class GpuAttention(GpuFamily[AttentionPlan]):
         whole = Sizes(sizes[0], sizes[1], sizes[2], sizes[3])
         width = kernel.width(*zip(*read, strict=True))
         width = CHUNK if width == CHUNK else 1  # two sources do: dimensions of heads are whole chunks
-        wished = tilings.tiling_of(plan, whole, width)
+        wished = self._wished(kernel, plan, whole, width)
         if wished not in kernel.settled:
-            every, names = tilings.fallbacks(wished), tilings.kernels_of(plan)
-            kernel.settled[wished] = kernel.without_spills(every, partial(emit_attention, plan), FEW_SPILLS, names)
-        tiling: WalkTiling = kernel.settled[wished]
+            every = tilings.fallbacks(wished) if isinstance(wished, WalkTiling) else steps.fallbacks(wished)
+            emit, names = partial(emit_attention, plan), tilings.kernels_of(plan)
+            few = FEW_SPILLS if isinstance(wished, WalkTiling) else steps.FEW_SPILLS
+            kernel.settled[wished] = kernel.without_spills(every, emit, few, names)
+        tiling: WalkTiling | StepTiling = kernel.settled[wished]
         program = kernel.program(tiling, partial(emit_attention, plan, tiling))
-        steps = tuple(tilings.attention_steps(plan, tiling, whole))
+        if isinstance(tiling, StepTiling):
+            launched = tuple(steps.steps_of(plan, tiling, whole, kernel.structure))
+        else:
+            launched = tuple(tilings.attention_steps(plan, tiling, whole))
         need = self.workspace_bytes(kernel, plan, [whole], threads, entries)
-        return Launches(program, steps, struct.pack(f"<{len(sizes)}q", *sizes), need)
+        return Launches(program, launched, struct.pack(f"<{len(sizes)}q", *sizes), need)
 
     def workspace_bytes(
         self, kernel: KernelInMaking, plan: AttentionPlan, shapes: Sequence[tuple[int, int]], threads: int, entries: int
     ) -> int:
         """Values of rows, and pending partials."""
         sizes = Sizes.of(shapes[0])
-        return tilings.workspace_bytes(plan, tilings.tiling_of(plan, sizes, 1), sizes, kernel.structure)
+        wished = self._wished(kernel, plan, sizes, 1)
+        if isinstance(wished, StepTiling):
+            return steps.workspace_bytes(plan, wished, sizes, kernel.structure)
+        return tilings.workspace_bytes(plan, wished, sizes, kernel.structure)
+
+    @staticmethod
+    def _wished(kernel: KernelInMaking, plan: AttentionPlan, sizes: Sizes, width: int) -> WalkTiling | StepTiling:
+        """The first choice for these sizes."""
+        if kernel.schedule is not None:
+            chosen: WalkTiling | StepTiling = kernel.schedule(plan, sizes, width)
+            return chosen
+        if not plan.format:
+            return tilings.tiling_of(plan, sizes, width)
+        target = kernel.target
+        return steps.tiling_of(plan, sizes, width, target.fused_units, kernel.structure, target.shared_bytes)
 
 
 __all__ = ["GpuAttention", "emit_attention"]

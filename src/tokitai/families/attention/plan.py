@@ -55,6 +55,7 @@ class AttentionPlan(Plan):
     over_keys: tuple[Node, ...]
     over_queries: tuple[Node, ...]
     slot: dict[Node, int]
+    format: str = ""  # of all operands and weights, where products are steps of a matrix unit
     flat: bool = False
     block: int = 1
 
@@ -84,12 +85,14 @@ class AttentionPlan(Plan):
         pieces += [PANEL * PANEL_ROWS * (1 + _levels(inner)), PANEL * (inner + SLACK)]
         pieces += [tall * PANEL * (1 + _levels(cols))] * len(self.over_keys)
         pieces += [cols * wide * (1 + _levels(rows))] * len(self.over_queries)
+        pieces += [(cols + wide) * PANEL] * (len(self.over_queries) if self.format else 0)
         return element * threads * sum(p + SLACK for p in pieces)
 
     def describe(self) -> dict[str, object]:
         """The plan in words, for people and certificates."""
         return {
             "products": len(self.products),
+            **({"accumulator": "fused16"} if self.format else {}),
             "passes over the keys": len(self.passes),
             "panels of queries x keys": self.panels,
             "sums over keys": len(self.over_keys),
@@ -136,8 +139,10 @@ def plan_attention(graph: Graph) -> AttentionPlan:
                 f"{n.origin}: {n.op} of type {n.type} beside a weighted sum; accepted: f32 arithmetic, row_max and "
                 "row_sum, conditions on column_index() and an i32 limit"
             )
-        if n.op == "matmul" and n.data != ("NT", "f32"):
-            raise DefinitionError(f"{n.origin}: matmul {n.data} beside a weighted sum; accepted: layout NT in f32")
+        if n.op == "matmul" and n.data not in (("NT", "f32"), ("NT", "fused16")):
+            raise DefinitionError(
+                f"{n.origin}: matmul {n.data} beside a weighted sum; accepted: layout NT in f32 or fused16"
+            )
     for o in graph.outputs:
         if o.space not in ("r", "rk", "ck"):
             raise DefinitionError(
@@ -150,6 +155,7 @@ def plan_attention(graph: Graph) -> AttentionPlan:
         if n.args[0].op == "weighted_sum" or any(m.op == "weighted_sum" for m in topological([n.args[0]])):
             raise DefinitionError(f"{n.origin}: weights made of a weighted sum; accepted: of products and rows")
     limit, hidden = _limit(reductions, sums)
+    fmt = _format_of_units(graph)
     level: dict[Node, int] = {}
     for n in graph.nodes:
         level[n] = max((level[a] for a in n.args), default=0) + (n in reductions)
@@ -191,7 +197,22 @@ def plan_attention(graph: Graph) -> AttentionPlan:
         over_keys=tuple(n for n in sums if n.data[0] == "columns"),
         over_queries=tuple(n for n in sums if n.data[0] == "rows"),
         slot=slot,
+        format=fmt,
     )
+
+
+def _format_of_units(graph: Graph) -> str:
+    """The one format of all operands, where all products are steps of a matrix unit; empty where none is."""
+    every = [n for n in graph.nodes if n.op in ("matmul", "weighted_sum")]
+    narrow = [n for n in every if n.data[1:] == ("fused16",)]
+    formats = {str(a.data[1]) for n in every for a in n.args if a.op == "input" and a.space in OPERANDS}
+    if narrow and (len(narrow) < len(every) or len(formats) > 1):
+        other = next((n for n in every if n not in narrow), every[-1])
+        raise DefinitionError(
+            f"{other.origin}: {other.op} {other.data} of {', '.join(sorted(formats))} beside products in fused16; "
+            "accepted: all in fused16, of operands in one format"
+        )
+    return formats.pop() if narrow else ""
 
 
 def _limit(reductions: Sequence[Node], sums: Sequence[Node]) -> tuple[Node | None, dict[Node, Node]]:

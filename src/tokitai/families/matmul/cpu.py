@@ -16,7 +16,12 @@ def unit_defines(plan: ProductPlan) -> tuple[str, ...]:
     """What the headers of products read where a matrix unit adds up: the smallest exponents of the operands."""
     if plan.accumulator != "fused16":
         return ()
-    left, right = (FORMATS[str(n.data[1])].emin for n in plan.products[0].args[:2])
+    return defines_of_units(*(str(n.data[1]) for n in plan.products[0].args[:2]))
+
+
+def defines_of_units(left_format: str, right_format: str) -> tuple[str, ...]:
+    """The same of operands in these formats."""
+    left, right = (FORMATS[f].emin for f in (left_format, right_format))
     return ("#define ACCUMULATORS_FUSED 1", f"#define LEFT_MIN_EXPONENT {left}", f"#define RIGHT_MIN_EXPONENT {right}")
 
 

@@ -1,0 +1,475 @@
+// Attention whose products are added up by steps of a matrix unit: a block of warps has a tile of ROWS lines of its own
+// side, 16 TILES lines a warp, and walks along the other side, COLS lines a step. Scores and sums are fragments of
+// `mma.m16n8k16` in registers; weights become fragments of the next product where they are.
+//
+// Operands lie in shared memory as slabs of DIM elements of each line; those of the next step are on their way meanwhile.
+// Where heads are WHOLE a slab has all of a line; else slabs come one after another, and sums are made one piece of DIM
+// at a time.
+#pragma once
+#include "work.h"
+
+namespace tokitai {
+
+constexpr int DIM = PLAN_DIM, TILES = PLAN_TILES, WIDTH = PLAN_WIDTH;
+constexpr bool WHOLE = PLAN_WHOLE;
+constexpr int WARPS = ROWS / (16 * TILES), THREADS = 32 * WARPS;
+constexpr int THREAD_M = 2 * TILES, THREAD_N = COLS / 4;  // of a thread's scores
+constexpr int ACROSS = COLS / 8, PIECES = DIM / 8, CHUNKS = DIM / CHUNK;
+constexpr int PITCH = (CHUNKS | 1) * CHUNK;  // an odd number of 16 bytes: eight lines are in different banks
+constexpr int OWN_SLAB = ROWS * PITCH, SLAB = COLS * PITCH;
+static_assert(ROWS == 16 * TILES * WARPS && COLS % 16 == 0 && DIM % 16 == 0 && CHAIN % COLS == 0, "whole fragments");
+static_assert(WHOLE || CHAIN % DIM == 0, "a chain is whole slabs");
+static_assert(ROWS <= THREADS && COLS <= THREADS && THREAD_M <= 4, "a thread for each line");
+constexpr int RESULTS = WARPS * 16 * DIM * int(sizeof(E));  // bytes of results on their way
+constexpr int more(int a, int b) { return a > b ? a : b; }
+
+#if TOKITAI_SIM
+#define SHARED_ROOM(name, bytes) SHARED(Words16, name##_words, (bytes) / 16); char* const name = reinterpret_cast<char*>(name##_words)
+#else
+#define SHARED_ROOM(name, bytes) SHARED_AT_LAUNCH(name)
+#endif
+
+INLINE int warp_here() { return thread_index() / 32; }
+INLINE int row_at(int i) { return warp_here() * 16 * TILES + i / 2 * 16 + i % 2 * 8 + thread_index() % 32 / 4; }
+INLINE int column_here(int j) { return j / 2 * 8 + thread_index() % 4 * 2 + j % 2; }
+INLINE int64_t levels_of(int64_t terms) {
+  int64_t levels = 0;
+  for (int64_t n = ceil_div(terms, CHAIN) - 1; n > 0; n >>= 1) ++levels;
+  return levels;
+}
+template <class T> INLINE constexpr T max(T a, T b) { return a > b ? a : b; }
+
+// ------------------------------------------------------------------ operands
+// What stands behind the end of a line; and a product that is not met has such factors.
+template <bool LEFT> INLINE W absent() {
+#if TOKITAI_STRUCTURE
+  return {LEFT ? LEFT_PADDING : RIGHT_PADDING};
+#else
+  return 0;
+#endif
+}
+
+// Chunks of a step's slabs on their way into shared memory; some groups of copies may be on their way at a time.
+#if CUDA_ASM && !TOKITAI_STRUCTURE
+template <int MOST> struct Copies {
+  template <class P> INLINE void copy(W* to, const P* from) { copy16_to_shared(to, from); }
+  INLINE void close() { close_copies(); }
+  template <int LATER> INLINE void wait() { wait_for_copies<LATER>(); }
+};
+#else  // they land as late as they may
+template <int MOST> struct Copies {
+  W held[2][MOST][CHUNK];
+  W* place[2][MOST];
+  int count[2] = {0, 0}, turn = 0;
+  template <class P> INLINE void copy(W* to, const P* from) {
+    place[turn][count[turn]] = to;
+    Chunk<P> q;
+#if TOKITAI_STRUCTURE
+    for (int e = 0; e < CHUNK; ++e) q.e[e] = from[e];
+#else
+    keep<16>(&q, from);
+#endif
+    for (int e = 0; e < CHUNK; ++e) held[turn][count[turn]][e] = k_tile_value(q.e[e]);
+    ++count[turn];
+  }
+  INLINE void close() { turn ^= 1; }
+  INLINE void land(int group) {
+    for (int i = 0; i < count[group]; ++i)
+      for (int e = 0; e < CHUNK; ++e) place[group][i][e] = held[group][i][e];
+    count[group] = 0;
+  }
+  template <int LATER> INLINE void wait() {
+    land(turn);
+    if (LATER == 0) land(turn ^ 1);
+  }
+};
+#endif
+constexpr int EACH = (more(ROWS, COLS) * CHUNKS + THREADS - 1) / THREADS;  // chunks of a slab that a thread copies
+
+// LINES lines of an operand from `line` on, of `lines` in all, and of each DIM elements from d on, of `inner`.
+template <int LINES, bool LEFT, class C, class P>
+INLINE void fetch_slab(C& copies, W* slab, Operand<P> from, int64_t line, int64_t lines, int64_t d, int64_t k_size) {
+  UNROLL for (int n = 0; n < (LINES * CHUNKS + THREADS - 1) / THREADS; ++n) {
+    const int i = n * THREADS + thread_index();
+    if (LINES * CHUNKS % THREADS && i >= LINES * CHUNKS) break;
+    const int l = i / CHUNKS, k = i % CHUNKS * CHUNK;
+    const int64_t there = line + l < lines ? k_size - d - k : 0;
+    W* const to = slab + l * PITCH + k;
+    const P* const p = from.data + (line + l) * from.stride + d + k;
+    if (WIDTH == CHUNK && there >= CHUNK) copies.copy(to, p);
+    else
+      UNROLL for (int e = 0; e < CHUNK; ++e) to[e] = e < there ? k_tile_value(p[e]) : absent<LEFT>();
+  }
+}
+
+// Sixteen lines by sixteen elements, four matrices of eight by eight: of lines 0 and 8, then those eight elements further
+// on; SWAPPED, the other way round. TRANSPOSED, pairs are of neighbouring lines.
+template <bool TRANSPOSED, bool SWAPPED> INLINE void fragments(Pair (&r)[4], const W* slab) {
+  const int lane = thread_index() % 32, m = lane / 8, low = m & 1, high = m >> 1;
+  const W* const mine = slab + ((SWAPPED ? high : low) * 8 + lane % 8) * PITCH + (SWAPPED ? low : high) * 8;
+#if CUDA_ASM && !TOKITAI_STRUCTURE
+  const uint32_t place = uint32_t(__cvta_generic_to_shared(mine));
+  if (TRANSPOSED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(place) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(place) : "memory");
+#else  // line i of matrix m begins where lane 8 m + i says
+  const auto line_of = [&](int from) {
+    return reinterpret_cast<const W*>(exchange(reinterpret_cast<uint64_t>(mine), (lane ^ from) & 31));
+  };
+  for (int i = 0; i < 4; ++i) {
+    if (TRANSPOSED) {
+      const W *const even = line_of(8 * i + lane % 4 * 2), *const odd = line_of(8 * i + lane % 4 * 2 + 1);
+      r[i] = pair(even[lane / 4], odd[lane / 4]);
+    } else {
+      const W* const line = line_of(8 * i + lane / 4) + lane % 4 * 2;
+      r[i] = pair(line[0], line[1]);
+    }
+  }
+#endif
+}
+
+// ------------------------------------------------------------------ steps
+#if STEPS_BY_UNIT
+#define ALL_STEPS UNROLL
+#else
+#define ALL_STEPS ROLLED
+#endif
+
+// Of the sixteen products of a step those that are met: a bit each.
+INLINE E any_step_of_met(E c, const W* a, const W* b, uint32_t met) {
+  W x[UNIT_STEP], y[UNIT_STEP];
+  for (int k = 0; k < UNIT_STEP; ++k) {
+    const bool is = met >> k & 1;
+    x[k] = is ? a[k] : absent<true>(), y[k] = is ? b[k] : absent<false>();
+  }
+  return any_step(c, x, y);
+}
+constexpr uint32_t ALL_MET = 0xFFFFu;
+// As `step_in_order`; row g meets the products `upper`, row g + 8 the products `lower`.
+INLINE void step_of_met(E (&c)[4], const Pair (&a)[4], const Pair (&b)[2], uint32_t upper, uint32_t lower) {
+  const int lane = thread_index() & 31, row = lane & ~3, column = 8 * (lane & 3);
+  W high_row[UNIT_STEP], low_row[UNIT_STEP], first[UNIT_STEP], second[UNIT_STEP];
+  ROLLED for (int t = 0; t < 4; ++t)
+    for (int half = 0; half < 2; ++half) {
+      const Pair u = from_lane(a[2 * half], (lane ^ (row + t)) & 31), l = from_lane(a[2 * half + 1], (lane ^ (row + t)) & 31);
+      const Pair f = from_lane(b[half], (lane ^ (column + t)) & 31), s = from_lane(b[half], (lane ^ (column + 4 + t)) & 31);
+      for (int i = 0; i < 2; ++i) {
+        const int k = 8 * half + 2 * t + i;
+        high_row[k] = half_of(u, i), low_row[k] = half_of(l, i), first[k] = half_of(f, i), second[k] = half_of(s, i);
+      }
+    }
+  c[0] = any_step_of_met(c[0], high_row, first, upper), c[1] = any_step_of_met(c[1], high_row, second, upper);
+  c[2] = any_step_of_met(c[2], low_row, first, lower), c[3] = any_step_of_met(c[3], low_row, second, lower);
+}
+INLINE void step_of_all(E (&c)[4], const Pair (&a)[4], const Pair (&b)[2]) {
+#if STEPS_BY_UNIT
+  unit_step(c[0], c[1], c[2], c[3], a, b);
+#else
+  step_of_met(c, a, b, ALL_MET, ALL_MET);
+#endif
+}
+
+// Accumulators of a warp's 16 TILES rows and 8 N columns.
+template <int N> struct Sums {
+  E sum[TILES][N][4];
+
+  INLINE void fill(E x) {
+    UNROLL for (int m = 0; m < TILES; ++m)
+      UNROLL for (int n = 0; n < N; ++n)
+        UNROLL for (int e = 0; e < 4; ++e) sum[m][n][e] = x;
+  }
+  INLINE E at(int i, int j) const { return sum[i / 2][j / 2][i % 2 * 2 + j % 2]; }
+
+  // f(sum, at): the accumulators of every tile of 16 x 8.
+  template <class F> INLINE void each_tile(const F& f) {
+    UNROLL for (int m = 0; m < TILES; ++m)
+      UNROLL for (int n = 0; n < N; ++n) f(sum[m][n], m * N + n);
+  }
+  // f(sum, place): every accumulator, and where this thread's has its place among those of a block.
+  template <class F> INLINE void each(const F& f) {
+    UNROLL for (int m = 0; m < TILES; ++m)
+      UNROLL for (int n = 0; n < N; ++n)
+        UNROLL for (int e = 0; e < 4; ++e) f(sum[m][n][e], ((m * N + n) * 4 + e) * THREADS + thread_index());
+  }
+  // As in products.h: chain `n` joins those before it.
+  INLINE void join_chain(E* pending, int64_t n, bool last) {
+    constexpr int64_t LEVEL = int64_t(ROWS) * N * 8;
+    const auto add_waiting = [&](const E* from) { each([&](E& x, int place) { x = add_sums(from[place], x); }); };
+    int64_t rest = n;
+    ROLLED for (; rest & 1; rest >>= 1, pending += LEVEL) add_waiting(pending);
+    if (!last) {
+      each([&](E& x, int place) { pending[place] = x; });
+      return;
+    }
+    ROLLED for (rest >>= 1, pending += LEVEL; rest; rest >>= 1, pending += LEVEL)
+      if (rest & 1) add_waiting(pending);
+  }
+};
+template <int N> INLINE int64_t pending_size(int64_t terms) { return levels_of(terms) * ROWS * N * 8; }
+
+// The chains of a sum along a walk: `at` says how many were ended.
+struct Chains {
+  int64_t ended = 0;
+  // Before the line `next`, or at the end of all `terms`, chains end that have no more terms.
+  template <int N> INLINE void end(Sums<N>& sums, E* pending, int64_t next, int64_t terms) const {
+    if (terms <= CHAIN) return;
+    const int64_t count = ceil_div(terms, CHAIN), until = next >= terms ? count : next / CHAIN;
+    ROLLED for (int64_t n = ended; n < until; ++n) {
+      sums.join_chain(pending, n, n + 1 == count);
+      if (n + 1 < count) sums.fill(NEUTRAL);
+    }
+  }
+  INLINE void pass(int64_t next) { ended = next / CHAIN; }
+};
+
+// Whether a warp has a line at all; `first` is the block's.
+INLINE bool has_lines(int64_t first, int64_t lines) { return first + warp_here() * 16 * TILES < lines; }
+
+// ------------------------------------------------------------------ scores
+struct Scores : Sums<ACROSS> {
+  // The products of slabs of the block's lines and of a step's, the first `count` of which are there.
+  INLINE void multiply(const W* own, const W* other, int count, int64_t left) {
+    const W* const mine = own + warp_here() * 16 * TILES * PITCH;
+    ALL_STEPS for (int k = 0; k < DIM; k += UNIT_STEP) {
+      if (!STEPS_BY_UNIT && k >= left) break;
+      Pair a[TILES][4];
+      UNROLL for (int m = 0; m < TILES; ++m) fragments<false, false>(a[m], mine + m * 16 * PITCH + k);
+      ALL_STEPS for (int n = 0; n < ACROSS; n += 2) {
+        if (!STEPS_BY_UNIT && n * 8 >= count) break;
+        Pair both_tiles[4];
+        fragments<false, true>(both_tiles, other + n * 8 * PITCH + k);
+        ALL_STEPS for (int i = 0; i < 2; ++i) {
+          const Pair b[2] = {both_tiles[2 * i], both_tiles[2 * i + 1]};
+          ALL_STEPS for (int m = 0; m < TILES; ++m) step_of_all(sum[m][n + i], a[m], b);
+        }
+      }
+    }
+  }
+  INLINE void end() {
+    each([&](E& x, int) {
+#if TOKITAI_STRUCTURE
+      if (x.h == 0) x = empty_sum();
+#endif
+    });
+  }
+  INLINE void run(const W* own, const W* other, int count, int64_t k_size, bool idle) {
+    fill(NEUTRAL);
+    if (!idle) multiply(own, other, count, k_size);
+    end();
+  }
+  // The same where lines have several slabs.
+  template <class C, class L, class R>
+  INLINE void run_pieces(
+      C& copies, W* own, W* other, Operand<L> left, int64_t l0, int64_t lefts, Operand<R> right, int64_t r0, int64_t rights,
+      int64_t k_size, E* pending, bool idle) {
+    const int64_t chains = ceil_div(k_size, CHAIN);
+    fill(NEUTRAL);
+    ROLLED for (int64_t d = 0; d < k_size; d += DIM) {
+      barrier();
+      fetch_slab<ROWS, true>(copies, own, left, l0, lefts, d, k_size);
+      fetch_slab<COLS, false>(copies, other, right, r0, rights, d, k_size);
+      copies.close();
+      copies.template wait<0>();
+      barrier();
+      if (!idle) multiply(own, other, int(min<int64_t>(COLS, rights - r0)), k_size - d);
+      const int64_t next = d + DIM;
+      if (chains > 1 && (next % CHAIN == 0 || next >= k_size)) {
+        join_chain(pending, d / CHAIN, next >= k_size);
+        if (next < k_size) fill(NEUTRAL);
+      }
+    }
+    end();
+  }
+};
+
+// ------------------------------------------------------------------ what queries see
+// Each sees the keys below its limit: all of a few queries those below `least`, none of them those from `most` on.
+struct KeyLimits {
+  int64_t min, max;
+};
+// Of N queries, whose limits a function gives, beside so many keys; in all lanes of a warp.
+template <int N, class F> INLINE KeyLimits key_limits(const F& limit, int64_t keys) {
+  const int lane = thread_index() % 32;
+  int32_t low = limit(lane % N), high = low;
+  UNROLL for (int i = 32; i < N; i += 32) {
+    low = min(low, limit(lane + i));
+    high = max(high, limit(lane + i));
+  }
+  UNROLL for (int d = 1; d < 32; d *= 2) {
+    low = min(low, int32_t(exchange(uint32_t(low), d)));
+    high = max(high, int32_t(exchange(uint32_t(high), d)));
+  }
+  return {min<int64_t>(low, keys), min<int64_t>(high, keys)};
+}
+
+// What of so many steps along the queries each sees: steps that see nothing are passed over.
+constexpr int SURVEYED = 32;
+struct Survey {
+  int32_t min[SURVEYED], max[SURVEYED];
+  // Of the steps from row r0 on.
+  INLINE void make(const int32_t* limits, int64_t r0, int64_t rows) {
+    barrier();
+    ROLLED for (int s = warp_here(); s < SURVEYED; s += WARPS) {
+      const int64_t r = r0 + s * COLS;
+      if (r >= rows) break;
+      const KeyLimits of_step = key_limits<COLS>([&](int i) { return limits[tokitai::min(r + i, rows - 1)]; }, 1ll << 40);
+      if (thread_index() % 32 == 0) min[s] = int32_t(of_step.min), max[s] = int32_t(of_step.max);
+    }
+    barrier();
+  }
+};
+
+// ------------------------------------------------------------------ maxima and sums along rows
+INLINE void fill(S (&x)[THREAD_M][THREAD_N], S with) {
+  UNROLL for (int i = 0; i < THREAD_M; ++i)
+    UNROLL for (int j = 0; j < THREAD_N; ++j) x[i][j] = with;
+}
+
+// The maximum of each row. take(x, count): of the columns of a step the first `count` are there.
+struct RowMax {
+  S top[THREAD_M];
+  INLINE RowMax() {
+    UNROLL for (int i = 0; i < THREAD_M; ++i) top[i] = NEUTRAL_MAX;
+  }
+  INLINE void take(const S (&x)[THREAD_M][THREAD_N], int count) {
+    UNROLL for (int j = 0; j < THREAD_N; ++j)
+      if (column_here(j) < count)
+        UNROLL for (int i = 0; i < THREAD_M; ++i) top[i] = join_max(top[i], leaf_max(x[i][j]));
+  }
+  INLINE void result(S* to) {
+    UNROLL for (int i = 0; i < THREAD_M; ++i) {
+      const S x = across<Maximum, 4>(top[i]);
+      if (thread_index() % 4 == 0) to[row_at(i)] = done_max(x);
+    }
+  }
+};
+
+// The balanced tree along each row: a step is one of its nodes. The tree over the steps of row i is lane i's.
+struct RowSum {
+  BinaryCounter<Add> counter;
+  INLINE void take(const S (&x)[THREAD_M][THREAD_N], int count) {
+    S mine = NEUTRAL_SUM;
+    UNROLL for (int i = 0; i < THREAD_M; ++i) {
+      S parts[ACROSS];
+      UNROLL for (int n = 0; n < ACROSS; ++n) {
+        S terms[2];
+        UNROLL for (int e = 0; e < 2; ++e) terms[e] = column_here(2 * n + e) < count ? x[i][2 * n + e] : NEUTRAL_SUM;
+        parts[n] = add(terms[0], terms[1]);
+      }
+      over_lanes<Add, 4, 1, ACROSS, 1>(parts);
+      if (thread_index() % 4 == i) mine = parts[0];
+    }
+    counter.push(mine);
+  }
+  INLINE void result(S* to) {
+    UNROLL for (int i = 0; i < THREAD_M; ++i)
+      if (thread_index() % 4 == i) to[row_at(i)] = counter.result(S{});
+  }
+};
+
+// ------------------------------------------------------------------ weighted sums
+#if TOKITAI_STRUCTURE
+INLINE Pair weights_of(S a, S b) { return pair(a, b); }
+#elif CUDA_ASM
+INLINE Pair weights_of(S a, S b) { return LEFT_FRACTION_BITS == 10 ? pair_of_f16(a, b) : pair_of_bf16(a, b); }
+#else
+INLINE Pair weights_of(S a, S b) {
+  return LEFT_FRACTION_BITS == 10 ? pair(narrow_f16(a), narrow_f16(b)) : pair(narrow_bf16(a), narrow_bf16(b));
+}
+#endif
+
+// Whether all of a step's lines are finite: in all lanes of a warp.
+INLINE bool finite_lines(const W* slab) {
+#if STEPS_BY_UNIT
+  constexpr uint32_t EXPONENTS = LEFT_FRACTION_BITS == 10 ? 0x7C007C00u : 0x7F807F80u;
+  uint32_t other = 0;
+  ROLLED for (int i = thread_index() % 32; i < COLS * (DIM / 2); i += 32) {
+    const uint32_t both_of = reinterpret_cast<const uint32_t*>(slab + i / (DIM / 2) * PITCH)[i % (DIM / 2)] & EXPONENTS;
+    other |= (both_of & 0xFFFFu) == (EXPONENTS & 0xFFFFu) || both_of >> 16 == EXPONENTS >> 16;
+  }
+  UNROLL for (int d = 1; d < 32; d *= 2) other |= exchange(other, d);
+  return other == 0;
+#else
+  return false;
+#endif
+}
+
+// To a tile of rows x DIM the products of a step's weights and lines. Where only SOME are met, met(i, k) says whether row i
+// of the thread's meets line k; of the elements of a line the first `left` are there.
+template <bool SOME, class F>
+INLINE void weigh(
+    Sums<PIECES>& to, const S (&x)[THREAD_M][THREAD_N], const W* slab, int count, int64_t left, bool idle, const F& met) {
+  if (idle) return;
+  if (STEPS_BY_UNIT && (!SOME || finite_lines(slab))) {
+    UNROLL for (int k = 0; k < COLS; k += UNIT_STEP) {
+      Pair a[TILES][4];
+      UNROLL for (int i = 0; i < THREAD_M; ++i)
+        UNROLL for (int half = 0; half < 2; ++half) {
+          const int j = (k + 8 * half) / 4;
+          const bool one = !SOME || met(i, column_here(j)), two = !SOME || met(i, column_here(j + 1));
+          a[i / 2][2 * half + i % 2] = weights_of(one ? x[i][j] : S{}, two ? x[i][j + 1] : S{});
+        }
+      UNROLL for (int n = 0; n < PIECES; n += 2) {
+        Pair both_tiles[4];
+        fragments<true, false>(both_tiles, slab + k * PITCH + n * 8);
+        UNROLL for (int i = 0; i < 2; ++i) {
+          const Pair b[2] = {both_tiles[2 * i], both_tiles[2 * i + 1]};
+          UNROLL for (int m = 0; m < TILES; ++m) step_of_all(to.sum[m][n + i], a[m], b);
+        }
+      }
+    }
+    return;
+  }
+  // Rare, or slow anyway: what a place is in registers is found by comparing it with all, so that none is in memory.
+  ROLLED for (int k = 0; k < COLS && k < count; k += UNIT_STEP)
+    ROLLED for (int m = 0; m < TILES; ++m) {
+      Pair a[4];
+      uint32_t rows_met[2] = {0, 0};
+      UNROLL for (int i = 0; i < THREAD_M; ++i)
+        UNROLL for (int j = 0; j < THREAD_N; j += 2)
+          if (i / 2 == m && j / 4 == k / 16) a[j % 4 / 2 * 2 + i % 2] = weights_of(x[i][j], x[i][j + 1]);
+      ROLLED for (int e = 0; e < UNIT_STEP; ++e) {
+        rows_met[0] |= uint32_t(met(2 * m, k + e)) << e;
+        rows_met[1] |= uint32_t(met(2 * m + 1, k + e)) << e;
+      }
+      ROLLED for (int n = 0; n < PIECES && n * 8 < left; ++n) {
+        Pair both_tiles[4];
+        fragments<true, false>(both_tiles, slab + k * PITCH + n / 2 * 16);
+        const Pair b[2] = {both_tiles[n % 2 ? 2 : 0], both_tiles[n % 2 ? 3 : 1]};
+        E c[4];
+        to.each_tile([&](E (&sum)[4], int at) {
+          if (at == m * PIECES + n) UNROLL for (int e = 0; e < 4; ++e) c[e] = sum[e];
+        });
+        step_of_met(c, a, b, rows_met[0], rows_met[1]);
+        to.each_tile([&](E (&sum)[4], int at) {
+          if (at == m * PIECES + n) UNROLL for (int e = 0; e < 4; ++e) sum[e] = c[e];
+        });
+      }
+    }
+}
+
+// A tile's sums go through shared memory, 16 rows of each warp at a time: at(row, d, sum) for every one of them, where
+// neighbouring threads have neighbouring elements.
+template <class F> INLINE void results_of(const Sums<PIECES>& sums, char* memory, const F& at) {
+  E* const room = reinterpret_cast<E*>(memory);
+  ROLLED for (int m = 0; m < TILES; ++m) {
+    barrier();
+    UNROLL for (int y = 0; y < TILES; ++y)
+      if (y == m)
+        UNROLL for (int n = 0; n < PIECES; ++n)
+          UNROLL for (int e = 0; e < 4; ++e)
+            room[(warp_here() * 16 + e / 2 * 8 + thread_index() % 32 / 4) * DIM + n * 8 + thread_index() % 4 * 2 + e % 2] =
+                sums.sum[y][n][e];
+    barrier();
+    ROLLED for (int i = thread_index(); i < WARPS * 16 * DIM; i += THREADS) {
+      const int line = i / DIM;
+      at(line / 16 * 16 * TILES + m * 16 + line % 16, i % DIM, room[i]);
+    }
+  }
+  barrier();
+}
+
+}  // namespace tokitai
