@@ -1,11 +1,11 @@
 // Attention whose products are added up by steps of a matrix unit: what attention.h has for chains of fused multiply-adds.
-// A step takes 16 keys or queries, counted from the beginning of a chain; a pair that is not seen is no product of it.
+// A step takes 16 keys or queries, counted from the beginning of a chain; a masked pair is no product of it.
 #pragma once
 #include "attention.h"
 
 namespace tokitai {
 
-// Lines whose products are added up together: steps may be longer than panels, whose weights are held back until then.
+// Lines whose products are added up at a time: steps may be longer than panels, whose weights are held back until then.
 constexpr int64_t HELD = NR < UNIT_STEP ? UNIT_STEP : NR;
 static_assert(HELD % UNIT_STEP == 0 && HELD % NR == 0 && DEPTH % UNIT_STEP == 0, "whole steps");
 
@@ -16,31 +16,31 @@ INLINE E begun(E c) { return c.h == 0 ? empty_sum() : c; }
 constexpr E BEGUN = 0.0f;
 #endif
 
-// One step of an accumulator: of the products k of n for which met(k) holds.
+// One step of an accumulator: of the products k of n for which attended(k) holds.
 template <class F>
-INLINE void step_of_met(E& c, const E* a, int64_t a_step, const E* b, int64_t b_step, int n, const F& met) {
+INLINE void step_of_attended(E& c, const E* a, int64_t a_step, const E* b, int64_t b_step, int n, const F& attended) {
 #if TOKITAI_STRUCTURE
   uint64_t products = 0;
   bool some = false;
   for (int k = 0; k < n; ++k)
-    if (met(k)) products += symmetric(FUSED_STEP, a[k * a_step], b[k * b_step]).h, some = true;
+    if (attended(k)) products += symmetric(FUSED_STEP, a[k * a_step], b[k * b_step]).h, some = true;
   if (some) c = third(FUSED_STEP, unary(FUSED_STEP, E{products}), begun(c));
 #else
   float x[UNIT_STEP], y[UNIT_STEP];
   int count = 0;
   for (int k = 0; k < n; ++k)
-    if (met(k)) x[count] = a[k * a_step], y[count] = b[k * b_step], ++count;
+    if (attended(k)) x[count] = a[k * a_step], y[count] = b[k * b_step], ++count;
   if (count) c = any_step(c, x, 1, y, 1, count);
 #endif
 }
 
-// To MR x NR accumulators `depth` products of packed operands: all of them are met.
+// To MR x NR accumulators `depth` products of packed operands: all of them are attended.
 static __attribute__((noinline, unused)) void add_steps(int64_t depth, const E* left, const E* right, E* tile) {
 #if TOKITAI_STRUCTURE
   for (int64_t k = 0; k < depth; k += UNIT_STEP)
     for (int i = 0; i < MR; ++i)
       for (int j = 0; j < NR; ++j)
-        step_of_met(tile[i * NR + j], left + k * MR + i, MR, right + k * NR + j, NR, int(min(UNIT_STEP, depth - k)),
+        step_of_attended(tile[i * NR + j], left + k * MR + i, MR, right + k * NR + j, NR, int(min(UNIT_STEP, depth - k)),
                     [](int) { return true; });
 #else
   if (depth > 0) micro<false, MR>(depth, left, right, tile);
@@ -57,17 +57,17 @@ INLINE bool all_finite(const E* x, int64_t count) {
 #endif
 }
 
-// The same of one step, where met(k, i, j) says of which products k accumulators consist. Weights that are not met are 0:
+// The same of one step, where attended(k, i, j) says of which products k accumulators consist. Weights that are not attended are 0:
 // that is as good, as long as what they meet is finite.
 template <class F>
-static __attribute__((noinline)) void add_step_of_met(int n, const E* left, const E* right, E* tile, const F& met) {
+static __attribute__((noinline)) void add_step_of_attended(int n, const E* left, const E* right, E* tile, const F& attended) {
   if (all_finite(left, n * MR) && all_finite(right, n * NR)) {
     add_steps(n, left, right, tile);
     return;
   }
   for (int i = 0; i < MR; ++i)
     for (int j = 0; j < NR; ++j)
-      step_of_met(tile[i * NR + j], left + i, MR, right + j, NR, n, [&](int k) { return met(k, i, j); });
+      step_of_attended(tile[i * NR + j], left + i, MR, right + j, NR, n, [&](int k) { return attended(k, i, j); });
 }
 
 INLINE void begin_tile(E* tile) {
@@ -118,7 +118,7 @@ static __attribute__((noinline, unused)) void sum_steps_over_keys(
         for (int k = 0; k < n; ++k)
           for (int j = 0; j < NR; j += XLANES)
             put(some + k * NR + j, if_attended(c + k, limits.limit + j, get(panel + (c + k) * NR + j), repeat(BEGUN)));
-        add_step_of_met(n, a + c * MR, some, tile, [&](int k, int, int j) { return c + k < limits.limit[j]; });
+        add_step_of_attended(n, a + c * MR, some, tile, [&](int k, int, int j) { return c + k < limits.limit[j]; });
       }
       if (limits.max > CHAIN && (end % CHAIN == 0 || end == limits.max))
         join_chain(tile, size, c0 / CHAIN, end == limits.max);
@@ -135,7 +135,7 @@ struct HeldBack {
   int32_t limit[HELD];
 };
 
-// As `sum_over_queries`, of panels that come one after another; `held` is theirs in turn.
+// As `sum_over_queries`, of panels in order; `held` has what is held back of them.
 static __attribute__((noinline, unused)) void sum_steps_over_queries(
     E* tiles, int64_t size, int64_t r0, int64_t count, int64_t rows, int64_t keys, int64_t k_size, const KeyLimits& limits,
     const E* panel, const E* right, HeldBack& held) {
@@ -163,7 +163,7 @@ static __attribute__((noinline, unused)) void sum_steps_over_queries(
       if (min(i * MR + MR, keys) <= low) add_steps(depth, packed, lines, tile);
       else if (i * MR < high)
         for (int64_t k0 = 0; k0 < depth; k0 += UNIT_STEP)
-          add_step_of_met(int(min(UNIT_STEP, depth - k0)), packed + k0 * MR, lines + k0 * NR, tile,
+          add_step_of_attended(int(min(UNIT_STEP, depth - k0)), packed + k0 * MR, lines + k0 * NR, tile,
                           [&](int k, int y, int) { return i * MR + y < held.limit[k0 + k]; });
       if (whole) join_chain(tile, size, begin / CHAIN, end == rows);
     }

@@ -2,8 +2,8 @@
 // side, 16 TILES lines a warp, and walks along the other side, COLS lines a step. Scores and sums are fragments of
 // `mma.m16n8k16` in registers; weights become fragments of the next product where they are.
 //
-// Operands lie in shared memory as slabs of DIM elements of each line; those of the next step are on their way meanwhile.
-// Where heads are WHOLE a slab has all of a line; else slabs come one after another, and sums are made one piece of DIM
+// Operands lie in shared memory as k_tiles of DIM elements of each line; those of the next step are on their way meanwhile.
+// Where heads are WHOLE a k_tile has all of a line; else k_tiles come one after another, and sums are made one piece of DIM
 // at a time.
 #pragma once
 #include "work.h"
@@ -16,17 +16,17 @@ constexpr int WARPS = ROWS / (16 * TILES), THREADS = 32 * WARPS;
 constexpr int THREAD_M = 2 * TILES, THREAD_N = COLS / 4;  // of a thread's scores
 constexpr int ACROSS = COLS / 8, PIECES = DIM / 8, CHUNKS = DIM / CHUNK;
 constexpr int PITCH = (CHUNKS | 1) * CHUNK;  // an odd number of 16 bytes: eight lines are in different banks
-constexpr int OWN_SLAB = ROWS * PITCH, SLAB = COLS * PITCH;
+constexpr int OWN_K_TILE = ROWS * PITCH, K_TILE = COLS * PITCH;
 static_assert(ROWS == 16 * TILES * WARPS && COLS % 16 == 0 && DIM % 16 == 0 && CHAIN % COLS == 0, "whole fragments");
-static_assert(WHOLE || CHAIN % DIM == 0, "a chain is whole slabs");
+static_assert(WHOLE || CHAIN % DIM == 0, "a chain is whole k_tiles");
 static_assert(ROWS <= THREADS && COLS <= THREADS && THREAD_M <= 4, "a thread for each line");
 constexpr int RESULTS = WARPS * 16 * DIM * int(sizeof(E));  // bytes of results on their way
 constexpr int more(int a, int b) { return a > b ? a : b; }
 
 #if TOKITAI_SIM
-#define SHARED_ROOM(name, bytes) SHARED(Words16, name##_words, (bytes) / 16); char* const name = reinterpret_cast<char*>(name##_words)
+#define SHARED_STORAGE(name, bytes) SHARED(Words16, name##_words, (bytes) / 16); char* const name = reinterpret_cast<char*>(name##_words)
 #else
-#define SHARED_ROOM(name, bytes) SHARED_AT_LAUNCH(name)
+#define SHARED_STORAGE(name, bytes) SHARED_AT_LAUNCH(name)
 #endif
 
 INLINE int warp_here() { return thread_index() / 32; }
@@ -40,7 +40,7 @@ INLINE int64_t levels_of(int64_t terms) {
 template <class T> INLINE constexpr T max(T a, T b) { return a > b ? a : b; }
 
 // ------------------------------------------------------------------ operands
-// What stands behind the end of a line; and a product that is not met has such factors.
+// What stands behind the end of a line; and a product that is not attended has such factors.
 template <bool LEFT> INLINE W absent() {
 #if TOKITAI_STRUCTURE
   return {LEFT ? LEFT_PADDING : RIGHT_PADDING};
@@ -49,17 +49,17 @@ template <bool LEFT> INLINE W absent() {
 #endif
 }
 
-// Chunks of a step's slabs on their way into shared memory; some groups of copies may be on their way at a time.
+// Chunks of a step's k_tiles on their way into shared memory; some groups of copies may be on their way at a time.
 #if CUDA_ASM && !TOKITAI_STRUCTURE
-template <int MOST> struct Copies {
+template <int MAX> struct Copies {
   template <class P> INLINE void copy(W* to, const P* from) { copy16_to_shared(to, from); }
   INLINE void close() { close_copies(); }
   template <int LATER> INLINE void wait() { wait_for_copies<LATER>(); }
 };
 #else  // they land as late as they may
-template <int MOST> struct Copies {
-  W held[2][MOST][CHUNK];
-  W* place[2][MOST];
+template <int MAX> struct Copies {
+  W held[2][MAX][CHUNK];
+  W* place[2][MAX];
   int count[2] = {0, 0}, turn = 0;
   template <class P> INLINE void copy(W* to, const P* from) {
     place[turn][count[turn]] = to;
@@ -84,17 +84,17 @@ template <int MOST> struct Copies {
   }
 };
 #endif
-constexpr int EACH = (more(ROWS, COLS) * CHUNKS + THREADS - 1) / THREADS;  // chunks of a slab that a thread copies
+constexpr int EACH = (more(ROWS, COLS) * CHUNKS + THREADS - 1) / THREADS;  // chunks of a k_tile that a thread copies
 
-// LINES lines of an operand from `line` on, of `lines` in all, and of each DIM elements from d on, of `inner`.
+// LINES lines of an operand from `line` on, of `lines` in all, and of each DIM elements from d on, of `k_size`.
 template <int LINES, bool LEFT, class C, class P>
-INLINE void fetch_slab(C& copies, W* slab, Operand<P> from, int64_t line, int64_t lines, int64_t d, int64_t k_size) {
+INLINE void fetch_k_tile(C& copies, W* k_tile, Operand<P> from, int64_t line, int64_t lines, int64_t d, int64_t k_size) {
   UNROLL for (int n = 0; n < (LINES * CHUNKS + THREADS - 1) / THREADS; ++n) {
     const int i = n * THREADS + thread_index();
     if (LINES * CHUNKS % THREADS && i >= LINES * CHUNKS) break;
     const int l = i / CHUNKS, k = i % CHUNKS * CHUNK;
     const int64_t there = line + l < lines ? k_size - d - k : 0;
-    W* const to = slab + l * PITCH + k;
+    W* const to = k_tile + l * PITCH + k;
     const P* const p = from.data + (line + l) * from.stride + d + k;
     if (WIDTH == CHUNK && there >= CHUNK) copies.copy(to, p);
     else
@@ -104,9 +104,9 @@ INLINE void fetch_slab(C& copies, W* slab, Operand<P> from, int64_t line, int64_
 
 // Sixteen lines by sixteen elements, four matrices of eight by eight: of lines 0 and 8, then those eight elements further
 // on; SWAPPED, the other way round. TRANSPOSED, pairs are of neighbouring lines.
-template <bool TRANSPOSED, bool SWAPPED> INLINE void fragments(Pair (&r)[4], const W* slab) {
+template <bool TRANSPOSED, bool SWAPPED> INLINE void fragments(Pair (&r)[4], const W* k_tile) {
   const int lane = thread_index() % 32, m = lane / 8, low = m & 1, high = m >> 1;
-  const W* const mine = slab + ((SWAPPED ? high : low) * 8 + lane % 8) * PITCH + (SWAPPED ? low : high) * 8;
+  const W* const mine = k_tile + ((SWAPPED ? high : low) * 8 + lane % 8) * PITCH + (SWAPPED ? low : high) * 8;
 #if CUDA_ASM && !TOKITAI_STRUCTURE
   const uint32_t place = uint32_t(__cvta_generic_to_shared(mine));
   if (TRANSPOSED)
@@ -138,18 +138,18 @@ template <bool TRANSPOSED, bool SWAPPED> INLINE void fragments(Pair (&r)[4], con
 #define ALL_STEPS ROLLED
 #endif
 
-// Of the sixteen products of a step those that are met: a bit each.
-INLINE E any_step_of_met(E c, const W* a, const W* b, uint32_t met) {
+// Of the sixteen products of a step those that are attended: a bit each.
+INLINE E any_step_of_attended(E c, const W* a, const W* b, uint32_t attended) {
   W x[UNIT_STEP], y[UNIT_STEP];
   for (int k = 0; k < UNIT_STEP; ++k) {
-    const bool is = met >> k & 1;
+    const bool is = attended >> k & 1;
     x[k] = is ? a[k] : absent<true>(), y[k] = is ? b[k] : absent<false>();
   }
   return any_step(c, x, y);
 }
-constexpr uint32_t ALL_MET = 0xFFFFu;
+constexpr uint32_t ALL_ATTENDED = 0xFFFFu;
 // As `step_in_order`; row g meets the products `upper`, row g + 8 the products `lower`.
-INLINE void step_of_met(E (&c)[4], const Pair (&a)[4], const Pair (&b)[2], uint32_t upper, uint32_t lower) {
+INLINE void step_of_attended(E (&c)[4], const Pair (&a)[4], const Pair (&b)[2], uint32_t upper, uint32_t lower) {
   const int lane = thread_index() & 31, row = lane & ~3, column = 8 * (lane & 3);
   W high_row[UNIT_STEP], low_row[UNIT_STEP], first[UNIT_STEP], second[UNIT_STEP];
   ROLLED for (int t = 0; t < 4; ++t)
@@ -161,14 +161,14 @@ INLINE void step_of_met(E (&c)[4], const Pair (&a)[4], const Pair (&b)[2], uint3
         high_row[k] = half_of(u, i), low_row[k] = half_of(l, i), first[k] = half_of(f, i), second[k] = half_of(s, i);
       }
     }
-  c[0] = any_step_of_met(c[0], high_row, first, upper), c[1] = any_step_of_met(c[1], high_row, second, upper);
-  c[2] = any_step_of_met(c[2], low_row, first, lower), c[3] = any_step_of_met(c[3], low_row, second, lower);
+  c[0] = any_step_of_attended(c[0], high_row, first, upper), c[1] = any_step_of_attended(c[1], high_row, second, upper);
+  c[2] = any_step_of_attended(c[2], low_row, first, lower), c[3] = any_step_of_attended(c[3], low_row, second, lower);
 }
 INLINE void step_of_all(E (&c)[4], const Pair (&a)[4], const Pair (&b)[2]) {
 #if STEPS_BY_UNIT
   unit_step(c[0], c[1], c[2], c[3], a, b);
 #else
-  step_of_met(c, a, b, ALL_MET, ALL_MET);
+  step_of_attended(c, a, b, ALL_ATTENDED, ALL_ATTENDED);
 #endif
 }
 
@@ -197,15 +197,15 @@ template <int N> struct Sums {
   // As in products.h: chain `n` joins those before it.
   INLINE void join_chain(E* pending, int64_t n, bool last) {
     constexpr int64_t LEVEL = int64_t(ROWS) * N * 8;
-    const auto add_waiting = [&](const E* from) { each([&](E& x, int place) { x = add_sums(from[place], x); }); };
+    const auto add_pending = [&](const E* from) { each([&](E& x, int place) { x = add_sums(from[place], x); }); };
     int64_t rest = n;
-    ROLLED for (; rest & 1; rest >>= 1, pending += LEVEL) add_waiting(pending);
+    ROLLED for (; rest & 1; rest >>= 1, pending += LEVEL) add_pending(pending);
     if (!last) {
       each([&](E& x, int place) { pending[place] = x; });
       return;
     }
     ROLLED for (rest >>= 1, pending += LEVEL; rest; rest >>= 1, pending += LEVEL)
-      if (rest & 1) add_waiting(pending);
+      if (rest & 1) add_pending(pending);
   }
 };
 template <int N> INLINE int64_t pending_size(int64_t terms) { return levels_of(terms) * ROWS * N * 8; }
@@ -230,7 +230,7 @@ INLINE bool has_lines(int64_t first, int64_t lines) { return first + warp_here()
 
 // ------------------------------------------------------------------ scores
 struct Scores : Sums<ACROSS> {
-  // The products of slabs of the block's lines and of a step's, the first `count` of which are there.
+  // The products of k_tiles of the block's lines and of a step's, the first `count` of which are there.
   INLINE void multiply(const W* own, const W* other, int count, int64_t left) {
     const W* const mine = own + warp_here() * 16 * TILES * PITCH;
     ALL_STEPS for (int k = 0; k < DIM; k += UNIT_STEP) {
@@ -260,7 +260,7 @@ struct Scores : Sums<ACROSS> {
     if (!idle) multiply(own, other, count, k_size);
     end();
   }
-  // The same where lines have several slabs.
+  // The same where lines have several k_tiles.
   template <class C, class L, class R>
   INLINE void run_pieces(
       C& copies, W* own, W* other, Operand<L> left, int64_t l0, int64_t lefts, Operand<R> right, int64_t r0, int64_t rights,
@@ -269,8 +269,8 @@ struct Scores : Sums<ACROSS> {
     fill(NEUTRAL);
     ROLLED for (int64_t d = 0; d < k_size; d += DIM) {
       barrier();
-      fetch_slab<ROWS, true>(copies, own, left, l0, lefts, d, k_size);
-      fetch_slab<COLS, false>(copies, other, right, r0, rights, d, k_size);
+      fetch_k_tile<ROWS, true>(copies, own, left, l0, lefts, d, k_size);
+      fetch_k_tile<COLS, false>(copies, other, right, r0, rights, d, k_size);
       copies.close();
       copies.template wait<0>();
       barrier();
@@ -285,8 +285,8 @@ struct Scores : Sums<ACROSS> {
   }
 };
 
-// ------------------------------------------------------------------ what queries see
-// Each sees the keys below its limit: all of a few queries those below `least`, none of them those from `most` on.
+// ------------------------------------------------------------------ which keys queries attend to
+// Each attends to the keys below its limit: all of a few queries to those below `min`, none to those from `max` on.
 struct KeyLimits {
   int64_t min, max;
 };
@@ -382,12 +382,12 @@ INLINE Pair weights_of(S a, S b) {
 #endif
 
 // Whether all of a step's lines are finite: in all lanes of a warp.
-INLINE bool finite_lines(const W* slab) {
+INLINE bool finite_lines(const W* k_tile) {
 #if STEPS_BY_UNIT
   constexpr uint32_t EXPONENTS = LEFT_FRACTION_BITS == 10 ? 0x7C007C00u : 0x7F807F80u;
   uint32_t other = 0;
   ROLLED for (int i = thread_index() % 32; i < COLS * (DIM / 2); i += 32) {
-    const uint32_t both_of = reinterpret_cast<const uint32_t*>(slab + i / (DIM / 2) * PITCH)[i % (DIM / 2)] & EXPONENTS;
+    const uint32_t both_of = reinterpret_cast<const uint32_t*>(k_tile + i / (DIM / 2) * PITCH)[i % (DIM / 2)] & EXPONENTS;
     other |= (both_of & 0xFFFFu) == (EXPONENTS & 0xFFFFu) || both_of >> 16 == EXPONENTS >> 16;
   }
   UNROLL for (int d = 1; d < 32; d *= 2) other |= exchange(other, d);
@@ -397,24 +397,24 @@ INLINE bool finite_lines(const W* slab) {
 #endif
 }
 
-// To a tile of rows x DIM the products of a step's weights and lines. Where only SOME are met, met(i, k) says whether row i
+// To a tile of rows x DIM the products of a step's weights and lines. Where only SOME are attended, attended(i, k) says whether row i
 // of the thread's meets line k; of the elements of a line the first `left` are there.
 template <bool SOME, class F>
 INLINE void weigh(
-    Sums<PIECES>& to, const S (&x)[THREAD_M][THREAD_N], const W* slab, int count, int64_t left, bool idle, const F& met) {
+    Sums<PIECES>& to, const S (&x)[THREAD_M][THREAD_N], const W* k_tile, int count, int64_t left, bool idle, const F& attended) {
   if (idle) return;
-  if (STEPS_BY_UNIT && (!SOME || finite_lines(slab))) {
+  if (STEPS_BY_UNIT && (!SOME || finite_lines(k_tile))) {
     UNROLL for (int k = 0; k < COLS; k += UNIT_STEP) {
       Pair a[TILES][4];
       UNROLL for (int i = 0; i < THREAD_M; ++i)
         UNROLL for (int half = 0; half < 2; ++half) {
           const int j = (k + 8 * half) / 4;
-          const bool one = !SOME || met(i, column_here(j)), two = !SOME || met(i, column_here(j + 1));
+          const bool one = !SOME || attended(i, column_here(j)), two = !SOME || attended(i, column_here(j + 1));
           a[i / 2][2 * half + i % 2] = weights_of(one ? x[i][j] : S{}, two ? x[i][j + 1] : S{});
         }
       UNROLL for (int n = 0; n < PIECES; n += 2) {
         Pair both_tiles[4];
-        fragments<true, false>(both_tiles, slab + k * PITCH + n * 8);
+        fragments<true, false>(both_tiles, k_tile + k * PITCH + n * 8);
         UNROLL for (int i = 0; i < 2; ++i) {
           const Pair b[2] = {both_tiles[2 * i], both_tiles[2 * i + 1]};
           UNROLL for (int m = 0; m < TILES; ++m) step_of_all(to.sum[m][n + i], a[m], b);
@@ -427,23 +427,23 @@ INLINE void weigh(
   ROLLED for (int k = 0; k < COLS && k < count; k += UNIT_STEP)
     ROLLED for (int m = 0; m < TILES; ++m) {
       Pair a[4];
-      uint32_t rows_met[2] = {0, 0};
+      uint32_t rows_attended[2] = {0, 0};
       UNROLL for (int i = 0; i < THREAD_M; ++i)
         UNROLL for (int j = 0; j < THREAD_N; j += 2)
           if (i / 2 == m && j / 4 == k / 16) a[j % 4 / 2 * 2 + i % 2] = weights_of(x[i][j], x[i][j + 1]);
       ROLLED for (int e = 0; e < UNIT_STEP; ++e) {
-        rows_met[0] |= uint32_t(met(2 * m, k + e)) << e;
-        rows_met[1] |= uint32_t(met(2 * m + 1, k + e)) << e;
+        rows_attended[0] |= uint32_t(attended(2 * m, k + e)) << e;
+        rows_attended[1] |= uint32_t(attended(2 * m + 1, k + e)) << e;
       }
       ROLLED for (int n = 0; n < PIECES && n * 8 < left; ++n) {
         Pair both_tiles[4];
-        fragments<true, false>(both_tiles, slab + k * PITCH + n / 2 * 16);
+        fragments<true, false>(both_tiles, k_tile + k * PITCH + n / 2 * 16);
         const Pair b[2] = {both_tiles[n % 2 ? 2 : 0], both_tiles[n % 2 ? 3 : 1]};
         E c[4];
         to.each_tile([&](E (&sum)[4], int at) {
           if (at == m * PIECES + n) UNROLL for (int e = 0; e < 4; ++e) c[e] = sum[e];
         });
-        step_of_met(c, a, b, rows_met[0], rows_met[1]);
+        step_of_attended(c, a, b, rows_attended[0], rows_attended[1]);
         to.each_tile([&](E (&sum)[4], int at) {
           if (at == m * PIECES + n) UNROLL for (int e = 0; e < 4; ++e) sum[e] = c[e];
         });
@@ -454,19 +454,19 @@ INLINE void weigh(
 // A tile's sums go through shared memory, 16 rows of each warp at a time: at(row, d, sum) for every one of them, where
 // neighbouring threads have neighbouring elements.
 template <class F> INLINE void results_of(const Sums<PIECES>& sums, char* memory, const F& at) {
-  E* const room = reinterpret_cast<E*>(memory);
+  E* const staging = reinterpret_cast<E*>(memory);
   ROLLED for (int m = 0; m < TILES; ++m) {
     barrier();
     UNROLL for (int y = 0; y < TILES; ++y)
       if (y == m)
         UNROLL for (int n = 0; n < PIECES; ++n)
           UNROLL for (int e = 0; e < 4; ++e)
-            room[(warp_here() * 16 + e / 2 * 8 + thread_index() % 32 / 4) * DIM + n * 8 + thread_index() % 4 * 2 + e % 2] =
+            staging[(warp_here() * 16 + e / 2 * 8 + thread_index() % 32 / 4) * DIM + n * 8 + thread_index() % 4 * 2 + e % 2] =
                 sums.sum[y][n][e];
     barrier();
     ROLLED for (int i = thread_index(); i < WARPS * 16 * DIM; i += THREADS) {
       const int line = i / DIM;
-      at(line / 16 * 16 * TILES + m * 16 + line % 16, i % DIM, room[i]);
+      at(line / 16 * 16 * TILES + m * 16 + line % 16, i % DIM, staging[i]);
     }
   }
   barrier();

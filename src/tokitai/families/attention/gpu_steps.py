@@ -55,10 +55,10 @@ class GpuStepEmitter(GpuAttentionEmitter):
         for n in self.plan.uniform:
             self.declare(n, self.expression(n, False, self.name), vector=False)
         own, others = (len(self.own), f"2 * {len(self.others)}") if self.whole else (1, "1")
-        self.line(f"constexpr int SLABS = ({own} * OWN_SLAB + {others} * SLAB) * int(sizeof(W));")
-        self.line("SHARED_ROOM(memory, more(SLABS, RESULTS));")
-        self.line("W* const slabs = reinterpret_cast<W*>(memory);")
-        self.line(f"W* const stages = slabs + {own} * OWN_SLAB;")
+        self.line(f"constexpr int K_TILES = ({own} * OWN_K_TILE + {others} * K_TILE) * int(sizeof(W));")
+        self.line("SHARED_STORAGE(memory, more(K_TILES, RESULTS));")
+        self.line("W* const k_tiles = reinterpret_cast<W*>(memory);")
+        self.line(f"W* const stages = k_tiles + {own} * OWN_K_TILE;")
         self.line(f"Copies<{max(len(self.own), len(self.others), 2)} * EACH> copies;")
         for n in self.rows:
             count = "ROWS" if self.queries else "2 * COLS"
@@ -86,8 +86,8 @@ class GpuStepEmitter(GpuAttentionEmitter):
                 self.line(f"(void){tensor};")
         self.line("barrier();")
         for i, n in enumerate(self.own if self.whole else ()):
-            fetched = f"copies, slabs + {i} * OWN_SLAB, {self.typed(n)}, {first}, {side}, 0, k_size"
-            self.line(f"fetch_slab<ROWS, true>({fetched});")
+            fetched = f"copies, k_tiles + {i} * OWN_K_TILE, {self.typed(n)}, {first}, {side}, 0, k_size"
+            self.line(f"fetch_k_tile<ROWS, true>({fetched});")
         self.line("copies.close();")
         self.line("copies.template wait<0>();")
         self.along_keys() if self.queries else self.along_queries()
@@ -105,10 +105,10 @@ class GpuStepEmitter(GpuAttentionEmitter):
         return f"key_limits<ROWS>([&](int i) {{ return row_{self.name[self.plan.limit]}[i]; }}, cols)"
 
     def fetch(self, operands: Iterable[Node], half: str, line: str, lines: str) -> None:
-        """The slabs of a step on their way."""
+        """The k_tiles of a step on their way."""
         for n in operands:
-            to = f"stages + (({half}) * {len(self.others)} + {self.others.index(n)}) * SLAB"
-            self.line(f"fetch_slab<COLS, false>(copies, {to}, {self.typed(n)}, {line}, {lines}, 0, k_size);")
+            to = f"stages + (({half}) * {len(self.others)} + {self.others.index(n)}) * K_TILE"
+            self.line(f"fetch_k_tile<COLS, false>(copies, {to}, {self.typed(n)}, {line}, {lines}, 0, k_size);")
 
     # ------------------------------------------------------------------ a tile of queries
     def walk(self, w: Walk) -> None:
@@ -300,12 +300,14 @@ class GpuStepEmitter(GpuAttentionEmitter):
                 left, right = n.args if self.queries else n.args[::-1]
                 self.line(f"Scores tile_{self.name[n]};")
                 if self.whole:
-                    mine = f"slabs + {self.own.index(left)} * OWN_SLAB"
-                    theirs = f"stages + (half * {len(self.others)} + {self.others.index(right)}) * SLAB"
+                    mine = f"k_tiles + {self.own.index(left)} * OWN_K_TILE"
+                    theirs = f"stages + (half * {len(self.others)} + {self.others.index(right)}) * K_TILE"
                     self.line(f"tile_{self.name[n]}.run({mine}, {theirs}, count, k_size, idle);")
                 else:
                     sides = f"{self.typed(left)}, {own}, {lines}, {self.typed(right)}, {along}, {others}"
-                    self.line(f"tile_{self.name[n]}.run_pieces(copies, slabs, stages, {sides}, k_size, pending, idle);")
+                    self.line(
+                        f"tile_{self.name[n]}.run_pieces(copies, k_tiles, stages, {sides}, k_size, pending, idle);"
+                    )
         wanted = list(dict.fromkeys(roots))
         outer, inner = ("i", "j") if self.queries else ("j", "i")
         self.open(EACH[outer])
@@ -338,15 +340,15 @@ class GpuStepEmitter(GpuAttentionEmitter):
         for n in sums:
             x = n.args[1]
             if self.whole:
-                slab = f"stages + (half * {len(self.others)} + {self.others.index(x)}) * SLAB"
+                k_tile = f"stages + (half * {len(self.others)} + {self.others.index(x)}) * K_TILE"
             else:
-                slab = "stages"
+                k_tile = "stages"
                 self.line("barrier();")
-                self.line(f"fetch_slab<COLS, false>(copies, stages, {self.typed(x)}, {first}, {lines}, d0, k_size);")
+                self.line(f"fetch_k_tile<COLS, false>(copies, stages, {self.typed(x)}, {first}, {lines}, d0, k_size);")
                 self.line("copies.close();")
                 self.line("copies.template wait<0>();")
                 self.line("barrier();")
-            given = f"sum_{self.name[n]}, value_{self.name[n.args[0]]}, {slab}, count, k_size - d0, idle"
+            given = f"sum_{self.name[n]}, value_{self.name[n.args[0]]}, {k_tile}, count, k_size - d0, idle"
             limit = self.name[self.plan.limit] if self.plan.limit else ""
             condition = met.format(limit=limit)
             self.line(f"if ({some}) weigh<true>({given}, [&](int i, int k) {{ (void)i; return {condition}; }});")
