@@ -51,9 +51,11 @@ def test_hoppers_units_take_the_defined_steps() -> None:
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bits_of_products(dtype: Any, layout: str) -> None:
-    """Beside the CPU, and beside the kernels that take any address: sizes with tails, one chain and several."""
+    """Beside the CPU, and beside the kernels that take any address: sizes with tails, one chain and several, and tiles
+    enough for warpgroups that alternate, with fewer and more steps along k than the ring has stages."""
     torch.manual_seed(1)
-    for m, n, k in ((200, 328, 72), (130, 264, 4104), (64, 72, 13000), (1000, 1000, 1000)):
+    large = ((2100, 2056, 72), (2100, 2056, 1032), (2100, 2056, 2056))
+    for m, n, k in ((200, 328, 72), (130, 264, 4104), (64, 72, 13000), (1000, 1000, 1000), *large):
         a = noise(k, m, dtype=dtype) if layout[0] == "T" else noise(m, k, dtype=dtype)
         b = noise(n, k, dtype=dtype) if layout[1] == "T" else noise(k, n, dtype=dtype)
         made = ops.matmul(a, b, layout=layout, **FUSED)
@@ -73,10 +75,11 @@ def test_bits_of_layers_and_groups(dtype: Any) -> None:
         made = ops.linear(x, w, bias, residual, activation=activation, **FUSED)
         assert equal(made, ops.linear(x.cpu(), w.cpu(), bias.cpu(), residual.cpu(), activation=activation, **FUSED))
     assert equal(ops.linear_swiglu(x, w, up, **FUSED), ops.linear_swiglu(x.cpu(), w.cpu(), up.cpu(), **FUSED))
-    for counts in ([0, 130, 1, 64, 300, 5, 257], [0, 4500, 1, 64]):
+    many = [0, 900, 1, 64, 1300, 5, 257]  # tiles enough for warpgroups that alternate
+    for counts, wide in (([0, 130, 1, 64, 300, 5, 257], 264), ([0, 4500, 1, 64], 264), (many, 1032)):
         offsets = torch.tensor(np.concatenate([[0], np.cumsum(counts)]))
         rows, groups = sum(counts), len(counts)
-        x, w, dy = noise(rows, 136, dtype=dtype), noise(groups, 264, 136, dtype=dtype), noise(rows, 264, dtype=dtype)
+        x, w, dy = noise(rows, 136, dtype=dtype), noise(groups, wide, 136, dtype=dtype), noise(rows, wide, dtype=dtype)
         x[3, 5] = float("inf")  # of one group, which another must not see
         for name, given in (
             ("grouped_linear", (x, w)), ("grouped_linear_backward_input", (dy, w)),

@@ -1,5 +1,6 @@
 // Products by warpgroups, for Hopper. A producer warp fills a ring of stages in shared memory by TMA copies; two consumer
-// warpgroups multiply, each 64 rows of a tile. Blocks are persistent: they take one tile after another from the same ring.
+// warpgroups multiply. Blocks are persistent: they take one tile after another from the same ring. Either both warpgroups
+// share a tile, or they alternate: each has tiles of its own, and one stores results while the other multiplies.
 #pragma once
 #include "warpgroup.h"
 #include "work.h"
@@ -7,12 +8,14 @@
 namespace tokitai {
 
 constexpr int CONSUMERS = 2, STAGES = PLAN_STAGES, TILE_K = 64;  // 64 elements along k are 128 bytes
+constexpr bool ALTERNATE = PLAN_ALTERNATE;
+constexpr int SHARERS = ALTERNATE ? 1 : CONSUMERS, HIGH = ROWS / (64 * SHARERS);  // of a tile; each has HIGH times 64 rows
 constexpr int LEFT_BYTES = ROWS * TILE_K * 2, RIGHT_BYTES = COLS * TILE_K * 2;
 constexpr int STAGE_BYTES = LEFT_BYTES + PRODUCTS * RIGHT_BYTES, BOX_BYTES = 64 * TILE_K * 2;
 constexpr int EIGHT = 8, STAGED = 64, BAND = STAGED / PRODUCTS, STAGING_SIZE = 64 * STAGED;  // of results in shared memory
 static_assert(BAND % EIGHT == 0 && COLS % BAND == 0, "whole octets");
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
-static_assert(ROWS == 64 * CONSUMERS && CHAIN % TILE_K == 0 && TILE_K % UNIT_STEP == 0, "whole K-tiles");
+static_assert(ROWS == 64 * SHARERS * HIGH && CHAIN % TILE_K == 0 && TILE_K % UNIT_STEP == 0, "whole K-tiles");
 
 // The tile of a unit. Neighbouring blocks take neighbouring tiles, of GROUP_M rows of tiles, so that they share operands in
 // L2.
@@ -28,9 +31,10 @@ INLINE Unit placed(const Work& work, int64_t at) {  // units are fewer than 2^31
 }
 
 struct Ring {
-  uint64_t full[STAGES], empty[STAGES];
+  uint64_t full[STAGES], empty[STAGES], turn[CONSUMERS];
   INLINE void begin() {
-    for (int i = 0; i < STAGES; ++i) barrier_begin(&full[i], 1), barrier_begin(&empty[i], CONSUMERS);
+    for (int i = 0; i < STAGES; ++i) barrier_begin(&full[i], 1), barrier_begin(&empty[i], SHARERS);
+    for (int i = 0; i < CONSUMERS; ++i) barrier_begin(&turn[i], 1);
     fence_barrier_init();
   }
 };
@@ -39,6 +43,20 @@ struct RingPosition {
   int stage = 0, phase = 0;
   INLINE void next() {
     if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+  INLINE void skip(int count) {
+    phase ^= (stage + count) / STAGES & 1, stage = (stage + count) % STAGES;
+  }
+};
+// Warpgroups that alternate: which units are this one's, and since when the stages of its next unit are. Before the other
+// warpgroup has seen all stages of its unit, phases of the ring would be mistaken for those of a turn earlier.
+struct Turns {
+  int unit = 0, mine = 0;
+  INLINE int group() const { return thread_index() / 128 - 1; }
+  INLINE bool take() { return unit++ % CONSUMERS == group(); }
+  INLINE void begin(Ring& ring) { wait(&ring.turn[group()], (mine++ + (group() == 0)) & 1); }
+  INLINE void pass_on(Ring& ring) {
+    if (thread_index() % 128 == 0) arrive(&ring.turn[1 - group()]);
   }
 };
 struct Chains {  // of a unit's slice
@@ -90,34 +108,42 @@ INLINE void clear_behind(char* stage, int valid) {
 }
 
 struct Accumulators {
-  float sum[PRODUCTS][COLS / 2];
+  float sum[PRODUCTS][HIGH][COLS / 2];
+  Turns turns;
+
+  // The first of this warpgroup's blocks of 64 rows in a tile.
+  static INLINE int first_block() { return ALTERNATE ? 0 : (thread_index() / 128 - 1) * HIGH; }
 
   // One chain of `length` products, from the ring.
   template <bool LEFT_ACROSS, bool RIGHT_ACROSS>
   INLINE void run_chain(int length, Ring& ring, RingPosition& at, char* stages) {
-    const int group = thread_index() / 128 - 1, k_tiles = (length + TILE_K - 1) / TILE_K;
+    const int k_tiles = (length + TILE_K - 1) / TILE_K;
     int before = -1;
+    if (ALTERNATE) turns.begin(ring);
     ROLLED for (int i = 0; i < k_tiles; ++i, at.next()) {
       wait(&ring.full[at.stage], at.phase);
 #ifdef PLAN_GROUPS_ALONG_K
       if (length - i * TILE_K < TILE_K) clear_behind(stages + at.stage * STAGE_BYTES, length - i * TILE_K);
 #endif
       const uint32_t stage = shared_address(stages) + at.stage * STAGE_BYTES;
-      const uint64_t left = operand_at<BOX_BYTES>(stage + group * BOX_BYTES);
+      const uint64_t left = operand_at<BOX_BYTES>(stage + first_block() * BOX_BYTES);
       const uint64_t right = operand_at<BOX_BYTES>(stage + LEFT_BYTES);
       warpgroup_begin();
       UNROLL for (int k = 0; k < TILE_K / UNIT_STEP; ++k) {
         // 16 elements along k are 32 bytes of each line, or 16 lines of 128 bytes.
         const uint64_t left_k = left + k * (LEFT_ACROSS ? 2048 : 32) / 16;
         UNROLL for (int n = 0; n < PRODUCTS; ++n)
-          warpgroup_step<COLS, LEFT_ACROSS, RIGHT_ACROSS>(
-              sum[n], left_k, right + (n * RIGHT_BYTES + k * (RIGHT_ACROSS ? 2048 : 32)) / 16, i > 0 || k > 0);
+          UNROLL for (int h = 0; h < HIGH; ++h)
+            warpgroup_step<COLS, LEFT_ACROSS, RIGHT_ACROSS>(
+                sum[n][h], left_k + h * BOX_BYTES / 16, right + (n * RIGHT_BYTES + k * (RIGHT_ACROSS ? 2048 : 32)) / 16,
+                i > 0 || k > 0);
       }
       warpgroup_close();
       warpgroup_wait<1>();
       if (before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
       before = at.stage;
     }
+    if (ALTERNATE) turns.pass_on(ring);
     warpgroup_wait<0>();
     if (before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
   }
@@ -125,8 +151,9 @@ struct Accumulators {
   // f(sum, index): every accumulator, and the index of this thread's among those of a block.
   template <class F> INLINE void each(const F& f) {
     UNROLL for (int n = 0; n < PRODUCTS; ++n)
-      UNROLL for (int i = 0; i < COLS / 2; ++i)
-        f(sum[n][i], (n * (COLS / 2) + i) * (128 * CONSUMERS) + thread_index() - 128);
+      UNROLL for (int h = 0; h < HIGH; ++h)
+        UNROLL for (int i = 0; i < COLS / 2; ++i)
+          f(sum[n][h][i], ((n * HIGH + h) * (COLS / 2) + i) * (128 * CONSUMERS) + thread_index() - 128);
   }
 
   // As in products.h: chain `n` of a slice joins those before it.
@@ -150,7 +177,7 @@ struct Accumulators {
     ROLLED for (int64_t n = 0; n < chains.count; ++n) {
       const int length = int(min(CHAIN, work.k_size - (chains.first + n) * CHAIN));
       run_chain<LEFT_ACROSS, RIGHT_ACROSS>(length, ring, at, stages);
-      if (chains.count > 1) join_chain(pending, n, n + 1 == chains.count);
+      if (!ALTERNATE && chains.count > 1) join_chain(pending, n, n + 1 == chains.count);
     }
   }
 
@@ -158,14 +185,15 @@ struct Accumulators {
   // through shared memory, BAND columns of each product at a time, so that the code for elements is there once, and
   // neighbouring threads have neighbouring columns. `staging` is this warpgroup's.
   template <class F> INLINE void results(const Work& work, const Unit& unit, float* staging, const F& at) {
+    constexpr int BANDS = COLS / BAND;
     const int group = thread_index() / 128 - 1, t = thread_index() % 128;
-    ROLLED for (int pass = 0; pass < COLS / BAND; ++pass) {
-      UNROLL for (int q = 0; q < COLS / BAND; ++q)
-        if (q == pass) put(staging, q);
+    ROLLED for (int pass = 0; pass < HIGH * BANDS; ++pass) {
+      UNROLL for (int q = 0; q < HIGH * BANDS; ++q)
+        if (q == pass) put(staging, q / BANDS, q % BANDS);
       warpgroup_barrier(group);
       ROLLED for (int e = t; e < 64 * (BAND / EIGHT); e += 128) {
         const int row = e / (BAND / EIGHT), octet = e % (BAND / EIGHT);
-        const int64_t r = unit.r0 + group * 64 + row, c = unit.c0 + pass * BAND + octet * EIGHT;
+        const int64_t r = unit.r0 + (first_block() + pass / BANDS) * 64 + row, c = unit.c0 + pass % BANDS * BAND + octet * EIGHT;
         if (r >= work.rows || c >= work.cols) continue;
         E sums[PRODUCTS][EIGHT];
         UNROLL for (int n = 0; n < PRODUCTS; ++n) {
@@ -182,14 +210,14 @@ struct Accumulators {
     }
   }
   // Octets of a row are swizzled, so that eight rows are in different banks.
-  INLINE void put(float* staging, int q) {
+  INLINE void put(float* staging, int high, int band) {
     const int t = thread_index() % 128, row = t / 32 * 16 + t % 32 / 4;
     UNROLL for (int n = 0; n < PRODUCTS; ++n)
       UNROLL for (int j = 0; j < BAND / EIGHT; ++j)
         UNROLL for (int h = 0; h < 2; ++h) {
           const int at = (row + 8 * h) * STAGED + ((n * (BAND / EIGHT) + j) ^ (row & 7)) * EIGHT + t % 4 * 2;
-          const int i = 4 * (q * (BAND / EIGHT) + j) + 2 * h;
-          *reinterpret_cast<float2*>(staging + at) = make_float2(sum[n][i], sum[n][i + 1]);
+          const int i = 4 * (band * (BAND / EIGHT) + j) + 2 * h;
+          *reinterpret_cast<float2*>(staging + at) = make_float2(sum[n][high][i], sum[n][high][i + 1]);
         }
   }
   static INLINE void warpgroup_barrier(int group) { asm volatile("bar.sync %0, 128;" :: "r"(2 + group) : "memory"); }

@@ -29,6 +29,7 @@ class GpuPipelineEmitter(GpuProductEmitter):
         super().__init__(plan, tiling)
         t = tiling
         sizes = {"PRODUCTS": len(plan.products), "ROWS": t.rows, "COLS": t.cols, "STAGES": t.stages}
+        sizes["ALTERNATE"] = int(t.alternate)
         defines = [d for d in self.defines if not d.startswith("#define PLAN_")]
         self.defines = (*defines, *(f"#define PLAN_{name} {value}" for name, value in sizes.items()))
 
@@ -71,7 +72,14 @@ class GpuPipelineEmitter(GpuProductEmitter):
         self.line('asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(CONSUMER_REGISTERS));')
         self.line("E* const pending = slices + work.slice_partials() + block_index() * work.pending_of_block();")
         self.line("Accumulators accumulators;")
+        if self.tiling.alternate:
+            self.line("const int k_tiles = int(ceil_div(k_size, TILE_K));  // of every unit: one chain")
         self.each_unit()
+        if self.tiling.alternate:
+            self.open("if (!accumulators.turns.take())")
+            self.line("position.skip(k_tiles);")
+            self.line("continue;")
+            self.close()
         self.matrices(self.item)
         self.line(f"accumulators.run<{across}>({self.mine}, unit, pending, ring, position, stages);")
         for name, space, _, _ in self.tensors:

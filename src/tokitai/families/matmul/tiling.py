@@ -40,6 +40,7 @@ class Tiling:
     matrix: bool = False  # sums in f64 by matrix units
     atom: bool = False  # 16-bit operands are multiplied by matrix units; elsewhere their steps are computed by integers
     stages: int = 0  # of the ring that feeds warpgroups: of Hopper's kernels alone
+    alternate: bool = False  # each warpgroup has tiles of its own: one stores while the other multiplies
     once: bool = False  # a block works on one tile: of groups with one chain along k, which takes fewer registers
 
     @property
@@ -54,7 +55,8 @@ class Tiling:
 
     def __str__(self) -> str:
         if self.stages:
-            return f"tiles of {self.rows} x {self.cols} by warpgroups, fed through {self.stages} stages"
+            turns = " in turns" * self.alternate
+            return f"tiles of {self.rows} x {self.cols} by warpgroups{turns}, fed through {self.stages} stages"
         units = ", matrix units" * (self.matrix or self.atom)
         return (
             f"tiles of {self.rows} x {self.cols}, {self.tall} x {self.wide} of each of {self.threads} threads, "
@@ -96,12 +98,25 @@ PIPELINES = (
     Tiling(128, 128, 0, 0, 64, 0, 0, 8, atom=True, stages=6),
     Tiling(128, 64, 0, 0, 64, 0, 0, 8, atom=True, stages=8),
 )
+# A warpgroup of its own for each tile, of products short along k, whose results take as long to store as to compute.
+TURNS = Tiling(128, 128, 0, 0, 64, 0, 0, 8, atom=True, stages=6, alternate=True)
+SHORT = 2048
 
 
 def pipelines(plan: ProductPlan) -> list[Tiling]:
-    """The tilings for warpgroups, from large to small; several products share the columns of a tile."""
+    """The tilings for warpgroups, from large to small, that of alternating ones first; several products share the
+    columns of a tile."""
     count = len(plan.products)
-    return [replace(t, cols=t.cols // count) for t in PIPELINES if t.cols % (64 * count) == 0]
+    return [replace(t, cols=t.cols // count) for t in (TURNS, *PIPELINES) if t.cols % (64 * count) == 0]
+
+
+def _pipeline_fits(tiling: Tiling, sizes: Sizes) -> bool:
+    """Whether a product has blocks enough of a tiling for warpgroups. Those that alternate take short sums of one chain
+    along k alone, and two tiles a block."""
+    tiles = tiles_of(tiling, sizes)
+    if tiling.alternate:
+        return sizes.inner <= SHORT and sizes.ragged != "k" and tiles >= 2 * ENOUGH
+    return tiles * chains_of(sizes) >= ENOUGH
 
 
 def offered(plan: ProductPlan, width: int, matrix: bool = False) -> Iterator[Tiling]:
@@ -141,16 +156,20 @@ def described(plan: ProductPlan, used: Iterable[Tiling] = ()) -> dict[str, objec
 def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False, pipeline: bool = False) -> Tiling:
     """The largest tiling with blocks enough for a GPU, or the smallest that there is; with ``pipeline`` those for
     warpgroups."""
-    every = pipelines(plan) if pipeline else list(offered(plan, width, matrix))
+    if pipeline:
+        every = pipelines(plan)
+        return next((t for t in every if _pipeline_fits(t, sizes)), every[-1])
+    every = list(offered(plan, width, matrix))
     found = next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
-    return replace(found, once=not pipeline and sizes.ragged != "" and chains_of(sizes) == 1)
+    return replace(found, once=sizes.ragged != "" and chains_of(sizes) == 1)
 
 
 def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
     """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, of groups shorter
     slabs, fewer instructions that follow each other, smaller tiles."""
     if tiling.stages:
-        yield from (t for t in pipelines(plan) if t.cols <= tiling.cols)
+        yield tiling
+        yield from (t for t in pipelines(plan) if t.cols <= tiling.cols and not t.alternate and t != tiling)
         return
     for per_sm in range(tiling.per_sm, 0, -1):
         yield replace(tiling, per_sm=per_sm)
