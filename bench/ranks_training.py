@@ -3,8 +3,8 @@
 NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node N -m bench.ranks_training [--steps 8] [--accumulator NAME]
 
 Each rank has 8,192 tokens a step, so perfect scaling keeps the time of a step from 1 rank to N. Prints a line of JSON:
-milliseconds of a step of both, and which share of ours the reduce-scatter takes on the GPU. `page_of` makes a table of
-the lines of several N.
+milliseconds of a step of both, and which share of ours the reduce-scatter takes on the GPU. `python -m bench.ranks
+--page` makes a table of the lines of several N.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from bench.plain_mixture import Plain
+from bench.ranks import where
 from bench.training import BATCH, LARGE, LENGTH, WARM, WORDS, batches
 from examples.mixture.model import Mixture
 from examples.mixture.training import digest_of, spread
@@ -108,21 +109,6 @@ def by_torch(tokens: Sequence[Tensor]) -> dict[str, Any]:
     return {"milliseconds": round(timed(step, tokens), 2)}
 
 
-def page_of(lines: Sequence[dict[str, Any]]) -> str:
-    """A table: milliseconds of a step, and the scaling, which is the time on 1 GPU over that on N."""
-    alone = next(x for x in lines if x["ranks"] == 1)
-    rows = ["| GPUs | tokitai | scaling | exchange | plain torch | scaling |", "|--:|--:|--:|--:|--:|--:|"]
-    for x in lines:
-        share = f"{x['tokitai']['exchange']:.1%}" if x["ranks"] > 1 else ""
-        (mine, mine_first), (peer, peer_first) = (
-            [y[n]["milliseconds"] for y in (x, alone)] for n in ("tokitai", "torch")
-        )
-        rows.append(
-            f"| {x['ranks']} | {mine} ms | {mine_first / mine:.2f} | {share} | {peer} ms | {peer_first / peer:.2f} |"
-        )
-    return "\n".join(rows)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.ranks_training", description=(__doc__ or "").splitlines()[0])
@@ -135,8 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
         ranks.start("cuda")
         count = dist.get_world_size() if dist.is_initialized() else 1
         tokens = [torch.cat(b) for b in zip(*(batches(a.steps, "cuda", rank) for rank in range(count)), strict=True)]
-        device = torch.cuda.get_device_name()
-        found = {"ranks": count, "device": device, "torch_version": torch.__version__, "accumulator": a.accumulator}
+        found = where("cuda") | {"ranks": count, "accumulator": a.accumulator}
         found["tokitai"] = by_tokitai(tokens, a.accumulator)
         torch.cuda.empty_cache()
         found["torch"] = by_torch(tokens)
