@@ -98,9 +98,8 @@ PIPELINES = (
     Tiling(128, 128, 0, 0, 64, 0, 0, 8, atom=True, stages=6),
     Tiling(128, 64, 0, 0, 64, 0, 0, 8, atom=True, stages=8),
 )
-# A warpgroup of its own for each tile, of products short along k, whose results take as long to store as to compute.
+# A warpgroup of its own for each tile: one stores while the other multiplies.
 TURNS = Tiling(128, 128, 0, 0, 64, 0, 0, 8, atom=True, stages=6, alternate=True)
-SHORT = 2048
 
 
 def pipelines(plan: ProductPlan) -> list[Tiling]:
@@ -111,11 +110,11 @@ def pipelines(plan: ProductPlan) -> list[Tiling]:
 
 
 def _pipeline_fits(tiling: Tiling, sizes: Sizes) -> bool:
-    """Whether a product has blocks enough of a tiling for warpgroups. Those that alternate take short sums of one chain
-    along k alone, and two tiles a block."""
+    """Whether a product has blocks enough of a tiling for warpgroups. Those that alternate take sums of one chain along k
+    alone, and two tiles a block."""
     tiles = tiles_of(tiling, sizes)
     if tiling.alternate:
-        return sizes.inner <= SHORT and sizes.ragged != "k" and tiles >= 2 * ENOUGH
+        return chains_of(sizes) == 1 and sizes.ragged != "k" and tiles >= 2 * ENOUGH
     return tiles * chains_of(sizes) >= ENOUGH
 
 
