@@ -110,8 +110,8 @@ def pipelines(plan: ProductPlan) -> list[Tiling]:
 
 
 def _pipeline_fits(tiling: Tiling, sizes: Sizes) -> bool:
-    """Whether a product has blocks enough of a tiling for warpgroups. Those that alternate take sums of one chain along k
-    alone, and two tiles a block."""
+    """Whether a product has blocks enough of a tiling for warpgroups. Those that alternate take two tiles a block, and
+    sums of one chain along k alone."""
     tiles = tiles_of(tiling, sizes)
     if tiling.alternate:
         return chains_of(sizes) == 1 and sizes.ragged != "k" and tiles >= 2 * ENOUGH
