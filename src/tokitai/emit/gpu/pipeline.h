@@ -49,7 +49,7 @@ struct RingPosition {
   }
 };
 // Warpgroups that alternate: which units are this one's, and since when the stages of its next unit are. Before the other
-// warpgroup has seen all stages of its unit, phases of the ring would be mistaken for those of a turn earlier.
+// warpgroup has waited for all stages of its unit, phases of the ring would be mistaken for those of a turn earlier.
 struct Turns {
   int unit = 0, mine = 0;
   INLINE int group() const { return thread_index() / 128 - 1; }
