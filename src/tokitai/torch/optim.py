@@ -112,6 +112,8 @@ class AdamW(torch.optim.Optimizer):
         lists = list(self._lists(loss_scale))  # with all that can be wrong looked at
         grads = [g for one in lists for g in one.grads]
         finite = _finite(grads)
+        if capture is not None and not finite.is_cuda:
+            raise ArgumentError("AdamW: weights of the host while a CUDA graph is captured; accepted: weights of a GPU")
         if any(map(_is_sharded, grads)) or not (finite.is_cuda or len(lists) == 1):
             refuse_capture("AdamW.step", "sharded gradients or several devices", "weights of one GPU")
             for one in lists if finite else []:
