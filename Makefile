@@ -4,7 +4,7 @@
 #   make train              a small mixture of experts on a text: [DEVICE=cuda DTYPE=f16 STEPS=50]; or AGAIN=FILE, what
 #                           was trained elsewhere, to see that it comes to the same bits here
 #   make verify             prove and run every operator, on drawn and on real inputs; write certificates and a page to out/
-#                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA card; first a sample of what is
+#                           both on this processor, or with DEVICE=cuda:0 on an NVIDIA GPU; first a sample of what is
 #                           proved for all sizes is proved again
 #   make test               everything that must hold before a change is merged: lint, types, all tests
 #   make check              the quick tests, for the loop while editing

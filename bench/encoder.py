@@ -147,7 +147,7 @@ def sizes(text: str) -> tuple[int, int]:
 
 
 def main(words: Sequence[str]) -> int:
-    """1 where some vectors have other bits than on the CPU, 3 where there is no card."""
+    """1 where some vectors have other bits than on the CPU, 3 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m bench.encoder", description=__doc__)
     parser.add_argument("--device", default="cuda:0", help="cuda:0 (the default), or cpu")
     parser.add_argument("--dtype", nargs="*", choices=[f.name for f in STORAGE], default=["f16", "bf16", "f32"])

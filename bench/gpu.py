@@ -1,4 +1,4 @@
-"""``python -m bench.gpu [OP ...]``: time operators on an NVIDIA card against a copy, PyTorch and Liger.
+"""``python -m bench.gpu [OP ...]``: time operators on an NVIDIA GPU against a copy, PyTorch and Liger.
 
 CUDA graphs over rotating buffers larger than the L2 cache, medians, peers in the same run. A pass moves 128 MB or more:
 every input read once, every result written once. Figures are added to bench/results/gpu.jsonl, or to --out.

@@ -1,4 +1,4 @@
-"""``python -m bench.gpu_blocks``: column sums in blocks of 16, 32 and 64 rows, timed on a card.
+"""``python -m bench.gpu_blocks``: column sums in blocks of 16, 32 and 64 rows, timed on a GPU.
 
 The block is part of the definition of the bits (`lang.graph.COL_SUM_BLOCK`): this is the measurement behind it.
 """

@@ -1,4 +1,4 @@
-"""``python -m bench.gpu_embedding``: embedding on an NVIDIA card, forward beside a copy and backward beside torch's.
+"""``python -m bench.gpu_embedding``: embedding on an NVIDIA GPU, forward beside a copy and backward beside torch's.
 
 Ids that are uniform, that follow Zipf's law as words do, and that are all one id. Several calls in a row between two
 events, medians; tables and gradients are larger than the L2 cache. Figures are added to
@@ -28,7 +28,7 @@ from .gpu import TORCH, about, copy_bandwidth
 from .gpu_timing import between_events
 
 RESULTS = Path(__file__).parent / "results" / "gpu_embedding.jsonl"
-IN_A_ROW = 10  # calls between two events: the host is ahead of the card then
+IN_A_ROW = 10  # calls between two events: the host is ahead of the GPU then
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:

@@ -1,4 +1,4 @@
-"""``python -m bench.gpu_groups``: products of 64 uneven groups on an NVIDIA card beside one dense product of the same
+"""``python -m bench.gpu_groups``: products of 64 uneven groups on an NVIDIA GPU beside one dense product of the same
 arithmetic and torch's products of groups; `dispatch` and `combine` beside a copy.
 
 CUDA graphs, medians, all in one run; TF32 is off. Torch multiplies bf16 by tensor cores where it has a product of

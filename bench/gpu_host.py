@@ -1,6 +1,6 @@
 """``python -m bench.gpu_host [--json]``: microseconds of host time of a warm call on tensors of torch, beside torch's.
 
-Small tensors, so that the card is never behind; the least of several blocks of calls, with one wait for the card after
+Small tensors, so that the GPU is never behind; the least of several blocks of calls, with one wait for the GPU after
 each block. A list is that of 808 parameters. ``--profile OP`` prints where the time of an operator's call goes.
 """
 
@@ -94,14 +94,14 @@ def calls() -> dict[str, dict[str, tuple[Callable[[], object], int]]]:
 
 
 def main() -> int:
-    """Exit code 3 without a card."""
+    """Exit code 3 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     parser.add_argument("--profile", metavar="OP", help="where the time of a row of the table goes")
     asked = parser.parse_args()
     try:
         if not torch.cuda.is_available():
-            raise DeviceMissingError("torch finds no CUDA device; accepted: a machine with an NVIDIA card")
+            raise DeviceMissingError("torch finds no CUDA device; accepted: a machine with an NVIDIA GPU")
         table = calls()
         if asked.profile:
             call, count = next(iter(table[asked.profile].values()))
@@ -114,7 +114,7 @@ def main() -> int:
     except TokitaiError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    about = {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "python": sys.version.split()[0]}
+    about = {"GPU": torch.cuda.get_device_name(), "torch": torch.__version__, "python": sys.version.split()[0]}
     if asked.json:
         print(json.dumps({**about, "microseconds": found}))
         return 0

@@ -1,4 +1,4 @@
-"""What a user would call instead, on a card: PyTorch, and Liger where it is installed."""
+"""What a user would call instead, on a GPU: PyTorch, and Liger where it is installed."""
 
 from __future__ import annotations
 

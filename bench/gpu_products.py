@@ -1,4 +1,4 @@
-"""``python -m bench.gpu_products [--candidates]``: matrix products on an NVIDIA card beside cuBLAS, as torch calls it.
+"""``python -m bench.gpu_products [--candidates]``: matrix products on an NVIDIA GPU beside cuBLAS, as torch calls it.
 
 CUDA graphs, medians, both in one run; TF32 is off. What cuBLAS multiplies is stored as wide as it adds up: f32, or f64.
 Figures are added to bench/results/gpu_products.jsonl, or to --out. With --candidates other tilings are timed as well,

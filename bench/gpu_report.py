@@ -19,7 +19,7 @@ def main() -> None:
 def written() -> str:
     """The whole page: of each table the latest record of each row."""
     records = recorded("gpu.jsonl", "operator", "dtype", "rows", "cols")
-    lines = headed("# On a card", records)
+    lines = headed("# On a GPU", records)
     lines += [
         "Written by `python -m bench.gpu_report` from `gpu.jsonl`, which `python -m bench.gpu` fills: CUDA graphs over",
         "rotating buffers larger than the L2 cache, medians. Microseconds, and in brackets the fraction of a streaming",

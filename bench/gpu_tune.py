@@ -1,4 +1,4 @@
-"""``python -m bench.gpu_tune OP ...``: try schedules of row-wise operators on a card.
+"""``python -m bench.gpu_tune OP ...``: try schedules of row-wise operators on a GPU.
 
 What is best goes into lower/gpu.py.
 """

@@ -53,8 +53,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     from .theirs import JUDGED
 
-    on_a_card = options.device != "cpu"
-    names = options.only or [n for n in JUDGED if on_a_card or n.startswith("torch_")]
+    on_a_gpu = options.device != "cpu"
+    names = options.only or [n for n in JUDGED if on_a_gpu or n.startswith("torch_")]
     about = {"device": device_name(options.device), "versions": versions(), "date": str(datetime.date.today())}
 
     def one(job: tuple[str, str]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """The card's name, or that of the processor."""
+    """The GPU's name, or that of the processor."""
     if device == "cpu":
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.machine())

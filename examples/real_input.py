@@ -118,7 +118,7 @@ def real_cases(files: dict[str, tuple[Path, ...]]) -> Iterator[Job]:
 
 
 def check_device(device: str) -> None:
-    """Raises UnknownNameError, and DeviceMissingError where there is no such card. That is found out in a process of
+    """Raises UnknownNameError, and DeviceMissingError where there is no such GPU. That is found out in a process of
     its own: one that has used CUDA cannot fork others that do."""
     if backend_of(device).name == "cuda":
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:

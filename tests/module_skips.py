@@ -15,7 +15,7 @@ GPU = "gpu"  # the marker of tests that need one: where all that is skipped in a
 MAY_BE_SKIPPED = {
     "tests/device/test_large_cuda.py": "needs an NVIDIA GPU to be collected",
     "tests/device/test_tables_cuda.py": "needs an NVIDIA GPU to be collected",
-    "tests/judging/test_judge_on_a_card.py": "needs an NVIDIA GPU to be collected",
+    "tests/judging/test_judge_on_a_gpu.py": "needs an NVIDIA GPU to be collected",
 }
 
 

@@ -1,4 +1,4 @@
-"""Verify every operator and format on a card, several processes at a time; certificates into a folder.
+"""Verify every operator and format on a GPU, several processes at a time; certificates into a folder.
 
     python3 -m tools.gpu_verify FOLDER [--option NAME=VALUE] [--processes N] [--seconds S] [OP ...]
 

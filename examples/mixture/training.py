@@ -79,7 +79,7 @@ class Report:
 
 
 def device_of(name: str) -> torch.device:
-    """Raises UnknownNameError for a name that is none, DeviceMissingError for a card that is not there."""
+    """Raises UnknownNameError for a name that is none, DeviceMissingError for a GPU that is not there."""
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -23,7 +23,7 @@ def similarity(first: str, second: str, dtype: str | None = "f32", device: str =
 
     On another device than ``cpu`` the model's weights are copied there once, and all lies there until the one number is
     read back; it has the same bits. Raises ArgumentError for a text without words or with too many, UnknownNameError
-    for a device, InputFileError where the model is missing, and UnavailableError where there is no compiler or card.
+    for a device, InputFileError where the model is missing, and UnavailableError where there is no compiler or GPU.
     """
     place = placing(device)
     files = locate()

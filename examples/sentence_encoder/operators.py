@@ -93,7 +93,7 @@ def ignore(call: Call) -> None:
 def placing(device: str) -> Callable[[Any], Any]:
     """What brings an array of NumPy to the device ``cpu``, ``cuda``, ``cuda:N`` or ``sim``.
 
-    Raises UnknownNameError, and DeviceMissingError where there is no such card.
+    Raises UnknownNameError, and DeviceMissingError where there is no such GPU.
     """
     if device == "cpu":
         return lambda array: array

@@ -66,8 +66,8 @@ def test_figures_and_equality(
     assert bench.main(words) == 1 and "OTHER BITS" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-def test_a_missing_card_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "encoder.jsonl"
     assert bench.main(["--out", str(out)]) == 3 and not out.exists()
     assert capsys.readouterr().err == "error: device cuda:0: torch sees 0 CUDA devices\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench import cpu_report, gpu_report
 
 
-def test_the_tables_of_a_card_are_those_of_its_records() -> None:
+def test_the_tables_of_a_gpu_are_those_of_its_records() -> None:
     assert (gpu_report.RESULTS / "gpu.md").read_text() == gpu_report.written()
 
 

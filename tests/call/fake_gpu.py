@@ -1,6 +1,6 @@
-"""A card that is none: tensors of torch that say they lie on a GPU, and the simulated device that runs their kernels.
+"""A GPU that is none: tensors of torch that say they lie on a GPU, and the simulated device that runs their kernels.
 
-All that a call does is then done here, but for the driver: `SimCard` keeps what it was asked for.
+All that a call does is then done here, but for the driver: `SimGpu` keeps what it was asked for.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class OnAnother(OnGpu):
 
 
 def on_gpu(x: Any, kind: type[torch.Tensor] = OnGpu) -> Any:
-    """A NumPy array or a tensor as one of the fake card, in the same memory where that is possible."""
+    """A NumPy array or a tensor as one of the fake GPU, in the same memory where that is possible."""
     return torch.as_tensor(x).as_subclass(kind)
 
 
-class SimCard:
-    """The simulated device as a card."""
+class SimGpu:
+    """The simulated device as a GPU."""
 
     def __init__(self) -> None:
         self.target = SimTarget()
@@ -81,9 +81,9 @@ class SimCard:
         self.said.append(("freed", stream))
 
 
-def installed(monkeypatch: pytest.MonkeyPatch) -> SimCard:
-    """The fake card in place of every card, with no call known yet."""
-    made = SimCard()
+def installed(monkeypatch: pytest.MonkeyPatch) -> SimGpu:
+    """The fake GPU in place of every GPU, with no call known yet."""
+    made = SimGpu()
     for module in (gpu_device, gpu_executor, gpu_lists):
         monkeypatch.setattr(module, "gpu_device", lambda index: made)
     for module in (arrays, gpu_lists):
@@ -95,7 +95,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> SimCard:
 
 
 def checked_on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of operators whose calls on tensors of the fake card are checked in full from now on."""
+    """The names of operators whose calls on tensors of the fake GPU are checked in full from now on."""
     names: list[str] = []
     real = calls.call_checked
 

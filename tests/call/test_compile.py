@@ -82,16 +82,16 @@ def test_a_name_is_no_operator() -> None:
             call("softmax")  # type: ignore[operator]
 
 
-def test_without_a_card_an_architecture_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_an_architecture_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(index: int) -> None:
-        raise DeviceMissingError("no card")
+        raise DeviceMissingError("no GPU")
 
     monkeypatch.setattr("tokitai.backends.cuda.backend.open_device", none)
-    with pytest.raises(DeviceMissingError, match="no card; without one, name the architecture: arch='sm_90'"):
+    with pytest.raises(DeviceMissingError, match="no GPU; without one, name the architecture: arch='sm_90'"):
         tokitai.compile(ops.softmax, device="cuda")
 
 
 @pytest.mark.gpu
-def test_on_a_card_its_architecture_is_taken() -> None:
+def test_on_a_gpu_its_architecture_is_taken() -> None:
     made = tokitai.compile(ops.softmax, device="cuda", dtype="f16")
     assert made.artifact.arch.startswith("sm_") and cuda_driver.in_use()

@@ -1,4 +1,4 @@
-"""Operators on arrays of a GPU: everything but the driver, on the simulated device. tests/device has a card's part."""
+"""Operators on arrays of a GPU: everything but the driver, on the simulated device. tests/device has a GPU's part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import STREAM, OnAnother, OnGpu, SimCard, checked_on_gpu, installed, on_gpu
+from fake_gpu import STREAM, OnAnother, OnGpu, SimGpu, checked_on_gpu, installed, on_gpu
 
 from tokitai import ops
 from tokitai.arrays import gpu as arrays
@@ -20,7 +20,7 @@ X = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
+def fake(monkeypatch: pytest.MonkeyPatch) -> SimGpu:
     return installed(monkeypatch)
 
 
@@ -36,7 +36,7 @@ def bits(x: Any) -> Any:
 
 
 def equal(got: Any, want: Any) -> bool:
-    """Results of a fake card and of the CPU: the same shapes, dtypes and bits."""
+    """Results of a fake GPU and of the CPU: the same shapes, dtypes and bits."""
     got, want = (r if isinstance(r, (tuple, list)) else (r,) for r in (got, want))
     return len(got) == len(want) and all(
         isinstance(a, OnGpu) and a.shape == b.shape and a.dtype == b.dtype and bits(a) == bits(b)
@@ -285,7 +285,7 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
 
 
 # ------------------------------------------------------------------ targets
-def test_targets_are_checked_as_on_the_cpu(fake: SimCard, checked: list[str]) -> None:
+def test_targets_are_checked_as_on_the_cpu(fake: SimGpu, checked: list[str]) -> None:
     target = torch.tensor([0, 39, -100, 5, 6, 7])
     want = ops.cross_entropy(X, target)
     assert equal(ops.cross_entropy(on_gpu(X), on_gpu(target)), want)
@@ -312,7 +312,7 @@ def test_options_that_follow_from_scalars_are_other_recipes() -> None:
 
 
 # ------------------------------------------------------------------ streams
-def test_captured_calls_are_those_that_ran_before(fake: SimCard) -> None:
+def test_captured_calls_are_those_that_ran_before(fake: SimGpu) -> None:
     want = ops.softmax(X)
     fake.recording = True
     with pytest.raises(ArgumentError, match=r"^softmax: a stream that is being captured; accepted: a call on tensors"):
@@ -340,7 +340,7 @@ def test_handles_of_streams() -> None:
             arrays.handle_of(wrong)
 
 
-def test_kernels_are_launched_into_the_stream(monkeypatch: pytest.MonkeyPatch, fake: SimCard) -> None:
+def test_kernels_are_launched_into_the_stream(monkeypatch: pytest.MonkeyPatch, fake: SimGpu) -> None:
     used: list[int] = []
     real = gpu_executor.launch_all
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import STREAM, OnGpu, SimCard, checked_on_gpu, installed, on_gpu
+from fake_gpu import STREAM, OnGpu, SimGpu, checked_on_gpu, installed, on_gpu
 
 from tokitai import ops
 from tokitai.errors import ArgumentError
@@ -19,7 +19,7 @@ OFFSETS = torch.tensor([0, 3, 3, 11, 16])
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
+def fake(monkeypatch: pytest.MonkeyPatch) -> SimGpu:
     return installed(monkeypatch)
 
 
@@ -45,7 +45,7 @@ CALLS: dict[str, tuple[torch.Tensor, ...]] = {
 
 
 @pytest.mark.slow
-def test_the_bits_of_the_cpu_whatever_the_groups_are(fake: SimCard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bits_of_the_cpu_whatever_the_groups_are(fake: SimGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other groups are no other kind of call, and without checks nothing is copied to the host or waited for."""
     checked = checked_on_gpu(monkeypatch)
     for offsets in (OFFSETS, torch.tensor([0, 0, 16, 16, 16])):
@@ -89,7 +89,7 @@ def test_empty_groups_and_sides() -> None:
     ],
 )
 def test_groups_that_do_not_share_out_a_side_are_refused_as_on_the_cpu(
-    fake: SimCard, offsets: list[int], words: str
+    fake: SimGpu, offsets: list[int], words: str
 ) -> None:
     good, bad = on_gpu(OFFSETS), torch.tensor(offsets)
     for name, tensors in CALLS.items():
@@ -125,7 +125,7 @@ def layer_of(experts: int, features: int, hidden: int) -> Experts:
 
 
 @pytest.mark.slow
-def test_a_layer_of_experts_has_the_bits_of_the_cpu(fake: SimCard) -> None:
+def test_a_layer_of_experts_has_the_bits_of_the_cpu(fake: SimGpu) -> None:
     here = layer_of(5, 12, 8)
     there = Experts(*(on_gpu(getattr(here, f.name)) for f in fields(Experts)))
     x, dy = noise(9, 2, 9, 12), noise(10, 2, 9, 12)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import OnAnother, OnGpu, SimCard, installed, on_gpu
+from fake_gpu import OnAnother, OnGpu, SimGpu, installed, on_gpu
 
 from tokitai import ops
 from tokitai.errors import ArgumentError
@@ -20,7 +20,7 @@ PARAMS_OF_ALL = {p.name: p.default for p in ops.adamw.params}
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
+def fake(monkeypatch: pytest.MonkeyPatch) -> SimGpu:
     return installed(monkeypatch)
 
 
@@ -53,7 +53,7 @@ def all_same(a: dict[str, list[Any]], b: dict[str, list[Any]]) -> bool:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_adamw_in_place_step_by_step(dtype: torch.dtype, fake: SimCard, prepared: list[int]) -> None:
+def test_adamw_in_place_step_by_step(dtype: torch.dtype, fake: SimGpu, prepared: list[int]) -> None:
     here = lists(1, dtype)
     gpu = there(here)
     for step in range(1, 4):
@@ -159,7 +159,7 @@ def test_no_tensor_is_kept() -> None:
     assert [ref() for ref in alive] == [None] * len(alive)
 
 
-def test_captured_lists_are_those_that_ran_before(fake: SimCard) -> None:
+def test_captured_lists_are_those_that_ran_before(fake: SimGpu) -> None:
     here = lists()
     gpu = there(here)
     fake.recording = True

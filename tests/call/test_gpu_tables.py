@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_gpu import OnGpu, SimCard, checked_on_gpu, installed, on_gpu
+from fake_gpu import OnGpu, SimGpu, checked_on_gpu, installed, on_gpu
 
 from tests.call.tables import CASES, DTYPES, Given, drawn, numbers
 from tokitai import ops
@@ -18,7 +18,7 @@ from tokitai.routing import Permutation, permutation
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
+def fake(monkeypatch: pytest.MonkeyPatch) -> SimGpu:
     return installed(monkeypatch)
 
 
@@ -74,7 +74,7 @@ def test_ids_of_32_bits_are_widened() -> None:
         ops.embedding(on_gpu(table), on_gpu(ids.int()), copy=False)
 
 
-def test_ids_are_checked_as_on_the_cpu(fake: SimCard) -> None:
+def test_ids_are_checked_as_on_the_cpu(fake: SimGpu) -> None:
     table = drawn(50, 24)
     good, bad = numbers(50, 7, 5), numbers(50, 7, 5)
     bad[2, 1], bad[4, 4] = 50, -3
@@ -82,9 +82,9 @@ def test_ids_are_checked_as_on_the_cpu(fake: SimCard) -> None:
     for ids in (bad, bad.int(), bad):
         with pytest.raises(ArgumentError) as on_the_cpu:
             ops.embedding(table, ids)
-        with pytest.raises(ArgumentError) as on_the_card:
+        with pytest.raises(ArgumentError) as on_the_gpu:
             ops.embedding(on_gpu(table), on_gpu(ids))
-        assert str(on_the_card.value) == str(on_the_cpu.value) and "ids[11]=50 (2 such rows)" in str(on_the_cpu.value)
+        assert str(on_the_gpu.value) == str(on_the_cpu.value) and "ids[11]=50 (2 such rows)" in str(on_the_cpu.value)
     with pytest.raises(ArgumentError, match=r"^ids: 2 indices of a table without entries; accepted: none"):
         ops.embedding(on_gpu(torch.zeros(0, 24)), on_gpu(torch.zeros(2, dtype=torch.int64)))
     fake.said.clear()
@@ -101,9 +101,9 @@ def test_nan_is_an_error_that_names_the_row() -> None:
         for _ in range(2):
             with pytest.raises(ArgumentError) as on_the_cpu:
                 op(x, k=2)
-            with pytest.raises(ArgumentError) as on_the_card:
+            with pytest.raises(ArgumentError) as on_the_gpu:
                 op(on_gpu(x), k=2)
-            assert str(on_the_card.value) == str(on_the_cpu.value) and "[27] holds NaN (2 such rows)" in str(
+            assert str(on_the_gpu.value) == str(on_the_cpu.value) and "[27] holds NaN (2 such rows)" in str(
                 on_the_cpu.value
             )
     with pytest.raises(ArgumentError, match=r"^top_k: k=4 of 3 columns"):
@@ -182,7 +182,7 @@ def test_a_gradient_lies_apart_from_what_is_added() -> None:
             ops.embedding_backward(memory[:20], ids, memory[16:26], entries=10)
 
 
-def test_what_waits_is_refused_during_a_capture(fake: SimCard) -> None:
+def test_what_waits_is_refused_during_a_capture(fake: SimGpu) -> None:
     table, ids = on_gpu(drawn(50, 24)), on_gpu(numbers(50, 35))
     want = ops.embedding(table, ids)
     fake.recording = True

@@ -1,4 +1,4 @@
-"""What a call learns of an array without reading it: the memory may be a card's."""
+"""What a call learns of an array without reading it: the memory may be a GPU's."""
 
 from __future__ import annotations
 

@@ -87,12 +87,12 @@ def test_doctor_says_what_works(tokitai: Command) -> None:
     assert report["device"]["memory_bytes"] > 1 << 28
     assert all(re.fullmatch("[0-9a-f]{64}", c["digest"]) for c in report["compilers"])
     assert any(text.startswith("sim: ") for text in report["claims"])
-    card = report["targets"]["cuda"]
+    gpu = report["targets"]["cuda"]
     told = [text for text in report["missing"] if text.startswith("cuda: ")]
-    assert card["works"] is (not told)
-    assert any("can be run" in text for text in card["claims"]) is card["works"]
-    assert (card["nvrtc_digest"] is None) is (card["build"] is not None)
-    assert told == [f"cuda: {card[what]}" for what in ("build", "run") if card[what]]
+    assert gpu["works"] is (not told)
+    assert any("can be run" in text for text in gpu["claims"]) is gpu["works"]
+    assert (gpu["nvrtc_digest"] is None) is (gpu["build"] is not None)
+    assert told == [f"cuda: {gpu[what]}" for what in ("build", "run") if gpu[what]]
     assert report["compiler"] in [c["path"] for c in report["compilers"] if c["works"]]
     assert report["cache"]["problem"] is None
     people = tokitai("doctor")
@@ -131,7 +131,7 @@ def test_doctor_on_a_bare_machine(tokitai: Command) -> None:
     assert people.code == 3 and "no claim    cpu: nothing\n" in people.out
 
 
-def test_amd_cards_are_read_from_the_driver(tmp_path: Path) -> None:
+def test_amd_gpus_are_read_from_the_driver(tmp_path: Path) -> None:
     nodes, driver = tmp_path / "nodes", tmp_path / "version"
     for node, version, name in ((0, 0, ""), (1, 90010, "aldebaran"), (2, 110001, "navi32"), (10, 90402, "")):
         (nodes / str(node) / "mem_banks" / "0").mkdir(parents=True)

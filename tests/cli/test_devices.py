@@ -1,4 +1,4 @@
-"""`--device`: cuda without a card, the simulated device, names that there are not."""
+"""`--device`: cuda without a GPU, the simulated device, names that there are not."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tokitai.verification import Verdict, batch, verdict, verify
 
 CASE = "seeded/normal@3x17#0"
 
-without_card = pytest.mark.skipif(cuda.probe() is None, reason="there is an NVIDIA card here")
+without_gpu = pytest.mark.skipif(cuda.probe() is None, reason="there is an NVIDIA GPU here")
 
 
-@without_card
-def test_cuda_without_a_card_is_undecided(tokitai: Command) -> None:
+@without_gpu
+def test_cuda_without_a_gpu_is_undecided(tokitai: Command) -> None:
     done = tokitai.process("verify", "softmax", "--device", "cuda", "--dtype", "f16", "--json")
     assert (done.code, set(done.object), done.err) == (3, KEYS, "")
     found = done.object
@@ -40,14 +40,14 @@ def test_cuda_without_a_card_is_undecided(tokitai: Command) -> None:
     assert not list((tokitai.folder / "here").glob("*")), "nothing was shown, so nothing is certified"
 
 
-@without_card
-def test_a_card_by_its_number_is_asked_for(tokitai: Command) -> None:
+@without_gpu
+def test_a_gpu_by_its_number_is_asked_for(tokitai: Command) -> None:
     done = tokitai("verify", "softmax", "--device", "cuda:1", "--dtype", "f16", "--json")
     assert (done.code, done.object["verdict"], done.object["device"]) == (3, "undecided", "cuda:1")
     assert done.object["failure"].startswith("device cuda:1: ")
 
 
-@without_card
+@without_gpu
 def test_every_format_is_told_as_undecided(tokitai: Command) -> None:
     done = tokitai("verify", "softmax", "--device", "cuda", "--json")
     assert (done.code, done.object["verdict"]) == (3, "undecided")

@@ -52,7 +52,7 @@ class Fake:
     def __init__(self, major: int = 9, current: int = 7) -> None:
         self.status: dict[str, int] = {}
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.current, self.major, self.cards = current, major, 1
+        self.current, self.major, self.gpus = current, major, 1
         self.struct = b""
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
         self.native = kind(self.launch)  # what cuGetProcAddress gives
@@ -94,7 +94,7 @@ class Fake:
         wanted = self.memset if arguments[:1] == (b"cuMemsetD32Async",) else self.native
         return {
             "cuGetProcAddress": (ctypes.cast(wanted, ctypes.c_void_p).value, 0),
-            "cuDeviceGetCount": (self.cards,), "cuDeviceGet": (0,), "cuDeviceGetName": (b"Fake card\0\0",),
+            "cuDeviceGetCount": (self.gpus,), "cuDeviceGet": (0,), "cuDeviceGetName": (b"Fake GPU\0\0",),
             "cuDeviceTotalMem": (1 << 30,), "cuDevicePrimaryCtxRetain": (7,), "cuCtxGetCurrent": (self.current,),
             "cuMemAlloc": (4096,), "cuModuleLoadData": (11,), "cuModuleGetFunction": (12,),
             "cuFuncGetParamInfo": (0, len(bytes_of([], 0))), "cuGetErrorString": (b"as told",),

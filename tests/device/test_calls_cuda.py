@@ -1,4 +1,4 @@
-"""Operators on arrays of an NVIDIA card, called as users call them: bits, streams, graphs, faults, host time."""
+"""Operators on arrays of an NVIDIA GPU, called as users call them: bits, streams, graphs, faults, host time."""
 
 from __future__ import annotations
 
@@ -163,9 +163,9 @@ def test_what_is_refused() -> None:
             ops.rms_norm(x, x[0].to("cuda:1"))
 
 
-def test_the_second_card() -> None:
+def test_the_second_gpu() -> None:
     if torch.cuda.device_count() < 2:
-        pytest.skip("one card alone")
+        pytest.skip("one GPU alone")
     x = noise(30, 700)
     for _ in range(2):
         y = ops.softmax(x.to("cuda:1"))  # while cuda:0 is the current one

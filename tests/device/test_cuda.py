@@ -1,4 +1,4 @@
-"""The CUDA device: what can be tested without a card, and (marked gpu) what a card does."""
+"""The CUDA device: what can be tested without a GPU, and (marked gpu) what a GPU does."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_status_is_an_error_that_says_how_to_go_on(
     assert ("start a new one" in message) is not goes_on
 
 
-def test_why_there_is_no_card(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_there_is_no_gpu(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe() is None
     for status, word in {100: "no CUDA device", 3: "forked", 34: "stub", 999: "999"}.items():
         fake.status["cuInit"] = status
@@ -103,7 +103,7 @@ def test_why_there_is_no_card(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> No
 def test_no_device_of_that_number(fake: Fake) -> None:
     with pytest.raises(DeviceMissingError, match=r"cuda:1: this process sees one CUDA device; accepted: cuda:0$"):
         Device(1)
-    fake.cards = 3
+    fake.gpus = 3
     with pytest.raises(DeviceMissingError, match=r"cuda:3: .* sees 3 CUDA devices; accepted: cuda:0 to cuda:2$"):
         Device(3)
     assert Device(2).index == 2
@@ -137,7 +137,7 @@ def test_a_bound_launch_is_the_same(fake: Fake, loaded: Module) -> None:
 
 @pytest.mark.parametrize("bound", [False, True])
 def test_a_workspace_is_cleared_ahead_of_its_launch(fake: Fake, loaded: Module, bound: bool) -> None:
-    """In the same stream and in the card's own context, also where the driver would do without."""
+    """In the same stream and in the GPU's own context, also where the driver would do without."""
     packed = bytes_of([1, 2], 77, 1.5)[:-8] + (4096).to_bytes(8, "little")
     call, step, program = (ctypes.c_char * len(packed))(), Step("scale", 5, 256, cleared=8), CudaProgram(loaded)
     call[:] = packed
@@ -269,15 +269,15 @@ def test_copies_wait_and_want_contiguous_arrays(fake: Fake) -> None:
         device.download(4096, values)
 
 
-def test_a_card_describes_itself(fake: Fake) -> None:
+def test_a_gpu_describes_itself(fake: Fake) -> None:
     found = Device().describe()
-    assert (found["name"], found["arch"], found["capability"]) == ("Fake card", "sm_90", "9.0")
+    assert (found["name"], found["arch"], found["capability"]) == ("Fake GPU", "sm_90", "9.0")
     assert "CUDA 13.0" in found["driver"]
     assert Device().time_ms(lambda: None) == 0.5
 
 
 @pytest.mark.gpu
-def test_kernels_on_a_card() -> None:
+def test_kernels_on_a_gpu() -> None:
     device = open_device()
     module = device.load(build(Source(TEXT), device.arch))
     x = np.random.default_rng(1).standard_normal(1003, dtype=np.float32)
@@ -300,7 +300,7 @@ def test_kernels_on_a_card() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cluster", [1, 2, 8, 16])
-def test_clusters_on_a_card(cluster: int) -> None:
+def test_clusters_on_a_gpu(cluster: int) -> None:
     device = open_device()
     if device.capability < (9, 0):
         pytest.skip(f"{device.name} is {device.arch}; clusters need sm_90")
@@ -330,7 +330,7 @@ def test_another_thread_launches() -> None:
 
 @pytest.mark.gpu
 def test_an_illegal_address_takes_the_context() -> None:
-    """In a process of its own, which cannot use the card afterwards."""
+    """In a process of its own, which cannot use the GPU afterwards."""
     program = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_cuda import *
@@ -349,7 +349,7 @@ for _ in range(2):
     assert done.returncode == 0
 
 
-def test_rows_are_copied_on_the_card_in_the_order_of_a_stream(fake: Fake) -> None:
+def test_rows_are_copied_on_the_gpu_in_the_order_of_a_stream(fake: Fake) -> None:
     device = Device()
     fake.calls.clear()
     device.copy_rows(4096, 96, 8192, 32, 5, stream=3)

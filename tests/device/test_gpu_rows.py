@@ -51,8 +51,8 @@ def test_a_quotient_by_a_power_of_two_is_the_product_with_its_inverse() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "own"), [(np.float16, 0x7E00), (ml_dtypes.bfloat16, 0x7FC0)])
-def test_the_smaller_of_two_patterns_makes_a_cards_nan_ours_and_leaves_numbers(dtype: type, own: int) -> None:
-    """What min.s16x2 does with each half of a word: 0x7FFF is the only NaN that conversions of a card give."""
+def test_the_smaller_of_two_patterns_makes_a_gpus_nan_canonical_and_leaves_numbers(dtype: type, own: int) -> None:
+    """What min.s16x2 does with each half of a word: 0x7FFF is the only NaN that conversions of a GPU give."""
     patterns = np.arange(1 << 16, dtype=np.uint16)
     numbers = patterns[~np.isnan(patterns.view(dtype).astype(np.float32))]
     smaller = np.minimum(numbers.view(np.int16), np.int16(own)).view(np.uint16)

@@ -1,4 +1,4 @@
-"""Tensors of more than 2**31 and 2**32 elements on a card: sampled rows and elements have the oracle's bits."""
+"""Tensors of more than 2**31 and 2**32 elements on a GPU: sampled rows and elements have the oracle's bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokitai.verification.cases import defaults, settled
 
 GIB = 1 << 30
 PROBLEM = probe()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"no card: {PROBLEM}")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"no GPU: {PROBLEM}")]
 DTYPE = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "i64": "int64", "i32": "int32"}
 ROW_WISE = ("layer_norm", "rms_norm", "softmax", "softmax_backward", "layer_norm_backward")
 SHAPES = ((33000, 65536), (66000, 65536), (2100, 1048576))  # beyond 2**31, beyond 2**32, and long rows beyond 2**31
@@ -27,7 +27,7 @@ SHAPES = ((33000, 65536), (66000, 65536), (2100, 1048576))  # beyond 2**31, beyo
 def torch() -> Any:
     torch = pytest.importorskip("torch")
     if torch.cuda.get_device_properties(0).total_memory < 70 * GIB:
-        pytest.skip("needs a card of 70 GiB")
+        pytest.skip("needs a GPU of 70 GiB")
     torch.cuda.empty_cache()
     return torch
 

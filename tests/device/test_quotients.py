@@ -166,8 +166,8 @@ def test_what_is_not_missed_is_right(without: str) -> None:
 
 
 @pytest.mark.gpu
-def test_no_hard_quotient_is_wrong_on_a_card() -> None:
-    """With the start that the card gives, the one for 2 - 2^-23 included."""
+def test_no_hard_quotient_is_wrong_on_a_gpu() -> None:
+    """With the start that the GPU gives, the one for 2 - 2^-23 included."""
     from tokitai.backends.cuda.device import open_device
 
     device = open_device(0)

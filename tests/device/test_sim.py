@@ -1,4 +1,4 @@
-"""The simulated device: threads as fibers, in any order; what cannot be on a card ends with a message."""
+"""The simulated device: threads as fibers, in any order; what cannot be on a GPU ends with a message."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_a_misaligned_access_is_told(kernels: LoadedSim) -> None:
 
 
 def test_an_index_outside_an_array_is_told(kernels: LoadedSim) -> None:
-    """Of registers, or of memory within a struct: on a card it may be anything, here it is another variable."""
+    """Of registers, or of memory within a struct: on a GPU it may be anything, here it is another variable."""
     x = noise()
     assert launch(kernels, "outside", x, n=6)[128] == x[7]
     for n in (7, 8):

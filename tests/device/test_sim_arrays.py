@@ -1,4 +1,4 @@
-"""Arrays of the simulated device: views, copies, and operators on them by the path that a card's arrays take."""
+"""Arrays of the simulated device: views, copies, and operators on them by the path that a GPU's arrays take."""
 
 from __future__ import annotations
 

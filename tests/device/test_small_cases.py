@@ -1,4 +1,4 @@
-"""The small cases that are run under compute-sanitizer: every operator with kernels for a card, every variant."""
+"""The small cases that are run under compute-sanitizer: every operator with kernels for a GPU, every variant."""
 
 from __future__ import annotations
 

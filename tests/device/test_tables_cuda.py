@@ -1,4 +1,4 @@
-"""Embedding, routing and what chooses among tokens, on torch's tensors of a card."""
+"""Embedding, routing and what chooses among tokens, on torch's tensors of a GPU."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_what_is_wrong_names_the_row() -> None:
         for _ in range(2):
             with pytest.raises(ArgumentError) as here:
                 op(**given)
-            with pytest.raises(ArgumentError) as on_the_card:
+            with pytest.raises(ArgumentError) as on_the_gpu:
                 op(**there(given))
-            assert str(on_the_card.value) == str(here.value)
+            assert str(on_the_gpu.value) == str(here.value)
     assert equal(ops.embedding(table.cuda(), (ids % 50).int().cuda()), ops.embedding(table, ids % 50))
 
 
@@ -128,6 +128,6 @@ def test_threads_that_repeat_one_call_at_once() -> None:
     assert wrong == []
 
 
-def test_indices_of_numpy_are_no_neighbours_of_a_card() -> None:
+def test_indices_of_numpy_are_no_neighbours_of_a_gpu() -> None:
     with pytest.raises(ArgumentError, match=r"^ids: lies on a device of DLPack type 1"):
         ops.embedding(drawn(5, 8).cuda(), np.zeros(3, np.int64))

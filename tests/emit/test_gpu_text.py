@@ -58,7 +58,7 @@ class Built:
 
 @dataclass
 class Compiler:
-    """A target that compiles, and has no card."""
+    """A target that compiles, and has no GPU."""
 
     arch: str
     name: str = "cuda"

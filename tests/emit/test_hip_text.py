@@ -49,7 +49,7 @@ class Nothing:
 
 @dataclass
 class Compiler:
-    """A target that compiles, holds launches against what was compiled, and has no card."""
+    """A target that compiles, holds launches against what was compiled, and has no GPU."""
 
     arch: str
     fma: bool

@@ -1,4 +1,4 @@
-"""Totals over lists of tensors: phases of one launch, on the simulated device and as they are laid out for a card."""
+"""Totals over lists of tensors: phases of one launch, on the simulated device and as they are laid out for a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates of a run on a card, checked again on this machine: inputs drawn and oracle computed from the definition.
+"""Certificates of a run on a GPU, checked again on this machine: inputs drawn and oracle computed from the definition.
 
 The first tests show on certificates of the simulated device that what is checked can fail.
 """
@@ -32,8 +32,8 @@ def names(value: object) -> str:
     return str(getattr(value, "name", value))
 
 
-# ------------------------------------------------------------------ certificates of a card
-needs_folder = pytest.mark.skipif(not FOLDER.is_dir(), reason="no run on a card has been kept yet: evidence/cuda")
+# ------------------------------------------------------------------ certificates of a GPU
+needs_folder = pytest.mark.skipif(not FOLDER.is_dir(), reason="no run on a GPU has been kept yet: evidence/cuda")
 
 
 @needs_folder
@@ -47,7 +47,7 @@ def test_there_is_a_certificate_for_every_operator_and_format() -> None:
 @needs_folder
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "dtype"), WANTED, ids=names)
-def test_a_certificate_of_a_card_holds(op: Operator, dtype: str) -> None:
+def test_a_certificate_of_a_gpu_holds(op: Operator, dtype: str) -> None:
     path = FOLDER / f"{op.name}.{dtype}.cuda.json"
     assert recheck(path, op, SAMPLE) == []
     predicate = json.loads(archive.read_bytes(path))["predicate"]

@@ -203,7 +203,7 @@ def test_the_same_certificates_give_the_same_bytes(mixed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_certificates_of_a_card_make_a_page_of_a_few_megabytes() -> None:
+def test_the_certificates_of_a_gpu_make_a_page_of_a_few_megabytes() -> None:
     folder = Path(__file__).parents[2] / "evidence" / "cuda"
     content = gather(certificates([folder]))
     names = [path.name for path in archive.members(folder)]

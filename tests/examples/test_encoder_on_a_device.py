@@ -1,4 +1,4 @@
-"""The sentence encoder on arrays of a device: the same bits as on the CPU. The simulated device goes the way of a card,
+"""The sentence encoder on arrays of a device: the same bits as on the CPU. The simulated device goes the way of a GPU,
 all but the driver."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_one_layer_has_the_same_bits_on_the_simulated_device(model: Model, token
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_the_model_has_the_same_bits_on_a_card(model: Model, tokenizer: Tokenizer, dtype: str) -> None:
+def test_the_model_has_the_same_bits_on_a_gpu(model: Model, tokenizer: Tokenizer, dtype: str) -> None:
     (want, cosines), (got, theirs) = (encoded(model, tokenizer, dtype, d, TEXTS) for d in ("cpu", "cuda:0"))
     assert got.shape == want.shape == (len(TEXTS), 384)
     assert got.tobytes() == want.tobytes() and theirs.tobytes() == cosines.tobytes()
@@ -98,7 +98,7 @@ def test_the_command_takes_a_device(
     assert on_the_cpu[0] == 0 and printed("--device", "sim", *SHORT) == on_the_cpu
 
 
-def test_a_missing_card_is_said(monkeypatch: pytest.MonkeyPatch, printed: Printed) -> None:
+def test_a_missing_gpu_is_said(monkeypatch: pytest.MonkeyPatch, printed: Printed) -> None:
     monkeypatch.setattr(cuda_driver, "bindings", lambda: Driverless())
     code, out, err = printed("--device", "cuda:77", *SHORT)
     assert (code, out) == (3, "") and err == (

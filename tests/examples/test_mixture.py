@@ -93,7 +93,7 @@ def test_any_number_of_threads_trains_to_the_same_bits(dtype: str, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_what_was_trained_on_a_card_is_trained_here_to_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_trained_on_a_gpu_is_trained_here_to_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
     if (drawn_by := torch.backends.cpu.get_cpu_capability()) not in DRAWN_BY:
         pytest.skip(f"torch draws other weights by {drawn_by} than by {' and '.join(DRAWN_BY)}")
     runs = [json.loads(line) for line in RECORDED.read_text().splitlines()]
@@ -240,13 +240,13 @@ def test_ranks_and_a_record_change_no_bit(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(DTYPES))
-def test_a_card_trains_to_the_same_bits(dtype: str) -> None:
+def test_a_gpu_trains_to_the_same_bits(dtype: str) -> None:
     run = replace(SHORT, dtype=dtype)
     assert train(TEXT, replace(run, device="cuda")) == train(TEXT, run)
 
 
 @pytest.mark.gpu
-def test_a_run_that_was_begun_on_the_cpu_ends_on_a_card_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_that_was_begun_on_the_cpu_ends_on_a_gpu_with_the_same_bits(tmp_path: Path) -> None:
     file = tmp_path / "run.safetensors"
     train(TEXT, replace(SHORT, steps=2), checkpoint=file)
     whole = replace(SHORT, steps=4)

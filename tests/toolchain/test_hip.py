@@ -60,7 +60,7 @@ KERNEL(finish, 64, 1) { call.y[thread_index()] = exchange(call.x[thread_index()]
 
 
 @pytest.mark.parametrize("arch", hip.ARCHITECTURES)
-def test_builds_without_a_card(arch: str) -> None:
+def test_builds_without_a_gpu(arch: str) -> None:
     made = build(SHARED, arch)
     assert made.path.read_bytes()[:20] == hip.ELF
     assert set(made.resources) == {"work", "finish"}

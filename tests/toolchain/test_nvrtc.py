@@ -1,4 +1,4 @@
-"""Builds by NVRTC, which need no card: three architectures, the resource report, the cache, and what is refused."""
+"""Builds by NVRTC, which need no GPU: three architectures, the resource report, the cache, and what is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def one() -> Source:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-def test_builds_without_a_card(arch: str) -> None:
+def test_builds_without_a_gpu(arch: str) -> None:
     made = build(SOURCE, arch)
     assert made.read_cubin().startswith(b"\x7fELF")
     assert f".target {arch}" in made.read_ptx()
@@ -202,13 +202,13 @@ def test_what_is_not_accepted(one: Source) -> None:
         build(Source(one.text, {"../x.h": ""}), "sm_80")
 
 
-def test_architecture_of_a_card() -> None:
-    cards = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 7): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90", (10, 0): "sm_100"}
-    assert {card: arch_of(card) for card in cards} == cards
+def test_architecture_of_a_gpu() -> None:
+    gpus = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 7): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90", (10, 0): "sm_100"}
+    assert {gpu: arch_of(gpu) for gpu in gpus} == gpus
     assert arch_of((10, 3)) == "sm_103" and arch_of((12, 1)) == "sm_120"
-    for card in ((7, 5), (11, 0)):
+    for gpu in ((7, 5), (11, 0)):
         with pytest.raises(UnknownNameError, match="architecture"):
-            arch_of(card)
+            arch_of(gpu)
 
 
 def test_missing_bindings_are_told(one: Source, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,13 +46,13 @@ def test_in_a_worker_process() -> None:
             assert (verdict.verdict, [r.id for r in verdict.results]) == ("verified", [case]), verdict.failure
 
 
-def test_a_missing_card_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(index: int) -> None:
-        raise DeviceMissingError(f"cuda:{index}: there is no card")
+        raise DeviceMissingError(f"cuda:{index}: there is no GPU")
 
     monkeypatch.setattr(cuda, "open_device", missing)
     verdict = verify(ops.attention, dtype="f16", device="cuda", variant=Variant(frozenset()))
-    assert (verdict.verdict, verdict.failure) == ("undecided", "cuda:0: there is no card")
+    assert (verdict.verdict, verdict.failure) == ("undecided", "cuda:0: there is no GPU")
 
 
 @pytest.mark.slow

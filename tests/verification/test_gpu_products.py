@@ -202,7 +202,7 @@ UNITS = {
 
 @pytest.mark.parametrize("units", UNITS)
 def test_units_that_add_in_another_way_are_found(units: str) -> None:
-    """The text of the test on a card, on fibers, whose units are what is written here."""
+    """The text of the test on a GPU, on fibers, whose units are what is written here."""
     made, (body, in_order) = source(), UNITS[units]
     pattern = r"(INLINE void multiply_add\(E& c0, E& c1, E& c2, E& c3, E a0, E a1, E b\)) \{ .* \}"  # of two
     edit = Edit(pattern, rf"\1 {{ {body} }}")

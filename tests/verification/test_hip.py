@@ -136,13 +136,13 @@ def test_a_wrong_kernel_is_refuted_and_can_be_certified_so(tmp_path: Path) -> No
 @needs_clang
 def test_code_that_the_scan_refuses_leaves_the_verdict_undecided() -> None:
     edit = Edit(r"return __fdiv_rn\(a, b\);", "return a * __builtin_amdgcn_rcpf(b);")
-    verdict = verify(get("softmax"), device="hip", arch="gfx1101", dtype="f16", edit=replace_on_card(edit), case=CASE)
+    verdict = verify(get("softmax"), device="hip", arch="gfx1101", dtype="f16", edit=replace_on_gpu(edit), case=CASE)
     assert (verdict.verdict, verdict.exit_code, verdict.not_run) == ("undecided", 3, None)
     assert verdict.evidence == []
     assert "made kernels that are refused" in str(verdict.failure) and "rcp" in str(verdict.failure)
 
 
-def replace_on_card(edit: Edit) -> Any:
+def replace_on_gpu(edit: Edit) -> Any:
     """The edit, and the builtin for the fibers, which have none of that name."""
 
     def apply(text: str) -> str:

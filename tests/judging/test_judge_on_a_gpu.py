@@ -1,4 +1,4 @@
-"""PyTorch's kernels on a GPU are judged as those on the processor; one that loses the card's context costs its own
+"""PyTorch's kernels on a GPU are judged as those on the processor; one that loses the GPU's context costs its own
 case."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functions, their gradients and the optimizer on an NVIDIA card: the CPU's bits."""
+"""Functions, their gradients and the optimizer on an NVIDIA GPU: the CPU's bits."""
 
 from __future__ import annotations
 
