@@ -68,7 +68,7 @@ def written() -> str:
             "stored | summed in | rows x cols x inner | NumPy | NN | NT | TN", products,
         ),
         table(
-            "Products in groups", "Uneven groups beside one product of as many rows: its time over theirs.",
+            "Grouped products", "Uneven groups beside one product of as many rows: its time over theirs.",
             "stored | rows x cols x inner | groups | forward | to the input | to the weight", shared,
         ),
         table(

@@ -48,7 +48,7 @@ def by_other_kernels(op: Any, operands: tuple[Any, ...], *more: Any, **words: An
 
 
 def by_torch(operands: tuple[Any, ...], ends: Any) -> Any:
-    """torch's product in groups."""
+    """torch's grouped product."""
     left, right = operands
     return torch._grouped_mm(left, right, offs=ends)
 
@@ -70,7 +70,7 @@ def products(dtype: str) -> Iterator[Case]:
 
 
 def groups(dtype: str) -> Iterator[Case]:
-    """The same of products in groups of about as many rows."""
+    """The same of grouped products of about as many rows."""
     counts = torch.randint(EXPERTS, (ROWS,)).bincount(minlength=EXPERTS)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).cuda()
     ends = offsets[1:].to(torch.int32)

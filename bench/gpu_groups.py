@@ -1,5 +1,5 @@
 """``python -m bench.gpu_groups``: products of 64 uneven groups on an NVIDIA GPU beside one dense product of the same
-arithmetic and torch's products of groups; `dispatch` and `combine` beside a copy.
+arithmetic and torch's grouped products; `dispatch` and `combine` beside a copy.
 
 CUDA graphs, medians, all in one run; TF32 is off. Torch multiplies bf16 by tensor cores where it has a product of
 groups, whose sums are other ones; cuBLAS in f32, group by group, has sums of the same width. Figures are added to
@@ -58,7 +58,7 @@ class Run:
         self.offsets = torch.tensor(self.ends, device="cuda")
 
     def calls(self) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-        """Of each product in groups a call, and one of the dense product."""
+        """Of each grouped product a call, and one of the dense product."""
         x, dy, w, quick = self.x, self.dy, self.w, dict(check=False)
         y, dx, dw = torch.empty_like(dy), torch.empty_like(x), torch.empty_like(w)
         return {

@@ -83,9 +83,9 @@ def products() -> list[str]:
 
 
 def groups() -> list[str]:
-    """The table of products in groups, and of what brings tokens to them and back."""
+    """The table of grouped products, and of what brings tokens to them and back."""
     records = recorded("gpu_groups.jsonl", "product", "operator", "dtype")
-    lines = headed("## Products in groups", records)
+    lines = headed("## Grouped products", records)
     lines += [
         "From `gpu_groups.jsonl`, which `python -m bench.gpu_groups` fills. Tflop/s of uneven groups, one of them",
         "empty, and of one dense product of the same arithmetic in the same run. Bits: whether groups were compared",

@@ -1,4 +1,4 @@
-"""The model of `examples.mixture` in plain torch: its matrix units, fused attention, norms and products of groups.
+"""The model of `examples.mixture` in plain torch: its matrix units, fused attention, norms and grouped products.
 
 Parameters have the names that those of the example have. One code serves all blocks: `torch.compile` compiles it once.
 """

@@ -38,13 +38,13 @@ def fastest(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
 
 
 def uneven(rows: int, groups: int, rng: np.random.Generator) -> np.ndarray:
-    """Where groups begin that share out rows: their sizes vary from none to four times the mean and more."""
+    """Where groups begin that partition rows: their sizes vary from none to four times the mean and more."""
     share = rng.random(groups) ** 2 * (rng.random(groups) > 0.1)
     return np.concatenate([[0], np.rint(np.cumsum(share) / share.sum() * rows).astype(np.int64)])
 
 
 def in_groups(repeats: int) -> None:
-    """Products of groups and their gradients, each beside one product of as many rows, columns and inner places."""
+    """Grouped products and their gradients, each beside one product of as many rows, columns and inner places."""
     from tokitai.formats import FORMATS
 
     rng = np.random.default_rng(0)

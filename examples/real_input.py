@@ -48,7 +48,7 @@ drawn     inputs drawn from a seed
 lists     lists of tensors in one call, empty ones among them
 real      tensors of the sentence encoder
 gradient  a backward definition was held against the derivative of its forward definition
-ulp       the largest distance from the real result, in units in the last place of that result
+ulp       the largest distance from the exact value, in units in the last place of that result
 of row    the same in units in the last place of the largest result in its row; large only where a whole row cancels"""
 WHY = """\
 Why one may believe this:

@@ -1,4 +1,4 @@
-"""Products in groups and layers of experts on arrays of a GPU: everything but the driver, on the simulated device."""
+"""Grouped products and layers of experts on arrays of a GPU: everything but the driver, on the simulated device."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_empty_groups_and_sides() -> None:
 @pytest.mark.parametrize(
     ("offsets", "words"),
     [
-        ([1, 3, 3, 11, 16], r"offsets\[0\]=1; accepted: 0, as groups share out 0 to 16 in order"),
+        ([1, 3, 3, 11, 16], r"offsets\[0\]=1; accepted: 0, as groups partition 0 to 16 in order"),
         ([0, 3, 3, 11, 15], r"offsets\[4\]=15; accepted: 16"),
         ([0, 3, 2, 11, 16], r"offsets\[2\]=2; accepted: 3 to 16"),
         ([0, -1, 3, 11, 16], r"offsets\[1\]=-1; accepted: 0 to 16"),

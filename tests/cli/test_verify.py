@@ -43,7 +43,7 @@ def test_one_operator_in_one_format_is_one_object(tokitai: Command, small: str) 
     assert found["verdict"] == "verified"
     assert found["cases"] > 80
     assert {"structure", "exhaustive", "seeded"} <= set(found["evidence"])
-    assert found["max_ulp_error"] == 0, "doubling is exact, or overflows as the real result does"
+    assert found["max_ulp_error"] == 0, "doubling is exact, or overflows as the exact value does"
     assert found["failure"] is None
     assert found["certificate"] == str(tokitai.folder / "state" / "tokitai" / "certificates" / "small.f16.cpu.json")
     assert check(found["certificate"]) == []

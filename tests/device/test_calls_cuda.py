@@ -55,7 +55,7 @@ def test_bits_cold_and_warm(dtype: Any, cols: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("accumulator", ["f32", "f64"])
 def test_bits_of_products(dtype: Any, accumulator: str) -> None:
-    """Small and large tiles, chains that are shared out and chains in one block, batches, misaligned operands."""
+    """Small and large tiles, chains that are partitioned and chains in one block, batches, misaligned operands."""
     words: dict[str, Any] = dict(beta=0.0, accumulator=accumulator)
     for m, n, k in ((3, 5, 7), (650, 643, 19), (1300, 2600, 33), (2, 3, 12300), (2000, 2300, 4100)):
         a, b = noise(m, k, dtype=dtype), noise(k, n, dtype=dtype)

@@ -198,7 +198,7 @@ def test_sample_stays_within_the_recorded_error(name: str) -> None:
         want = DOUBLE[name](x.astype(np.float64))
         assert np.array_equal(np.isnan(result), np.isnan(want))
         error = ulps(result, want)
-    # SciPy's tails err by up to 1e-14 relatively: 2e-7 ulp
+    # SciPy's tails have errors of up to 1e-14 relatively: 2e-7 ulp
     assert np.nanmax(error) <= FUNCTIONS[name]["largest_error_ulp"] + 1e-6
 
 

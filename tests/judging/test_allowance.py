@@ -1,4 +1,4 @@
-"""What rounding explains in any order: never less than the definition's own bound, and enough for every order."""
+"""The rounding-error bound in any order: never less than the definition's own bound, and enough for every order."""
 
 from __future__ import annotations
 

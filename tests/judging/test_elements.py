@@ -16,7 +16,7 @@ F16 = FORMATS["f16"]
 TOP = 65504.0
 
 
-# A case: what the kernel gives, the definition's bits, the real result, the allowance; wrong, judged.
+# A case: what the kernel gives, the definition's bits, the exact value, the allowance; wrong, judged.
 @pytest.mark.parametrize(("got", "defined", "exact", "limit", "wrong", "judged"), [
     (1.0, 1.0, 1.0, 0.0, 0, 1),
     (1.001, 1.0, 1.0, 0.0011, 0, 1),

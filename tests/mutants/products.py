@@ -24,7 +24,7 @@ SLIPS = {
     "a row's elements are added in another order": ("accumulators.h", r"fma\(a, b.lane\[i\], c", "fma(c.lane[i], a, b"),
     "nothing is minus zero": ("accumulators.h", r"return constant\(0.0f, S\{\}\);", "return constant(-0.0f, S{});"),
 }
-# Of products in groups: who takes which part of whose result.
+# Of grouped products: who takes which part of whose result.
 OF_GROUPS = {
     "the last task is left out": ("groups.h", r"t < tasks; \+\+t", "t < tasks - 1; ++t"),
     "a group's tasks begin one late": ("groups.h", r"while \(t >= first", "while (t > first"),
@@ -42,7 +42,7 @@ PACKING = {
     "the last row of a panel is left out": ("NN", "NT"),
     "a panel begins with the line behind": ("NN", "TN"),
 }
-# What can be seen where groups share out rows alone, or the inner side.
+# What can be seen where groups partition rows alone, or the K dimension.
 SHARED = {
     "an empty group is passed over": "k",
     "each group begins at the first place": "k",
@@ -63,7 +63,7 @@ IN_GROUPS = (
 
 
 def slips(layout: str, ragged: str) -> list[str]:
-    """Those that matter for a layout, and for groups that share out rows, r, the inner side, k, or are not there."""
+    """Those that matter for a layout, and for groups that partition rows, r, the K dimension, k, or are not there."""
     every = {**SLIPS, **(OF_GROUPS if ragged else {})}
     return [w for w in every if layout in PACKING.get(w, (layout,)) and ragged == SHARED.get(w, ragged)]
 

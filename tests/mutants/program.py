@@ -116,7 +116,7 @@ def _of_other_types(tokens: list[Token]) -> set[str]:
 
 
 def _loops_of_threads(source: str, tokens: list[Token]) -> set[int]:
-    """Where the variable of a loop stands that OpenMP shares out: its form is prescribed."""
+    """Where the variable of a loop stands that OpenMP partitions: its form is prescribed."""
     found = set()
     for m in re.finditer(r"^[ \t]*#pragma omp for[^\n]*\n\s*for\s*\(\s*(?:const )?\w+ (\w+)", source, re.M):
         header = source.index("(", m.end() - len(m[1]) - 12)

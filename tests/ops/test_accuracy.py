@@ -1,4 +1,4 @@
-"""How far the bits lie from the real result: the figures that the package states."""
+"""How far the bits lie from the exact value: the figures that the package states."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ def test_definitions_are_refused_where_they_cannot_be_laid_out() -> None:
         scores = where(column_index() < limit, matmul(q, k, "NT"), 0)
         return outputs(y=weighted_sum(scores, k, limit) + scores)
 
-    with pytest.raises(DefinitionError, match="an inner side beside rows and columns"):
+    with pytest.raises(DefinitionError, match="a K dimension beside rows and columns"):
         mixed.trace("f32")
 
     @operator

@@ -32,7 +32,7 @@ def test_there_are_operators_of_one_input() -> None:
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("op", ONE_INPUT, ids=str)
 def test_every_16_bit_input_is_within_051_ulp(op: Operator, dtype: str) -> None:
-    """Of the real result; that of `scale` and `clip` is with their scalars as f32 has them, that of `dropout` with
+    """Of the exact value; that of `scale` and `clip` is with their scalars as f32 has them, that of `dropout` with
     1/(1 - p) so. The kernel is run, not the oracle."""
     graph = op.trace(dtype)
     case = cases.exhaustive(op, graph)

@@ -1,4 +1,4 @@
-"""Products in groups: each has the bits of its product alone; empty groups; what a call accepts."""
+"""Grouped products: each has the bits of its product alone; empty groups; what a call accepts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_any_shares_and_threads(counts: list[int], cols: int, inner: int, seed: 
 
 @ACCUMULATORS
 def test_long_groups_are_summed_as_one_product(accumulator: Any) -> None:
-    """Beyond a chain of 4096, in the inner side that groups share out and in the one that each has."""
+    """Beyond a chain of 4096, in the K dimension that groups partition and in the one that each has."""
     offsets = np.array([0, 5000, 5000, 14000])
     x, dy = noise(1, 14000, 3, dtype=BF16), noise(2, 14000, 2, dtype=BF16)
     dw = ops.grouped_linear_backward_weight(dy, x, offsets, accumulator=accumulator)
@@ -167,8 +167,8 @@ def test_views_are_read_and_written_where_they_lie(dtype: Any) -> None:
 # ------------------------------------------------------------------ what is refused
 X, W = np.ones((6, 4), np.float16), np.ones((2, 3, 4), np.float16)
 WRONG: list[tuple[Any, str]] = [
-    (lambda: ops.grouped_linear(X, W, np.array([1, 2, 6])), "offsets[0]=1; accepted: 0, as groups share out 0 to 6"),
-    (lambda: ops.grouped_linear(X, W, np.array([0, 2, 5])), "offsets[2]=5; accepted: 6, as groups share out 0 to 6"),
+    (lambda: ops.grouped_linear(X, W, np.array([1, 2, 6])), "offsets[0]=1; accepted: 0, as groups partition 0 to 6"),
+    (lambda: ops.grouped_linear(X, W, np.array([0, 2, 5])), "offsets[2]=5; accepted: 6, as groups partition 0 to 6"),
     (lambda: ops.grouped_linear(X, W, np.array([0, 2, 7])), "offsets[2]=7; accepted: 6"),
     (lambda: ops.grouped_linear(X, W, np.array([0, 7, 6])), "offsets[1]=7; accepted: 0 to 6"),
     (lambda: ops.grouped_linear(X, W, np.array([0, -1, 6])), "offsets[1]=-1; accepted: 0 to 6"),

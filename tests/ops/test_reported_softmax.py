@@ -66,8 +66,8 @@ def test_tiny_results_are_not_zero() -> None:
 # ------------------------------------------------------------------ laws
 @pytest.mark.parametrize("cols", [1, 2, 3, 17, 128, 1000])
 def test_rows_sum_to_one(cols: int) -> None:
-    """Each result errs by an exponential, a sum, a quotient and a product: under 2^-20 of itself with the tree's
-    roundings; so does their sum."""
+    """Each result has an error of an exponential, a sum, a quotient and a product: under 2^-20 of itself with the
+    tree's roundings; so does their sum."""
     x = array(np.random.default_rng(cols).standard_normal((20, cols)) * 4)
     y = run(ops.softmax, x=x)["y"]
     roundings = 4 + 2 + np.log2(cols) + 3

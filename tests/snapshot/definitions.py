@@ -97,7 +97,7 @@ def finished_product(
 def finished_groups(
     x: Operand[storage], weight: Operand[storage], offsets: Groups[i64], s: Rows[f32], *, share: float = 0.5
 ) -> Outputs:
-    """A product in groups, finished with values of rows and a scalar."""
+    """A grouped product, finished with values of rows and a scalar."""
     return outputs(y=grouped_matmul(x, weight, offsets, "NT") * (s + share * 3))
 
 

@@ -80,7 +80,7 @@ def test_larger_tiles_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_long_sums_and_blocks_that_take_tiles_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chains of 4096 along keys, queries and the inner side, whose sums wait; in one room for several tiles."""
+    """Chains of 4096 along keys, queries and the K dimension, whose sums wait; in one room for several tiles."""
     monkeypatch.setattr(gpu_attention, "ROOMS", 1)
     monkeypatch.setattr(run, "layouts", lambda *_: (run.PLAIN,))
     for name, size in (

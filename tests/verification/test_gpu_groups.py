@@ -1,4 +1,4 @@
-"""Kernels of products in groups for GPUs, on the simulated device: the same bits and the same expression however they
+"""Kernels of grouped products for GPUs, on the simulated device: the same bits and the same expression however they
 are laid out and stored; and wrong ones, all of which are refuted."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def kernels(
 
 
 def wrong(kernel: GpuKernel, size: Sizes, seed: int = 2) -> str | None:
-    """What a run over numbers, or over hashes, shows: with chains shared out among one block, two, seven."""
+    """What a run over numbers, or over hashes, shows: with chains partitioned among one block, two, seven."""
     op, graph = kernel.operator, kernel.graph
     if kernel.structure:
         offsets = {t.name: cases.draw(op, t, "normal", size, seed) for t in graph.inputs if t == graph.offsets}

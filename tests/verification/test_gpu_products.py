@@ -47,7 +47,7 @@ def kernels(
 
 
 def wrong(kernel: GpuKernel, size: Sizes) -> str | None:
-    """What a run over numbers, or over hashes, shows: with chains shared out among one block, two, seven."""
+    """What a run over numbers, or over hashes, shows: with chains partitioned among one block, two, seven."""
     graph = kernel.graph
     if kernel.structure:
         params = cases.drawn_scalars(kernel.operator, graph, size)

@@ -1,4 +1,4 @@
-"""The HIP text of every operator on fibers, in wavefronts of 32 and of 64 lanes; what `verify` says where there is no
+"""The HIP source of every operator on fibers, in wavefronts of 32 and of 64 lanes; what `verify` says where there is no
 AMD device, and that it refutes wrong kernels all the same."""
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ WRONG: dict[str, tuple[Operator, Edit]] = {
     ),
     "a sum where a maximum is": (ranged, Edit(r"along_row<Maximum,", "along_row<Add,")),
     "a chunk further": (ranged, Edit(r"\+ v \* STEP", "+ v * CHUNK")),
-    "all products of a batch stored as the first, where chains are shared out": (
+    "all products of a batch stored as the first, where chains are partitioned": (
         get("matmul"), Edit(r"all_out_y \+ item \*", "all_out_y + 0 *"),
     ),
     "the same row as next": (get("softmax"), Edit(r"min\(r \+ grid_size\(\) \* ROWS, rows - 1\)", "r")),

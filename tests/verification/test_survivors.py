@@ -77,7 +77,7 @@ def test_what_is_wrong_in_some_layouts_is_refuted(what: str) -> None:
 
 @pytest.mark.slow
 def test_room_for_too_few_threads_of_a_batch_is_refuted() -> None:
-    """Wrong only where products are just as many as are shared out whole among the threads."""
+    """Wrong only where products are just as many as are partitioned whole among the threads."""
     edit = Edit(r"(const Buffers buffers\(1, rows, cols, k_size, )batch,", r"\1batch - 1,")
     assert "--case '" in shown(edit, ops.matmul, "f16")
 

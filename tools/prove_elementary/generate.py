@@ -1,4 +1,4 @@
-"""C++ text of a function of the language: one line a node, so that what is tried over all inputs is the definition.
+"""C++ source of a function of the language: one line a node, so that what is tried over all inputs is the definition.
 
 Scalar code over local variables; the compiler vectorises the loop around it. Written apart from the emitters in
 src/tokitai/emit, so that a slip there cannot hide here.

@@ -107,7 +107,7 @@ def show(
     without: Without = None,
     option: Options = None,
 ) -> int:
-    """Show an operator's definition, its graph, its plan and the source text of its kernel."""
+    """Show an operator's definition, its graph, its plan and the source of its kernel."""
     from .describe import part_text
 
     op = parse.operator_named(operator)

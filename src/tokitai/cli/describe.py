@@ -54,7 +54,7 @@ def placed(o: Operator) -> tuple[TensorSpec, ...]:
 
 
 def sides(o: Operator, space: Space) -> str:
-    """The shape of a tensor in words. In a product in groups each has its own, but for what has the shared side."""
+    """The shape of a tensor in words. In a grouped product each has its own, but for what has the shared side."""
     ragged = o.trace(o.contract.formats[0]).ragged
     of_each = ragged != "" and space in MATRICES and ragged not in space
     return "groups x " * of_each + SPACES[space]
@@ -108,7 +108,7 @@ def part_text(
 
 
 def _gpu_text(plan: Plan, part: str, shape: tuple[int, int], warp: int, staged: bool) -> str:
-    """The plan with its schedule and launches, or the source, for one shape; of a product in groups for three."""
+    """The plan with its schedule and launches, or the source, for one shape; of a grouped product for three."""
     made: GpuSource = plan.family.gpu.source(plan, in_groups(plan.graph, shape), warp, staged)
     if part == "source":
         return made.text.text.rstrip()

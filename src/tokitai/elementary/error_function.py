@@ -19,7 +19,7 @@ STEEPEST = everywhere(1.1284)  # 2/sqrt(pi), at 0
 def erf(x: Value) -> Value:
     """The error function, as 1 - exp(-a (2/sqrt(pi) + q(a))) with a = |x|.
 
-    q errs by 2^-27.9 of erf on [0, 4] (derive_erf.py); erf(4) rounds to 1. Nothing cancels for small x.
+    q has an error of 2^-27.9 of erf on [0, 4] (derive_erf.py); erf(4) rounds to 1. Nothing cancels for small x.
 
     Largest error: 2.00 ulp.
     """
@@ -35,7 +35,7 @@ def erf(x: Value) -> Value:
 def erfc(x: Value) -> Value:
     """1 - erf(x), as exp(-a**2) N(a)/D(a) with a = |x|, and 2 less that below zero.
 
-    N/D errs by 2^-26.6 relatively on [0, 10.1] (derive_normal.py); erfc(10.1) rounds to 0.
+    N/D has an error of 2^-26.6 relatively on [0, 10.1] (derive_normal.py); erfc(10.1) rounds to 0.
 
     Largest error: 5.90 ulp.
     """

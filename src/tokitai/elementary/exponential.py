@@ -22,7 +22,7 @@ def split_exp(x: Value, low: Value | float = 0.0) -> tuple[Value, Value]:
     """(n, t) with e**(x + low) = 2**n (1 + t), for |x| < 120 and |low| of a few ulp of x.
 
     fma(-n, LN2_HIGH, x) is exact: both terms are multiples of 2^-25 (of 2^-24 where |x| >= 1/2), and less than 1/2 is
-    left. The polynomial errs by 2^-28.2 of e**r (tools/prove_elementary/derive_exp.py).
+    left. The polynomial has an error of 2^-28.2 of e**r (tools/prove_elementary/derive_exp.py).
     """
     n = round_even(fma(x, LOG2_E, -0.085))
     r = fma(-n, LN2_LOW, fma(-n, LN2_HIGH, x))
@@ -66,7 +66,7 @@ def exp_down(x: Value) -> Value:
 
 @elementary(np.exp2, derivative=lambda x, y: y * np.log(REAL(2)), lipschitz=lambda x, e: 0.6932 * np.exp2(x + e))
 def exp2(x: Value) -> Value:
-    """2**x. The remainder x - n is exact; the polynomial errs by 2^-27.3 of 2**r (derive_exp2.py).
+    """2**x. The remainder x - n is exact; the polynomial has an error of 2^-27.3 of 2**r (derive_exp2.py).
 
     Largest error: 1.10 ulp.
     """

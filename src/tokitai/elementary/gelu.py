@@ -19,7 +19,7 @@ from .logistic import exact_sigmoid
 def _tail(a: Value) -> tuple[Value, Value, Value]:
     """(n, t, ratio) with Phi(-a) = 2**n (1 + t) ratio for a in [0, 14.6].
 
-    The ratio errs by 2^-26.5 relatively on [0, 14.42] (derive_normal.py).
+    The ratio has an error of 2^-26.5 relatively on [0, 14.42] (derive_normal.py).
     """
     n, t = _gauss(a)
     top = horner(a, 0.00629378, 0.062156968, 0.2803931, 0.6708887, 0.765625)
@@ -79,7 +79,7 @@ def gelu_slope(x: Value) -> Value:
     """The derivative of gelu: d = Phi(-a) - a phi(a) at -a, with a = |x|, and 1 - d at +a.
 
     d = exp(-a**2/2) (root - a) N(a)/D(a): with the zero at 0.7518 as a factor, d is accurate relatively everywhere.
-    N/D errs by 2^-26.2 on [0, 14.42] (derive_normal.py).
+    N/D has an error of 2^-26.2 on [0, 14.42] (derive_normal.py).
 
     Largest error: 6.47 ulp.
     """
@@ -100,8 +100,8 @@ C3, C3_LOW = 0.071354814, 2.3988325e-09  # C1 * 0.044715
 def _exponent(a: Value) -> tuple[Value, Value, Value]:
     """(n, t, a**2) with e**-v = 2**n (1 + t) for v = C1 a + C3 a**3 and a in [0, 11]; v is carried as a pair.
 
-    w = C1 + C3 a**2 in f32 errs by what the next line recovers: w - C1 is exact, as both are multiples of an ulp of w
-    (for w below 16).
+    w = C1 + C3 a**2 in f32 has an error that the next line recovers: w - C1 is exact, as both are multiples of an ulp of
+    w (for w below 16).
     """
     square = a * a
     w = fma(C3, square, C1)
@@ -147,8 +147,8 @@ def gelu_tanh_slope(x: Value) -> Value:
     """The derivative of gelu_tanh: d = e (1 + e - a v') / (1 + e)**2 at -a, with a = |x|, e = e**-v and v = 2u(a);
     1 - d at +a.
 
-    Within 1/2 of its zero the second factor is (zero - a) times a polynomial, which errs by 2^-24.3 (derive_slope.py),
-    so that d is accurate relatively.
+    Within 1/2 of its zero the second factor is (zero - a) times a polynomial, with an error of 2^-24.3
+    (derive_slope.py), so that d is accurate relatively.
 
     Largest error: 7.05 ulp.
     """

@@ -14,7 +14,7 @@ from .exponential import split_exp
 def tanh(x: Value) -> Value:
     """The hyperbolic tangent: x + x**3 p(x**2) for |x| < 0.55, else 1 - 2 / (e**2|x| + 1).
 
-    p errs by 2^-29.7 of tanh (derive_tanh.py). Two pieces as in CUDA's tanhf.
+    p has an error of 2^-29.7 of tanh (derive_tanh.py). Two pieces as in CUDA's tanhf.
 
     Largest error: 1.35 ulp.
     """

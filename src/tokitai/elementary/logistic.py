@@ -56,8 +56,8 @@ def silu(x: Value) -> Value:
 def silu_slope(x: Value) -> Value:
     """The derivative of silu: d = e (1 + e - a) / (1 + e)**2 at -a, with a = |x| and e = e**-a, and 1 - d at +a.
 
-    Within 1/2 of its zero the second factor is (zero - a) times a polynomial, which errs by 2^-25.3 (derive_slope.py),
-    so that d is accurate relatively.
+    Within 1/2 of its zero the second factor is (zero - a) times a polynomial, with an error of 2^-25.3
+    (derive_slope.py), so that d is accurate relatively.
 
     Largest error: 6.02 ulp.
     """

@@ -30,7 +30,7 @@ def _reduced(x: Value) -> tuple[Value, Value]:
 def _turned(n: Value, r: Value) -> Value:
     """sin(n pi/2 + r): sin r, cos r, -sin r or -cos r as n = 0, 1, 2 or 3 modulo 4.
 
-    The polynomials err by 2^-27.8 and 2^-32.8 relatively (derive_sin.py).
+    The polynomials have errors of 2^-27.8 and 2^-32.8 relatively (derive_sin.py).
     """
     z = r * r
     sine = fma(r * z, horner(z, -0.00019507883, 0.008332106, -0.16666654), r)

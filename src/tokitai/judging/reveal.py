@@ -53,8 +53,8 @@ def reveal(total: Callable[[Array], Any], count: int) -> Order:
 
 
 def reveal_product(product: Callable[[Array, Array], Any], inner: int, rows: Sequence[int] = (1, 8, 64)) -> str:
-    """How a matrix product adds along its inner side, in words, for left operands of so many rows: the same for all, or
-    that it varies."""
+    """How a matrix product adds along its K dimension, in words, for left operands of so many rows: the same for all,
+    or that it varies."""
     found: dict[str, list[int]] = {}
     for count in rows:
 

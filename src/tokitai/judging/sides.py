@@ -65,7 +65,7 @@ def taken(values: Array, space: Space, slots: int, side: str, places: Array | No
 def part(
     graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], rows: Array | None, cols: Array | None
 ) -> tuple[dict[str, Array], tuple[int, int]]:
-    """Tensors and sizes of some rows and columns of a call. Rows that groups share out must rise."""
+    """Tensors and sizes of some rows and columns of a call. Rows that groups partition must rise."""
     made = {}
     for t in graph.inputs:
         values = tensors[t.name]

@@ -16,7 +16,7 @@ from typing import Literal
 from .real import RealFunction
 
 # rows x cols, one a row, one a column, one in all, entries x cols (a table); operands of products: rows x inner,
-# inner x cols, their transposes; where groups begin and end, and among what: rows or the inner side
+# inner x cols, their transposes; where groups begin and end, and among what: rows or the K dimension
 Space = Literal["rc", "r", "c", "s", "t", "rk", "kr", "kc", "ck", "g", "gr", "gk"]
 Type = Literal["f32", "f64", "i32", "i64", "u32", "bool", "host"]
 
@@ -103,7 +103,7 @@ PRIMITIVES: dict[str, Primitive] = {
         Primitive("take_column", 2, "index"),
         Primitive("gather", 2, "index"),
         Primitive("scatter_sum", 3, "reduce"),
-        # data = (how operands are stored, format of the accumulator); in groups also (the side shared out, offsets)
+        # data = (how operands are stored, format of the accumulator); in groups also (the side partitioned, offsets)
         Primitive("matmul", 2, "product"),
         Primitive(
             "weighted_sum", -1, "product"
@@ -225,7 +225,7 @@ class Graph:
 
     @cached_property
     def ragged(self) -> str:
-        """The side that the groups of a product share out: r or k; empty where there are none."""
+        """The side that the groups of a product partition: r or k; empty where there are none."""
         return "" if self.offsets is None else self.offsets.space[1]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Products of groups: a batch of matrix products each of which has its share of one side."""
+"""Grouped products: a batch of matrix products each of which has its share of one side."""
 
 from __future__ import annotations
 

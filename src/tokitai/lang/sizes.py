@@ -1,4 +1,4 @@
-"""How long the sides of a call's tensors are: rows and columns, and of a product also its inner side."""
+"""How long the sides of a call's tensors are: rows and columns, and of a product also its K dimension."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sizes(tuple[int, int]):
 
     @classmethod
     def of(cls, shape: Shape) -> Sizes:
-        """The same; a plain pair has an inner side as long as its rows, and is one product."""
+        """The same; a plain pair has a K dimension as long as its rows, and is one product."""
         return shape if isinstance(shape, Sizes) else cls(*shape, shape[1])
 
     @property
@@ -71,7 +71,7 @@ class Sizes(tuple[int, int]):
 
 def shape_text(shape: Shape) -> str:
     """``ROWSxCOLS``, of a product ``ROWSxCOLSxINNER``, of a batch ``ROWSxCOLSxINNERxBATCH``, with r or k behind it in
-    groups that share out rows or the inner side."""
+    groups that partition rows or the K dimension."""
     if not isinstance(shape, Sizes):
         return "x".join(map(str, shape))
     more = [shape.inner, *([shape.batch] if shape.several else [])]

@@ -117,7 +117,7 @@ def join(*spaces: Space) -> Space:
         return "t"
     if "k" in has:
         if {"r", "c"} <= has:
-            refuse("a value with an inner side beside rows and columns", "values of rows or of columns beside it")
+            refuse("a value with a K dimension beside rows and columns", "values of rows or of columns beside it")
         return "rk" if "r" in has else "ck"
     return "rc" if has == {"r", "c"} else "r" if has == {"r"} else "c" if has == {"c"} else "s"
 

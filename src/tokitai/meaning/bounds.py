@@ -1,4 +1,4 @@
-"""How far the bits can be from the real result: running error analysis over the graph.
+"""How far the bits can be from the exact value: running error analysis over the graph.
 
 Every value is carried with a bound on its distance from the exact result of the same mathematics on the same inputs
 (Wilkinson; Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3). An operation adds the rounding of
@@ -147,7 +147,7 @@ class Bounds:
 
     def _product(self, node: Node, plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
         """Operands are exact. A term of the sum goes through all roundings of its chain at most, its own among them,
-        and one a level of the tree; each errs by TINY at least. An f64 sum is rounded to f32 in the end."""
+        and one a level of the tree; each has an error of TINY at least. An f64 sum is rounded to f32 in the end."""
         value = self.bits.apply(node, plain, shape)
         if node.data[1] == "fused16":
             sides = operands(node, *(np.abs(np.asarray(x, np.float64)) for x in plain))
@@ -271,7 +271,7 @@ def evaluate(
     graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float],
     domain_of: Callable[[Mapping[str, float]], Bounds] = Bounds, off: Mapping[str, Array] | None = None,
 ) -> dict[str, tuple[Array, Array]]:  # fmt: skip
-    """For every result its stored bits, and per element a bound on their distance from the real result.
+    """For every result its stored bits, and per element a bound on their distance from the exact value.
 
     ``domain_of`` makes the domain, where it is another one. ``off`` says how far inputs are from what they stand for.
     Totals are those of this one tensor. Raises TokitaiError for a graph with a function whose error is not proved.

@@ -219,7 +219,7 @@ def check_backward(
     """For every result ``d<name>`` of a backward operator: its distance from the derivative of the forward operator in
     ``<name>``, and the distance that rounding explains, both relative to the largest element.
 
-    What rounding explains is measured: the same backward graph evaluated in f64, against its evaluation in the higher
+    The rounding-error bound is measured: the same backward graph evaluated in f64, against its evaluation in the higher
     precision in which the derivative is taken. Where that precision is f64 itself the figure is a bound from above of
     both evaluations' error: n roundings of 2^-53, with n the number of operations times the longest sum.
     Roundings to a storage format on the way are left out of both.

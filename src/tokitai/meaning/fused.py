@@ -23,8 +23,8 @@ def exact_product(a: Array, b: Array) -> Array:
 def fused(p: Array, c: Array) -> Array:
     """p + c in f32, rounded once, for a product in f64 and a number in f32.
 
-    The sum in f64 errs by `err` (Knuth's TwoSum). Rounding it to odd before the final rounding makes that one correct,
-    as 53 >= 24 + 2 (Boldo and Melquiond, 2008).
+    The sum in f64 has the error `err` (Knuth's TwoSum). Rounding it to odd before the final rounding makes that one
+    correct, as 53 >= 24 + 2 (Boldo and Melquiond, 2008).
     """
     s = p + c
     t = s - p

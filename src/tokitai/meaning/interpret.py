@@ -81,7 +81,7 @@ def evaluate_graph(
 
 def items_of(graph: Graph, tensors: Mapping[str, Array], shape: Sizes) -> list[tuple[dict[str, Array], Sizes]]:
     """The tensors and sizes of each product of a batch. A tensor that has no dimension for the batch is that of all of
-    them; in groups, one that has the side that they share out is taken apart along it."""
+    them; in groups, one that has the side that they partition is taken apart along it."""
     if graph.offsets is None:
         whole = {t.name for t in graph.inputs if tensors[t.name].ndim == (2 if t.space == "r" else 3)}
         return [({n: a[i] if n in whole else a for n, a in tensors.items()}, shape.one) for i in range(shape.batch)]

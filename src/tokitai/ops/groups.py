@@ -1,4 +1,4 @@
-"""Products of groups: of each group's rows with its own weights, alone or with a gate, and their gradients.
+"""Grouped products: of each group's rows with its own weights, alone or with a gate, and their gradients.
 
 The rows of group g are offsets[g] to offsets[g + 1]; a group may be empty. Weights are groups x outputs x inputs.
 Each group has the bits of `linear`, `linear_swiglu` and their gradients on its rows alone.
@@ -134,7 +134,7 @@ SHARES: dict[str, list[int]] = {
 
 
 def _shares(left: str, right: str, along: bool) -> Iterator[HardInput]:
-    """Ways to share out rows, of which ones and whole numbers tell how often each is met and whose weights it meets."""
+    """Ways to partition rows, of which ones and whole numbers tell how often each is met and whose weights it meets."""
     for name, ends in SHARES.items():
         rows, groups = ends[-1], len(ends) - 1
         steps = np.arange(rows * 5.0).reshape(rows, 5) % 7 - 2
@@ -144,7 +144,7 @@ def _shares(left: str, right: str, along: bool) -> Iterator[HardInput]:
 
 
 def _hard(left: str, right: str, along: bool) -> Iterator[HardInput]:
-    """Left operands are rows x inner, right ones groups x inner x cols, or where groups share the inner side inner x
+    """Left operands are rows x inner, right ones groups x inner x cols, or where groups share the K dimension inner x
     cols."""
     yield from _shares(left, right, along)
     ends = [0, 3, 3, 8]
@@ -165,7 +165,7 @@ def _hard(left: str, right: str, along: bool) -> Iterator[HardInput]:
 
 @grouped_linear.set_hard_inputs
 def hard_inputs() -> Iterator[HardInput]:
-    """Ways to share out rows; sums that are hard in one group."""
+    """Ways to partition rows; sums that are hard in one group."""
     yield from _hard("x", "weight", along=False)
 
 
@@ -185,7 +185,7 @@ def hard_input() -> Iterator[HardInput]:
 
 @grouped_linear_backward_weight.set_hard_inputs
 def hard_weight() -> Iterator[HardInput]:
-    """Ways to share out what is summed over."""
+    """Ways to partition what is summed over."""
     yield from _hard("dy", "x", along=True)
 
 

@@ -1,4 +1,4 @@
-"""Checks of values that lie on a GPU: indices within their range, groups that share out a side, no NaN where that is an
+"""Checks of values that lie on a GPU: indices within their range, groups that partition a side, no NaN where that is an
 error.
 
 Indices are read back and judged by the code that judges them on the host. For NaN a kernel gives the largest element of

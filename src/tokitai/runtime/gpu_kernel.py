@@ -128,7 +128,7 @@ class GpuKernel(KernelBase):
     ) -> None:  # fmt: skip
         """Run on addresses and sizes as the CPU's kernels read them (see ``emit.cpp``). ``place`` is the address of a
         workspace on the target; ``threads`` the order of a simulated device's threads, and of a product among how many
-        blocks its chains are shared out: 0 leaves it to the plan."""
+        blocks its chains are partitioned: 0 leaves it to the plan."""
         if self.plan.flat:
             whole = list(sizes[len(sizes) - self.whole_count :]) if self.whole_count else []
             self.launch_table(self.table(addresses, sizes, shapes), whole, table, threads, workspace, place, stream)

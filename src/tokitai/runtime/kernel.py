@@ -33,7 +33,7 @@ def is_product(operator: Operator) -> bool:
 
 
 def is_grouped(operator: Operator) -> bool:
-    """Whether an operator is a product in groups."""
+    """Whether an operator is a grouped product."""
     return any(t.space in GROUPS for t in operator.tensors)
 
 
@@ -136,7 +136,7 @@ class KernelBase:
         self, addresses: Sequence[int], sizes: Sequence[int], shapes: Sequence[tuple[int, int]], table: Array,
         threads: int, workspace: Array | None = None,
     ) -> None:  # fmt: skip
-        """Run on addresses and sizes as the kernel's text reads them. ``workspace`` is room for `workspace_bytes`,
+        """Run on addresses and sizes as the kernel's source reads them. ``workspace`` is room for `workspace_bytes`,
         whatever it holds; a new one where none is given."""
         raise NotImplementedError
 
@@ -197,7 +197,7 @@ class Kernel(KernelBase):
     """A compiled kernel of an operator, whether or not it can run here.
 
     One for the CPU is launched as it is. One that is compiled for a GPU is of one architecture and one shape, and is
-    run by calling the operator: ``schedule`` and ``launches`` say in words how the shape is shared out. ``artifact``
+    run by calling the operator: ``schedule`` and ``launches`` say in words how the shape is partitioned. ``artifact``
     holds the binary and what the compiler tells of it; for a GPU registers, spills and shared memory of each launch. In
     a *structure* build float tensors hold 64-bit hashes in place of numbers.
     """
@@ -256,7 +256,7 @@ class Kernel(KernelBase):
         threads: int,
         workspace: Array | None = None,
     ) -> None:
-        """Run on addresses and sizes as the kernel's text reads them. ``workspace`` is room for `workspace_bytes`,
+        """Run on addresses and sizes as the kernel's source reads them. ``workspace`` is room for `workspace_bytes`,
         whatever it holds; a new one where none is given."""
         if workspace is None:
             workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads, self.entries_in(sizes)), np.uint8)

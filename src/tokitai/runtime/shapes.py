@@ -22,7 +22,7 @@ def usual_shape(operator: Operator) -> tuple[int, int]:
 
 
 def in_groups(graph: Graph, shape: tuple[int, int]) -> tuple[int, int]:
-    """The sizes of a graph's call: three groups, where a product in groups is asked for without saying how many."""
+    """The sizes of a graph's call: three groups, where a grouped product is asked for without saying how many."""
     if not graph.ragged or isinstance(shape, Sizes):
         return shape
     return Sizes(*shape, shape[1], 3, graph.ragged)

@@ -1,1 +1,1 @@
-"""From source text to a binary: which compiler, which flags, and a cache that never hands out anything else."""
+"""From source to a binary: which compiler, which flags, and a cache that never hands out anything else."""

@@ -1,4 +1,4 @@
-"""Compile one kernel's C++ text into a shared library, with flags that leave its bits alone.
+"""Compile one kernel's C++ source into a shared library, with flags that leave its bits alone.
 
 `flags_of` gives all of them. The instruction set is named (`-march=x86-64-v3`), never `native`: so the flags say
 everything, a cache may be shared between machines, and no processor model has to go into the key. Tuning stays generic
@@ -90,7 +90,7 @@ ISAS: dict[str, dict[Isa, IsaRow]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel's text; ``headers`` maps the names that it includes by ``#include "name"`` to their texts."""
+    """A kernel's source; ``headers`` maps the names that it includes by ``#include "name"`` to their contents."""
 
     text: str
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""How far the bits are from the real result, and whether rounding explains it."""
+"""How far the bits are from the exact value, and whether that is within the rounding-error bound."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def is_measured(case: Case, case_set: CaseSet) -> bool:
 
 
 def measure_error(graph: Graph, case: Case, want: Mapping[str, Array], operator: Operator, result: CaseResult) -> None:
-    """Fill in the largest distance from the real result, in ulp of the result itself and in ulp of the largest result
+    """Fill in the largest distance from the exact value, in ulp of the result itself and in ulp of the largest result
     in its row (for results with one element a row or column: in the tensor). The first is dominated by elements that
     cancel almost to zero; the second is what a user of the tensor notices.
 
-    The real result is the textbook's, in extended precision; without a textbook, the definition's own. Where a textbook
+    The exact value is the textbook's, in extended precision; without a textbook, the definition's own. Where a textbook
     is further away than the rounding errors of the definition can add up to, the definition is not what it says it is:
     the case has failed.
 
@@ -84,7 +84,7 @@ def exactly(operator: Operator, graph: Graph, case: Case) -> Case:
 
 
 def exact_results(graph: Graph, case: Case, textbook: Callable[..., Any] | None) -> Mapping[str, Any]:
-    """The real results by name, in extended precision: the textbook's, or the definition's own where there is none."""
+    """The exact values by name, in extended precision: the textbook's, or the definition's own where there is none."""
     if textbook is None:
         return real.evaluate(graph, case.tensors, case.shape, case.params)
     with np.errstate(all="ignore"):

@@ -32,7 +32,7 @@ from .sentences import graphs_of
 
 Digests = Mapping[str, str]
 MOST_ELEMENTS = 1 << 20  # of a case that is computed again
-MOST_STEPS = 1 << 16  # of what the oracle takes one after another: the inner side, the products of a batch
+MOST_STEPS = 1 << 16  # of what the oracle takes one after another: the K dimension, the products of a batch
 WHOLE = ("rows", "cols", "inner", "batch", "seed")  # of a case
 NOT_DRAWN = ("yours", "derivative")  # kinds of cases whose inputs no seed draws, or that have none
 

@@ -227,7 +227,7 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
 
 
 def drawn_groups(rng: np.random.Generator, space: Space, shape: tuple[int, int]) -> Array:
-    """Groups that share out a side unevenly: they end at few places, so that some of them are empty."""
+    """Groups that partition a side unevenly: they end at few places, so that some of them are empty."""
     sizes = Sizes.of(shape)
     count, groups = sizes[0] if space == "gr" else sizes.inner, sizes.batch
     places = rng.integers(0, count + 1, 1 + groups // 2)

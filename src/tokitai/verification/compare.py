@@ -1,4 +1,4 @@
-"""Compare results: bits first, then the distance from the real result in units in the last place."""
+"""Compare results: bits first, then the distance from the exact value in units in the last place."""
 
 from __future__ import annotations
 

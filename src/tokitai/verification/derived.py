@@ -257,7 +257,7 @@ def _as_said(claims: Sequence[str], here: Sequence[tuple[str, float, float]]) ->
 def derivatives(
     operator: Operator, forward: Operator, dtype: str, graphs: Sequence[Graph]
 ) -> Iterator[tuple[str, float, float]]:
-    """How far each result of a backward pass is from the derivative of the forward one, and what rounding explains.
+    """How far each result of a backward pass is from the derivative of the forward one, and the rounding-error bound.
     Every option has each of its values in turn; accumulators of 16-bit operands are those that ``graphs`` have."""
     both = [o for o in operator.options if any(o.name == other.name for other in forward.options)]
     others = [(o.name, v) for o in both for v in o.accepted if v != o.default]

@@ -77,7 +77,7 @@ def fault_text(error: Exception) -> str:
 
 
 Measure = Callable[[Graph, Case, Mapping[str, Array], "CaseResult"], None]
-"""Fills in how far the bits of a case are from the real result."""
+"""Fills in how far the bits of a case are from the exact value."""
 
 
 @dataclass
@@ -211,7 +211,7 @@ def layouts(case: str, work: int, seed: int) -> tuple[Layout, ...]:
 
 def run_numbers(kernel: KernelBase, case: Case, measure: Measure | None, threads: int) -> CaseResult:
     """Compare a kernel with the oracle on one case, under several layouts, then measure the oracle's distance from the
-    real result (the bits are equal, so it is the kernel's as well)."""
+    exact value (the bits are equal, so it is the kernel's as well)."""
     graph = kernel.graph
     want = _oracle(graph, case)
     chosen = layouts(case.id, work_of(case.shape), case.seed)

@@ -36,7 +36,7 @@ class Ran:
 @dataclass(frozen=True)
 class Facts:
     """What the sentences are made of. ``graphs`` are those of the variants that were run, in order; ``derivative`` is a
-    result, its error and what rounding explains; ``only`` the id of the one case that was asked for; ``archs``,
+    result, its error and the rounding-error bound; ``only`` the id of the one case that was asked for; ``archs``,
     ``warp`` and ``not_run`` are what `backends.backend.Shown` has."""
 
     operator: Operator

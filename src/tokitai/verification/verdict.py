@@ -64,7 +64,7 @@ class Verdict:
 
     @property
     def max_ulp_error(self) -> float | None:
-        """The largest distance from the real result, in units in the last place of the result."""
+        """The largest distance from the exact value, in units in the last place of the result."""
         return max((r.max_ulp for r in self.results if r.max_ulp is not None), default=None)
 
     @property

@@ -28,7 +28,7 @@ SIM = -1  # the simulated device's number, where GPUs count from 0
 POISON = 0xFF  # every byte of new memory: NaN in every format
 
 # What the compiler calls for an access outside an array whose size it knows: registers on a GPU, memory of other
-# variables here. The thread stops, and with it its block. It stands behind a kernel's text, which it does not change.
+# variables here. The thread stops, and with it its block. It stands behind a kernel's source, which it does not change.
 OUTSIDE = r"""
 namespace tokitai {
 namespace sim {

@@ -33,7 +33,7 @@ class FlatSchedule:
     joined: bool  # totals and elements in one launch
 
     def with_fewer_blocks(self) -> FlatSchedule | None:
-        """What to try where threads lack registers."""
+        """What to try where registers spill."""
         return replace(self, per_sm=self.per_sm * 7 // 8) if self.per_sm > 1 else None
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a product in groups: how many groups there are, where each begins, and the sides of one."""
+"""The arguments of a grouped product: how many groups there are, where each begins, and the sides of one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def groups_of(graph: Graph, arrays: Mapping[str, Array]) -> tuple[int, dict[str,
     Raises ArgumentError where a matrix of each group is not one of so many.
     """
     shapes = {t.name: arrays[t.name].shape for t in graph.inputs if t.space not in GROUPS}
-    assert graph.offsets is not None, "of products in groups alone"
+    assert graph.offsets is not None, "of grouped products alone"
     offsets = arrays[graph.offsets.name]
     if offsets.ndim != 1 or offsets.size < 2:
         accepted = "(groups + 1,), of at least one group"
@@ -38,8 +38,8 @@ def groups_of(graph: Graph, arrays: Mapping[str, Array]) -> tuple[int, dict[str,
 
 
 def bind_grouped(operator: Operator, graph: Graph, arrays: Mapping[str, Array], *, read: bool) -> Bound:
-    """The sizes that the arrays have in common. Matrices without the side that groups share out have one dimension
-    ahead, that of groups. Raises ArgumentError where they do not agree, and where groups do not share out their side;
+    """The sizes that the arrays have in common. Matrices without the side that groups partition have one dimension
+    ahead, that of groups. Raises ArgumentError where they do not agree, and where groups do not partition their side;
     with ``read=False``, for arrays that lie elsewhere, groups are for others to look at."""
     groups, shapes = groups_of(graph, arrays)
     found = sides_of(operator, graph, arrays, shapes)
@@ -51,7 +51,7 @@ def bind_grouped(operator: Operator, graph: Graph, arrays: Mapping[str, Array], 
 
 
 def shared_by(sizes: Sizes) -> int:
-    """How long the side is that groups share out."""
+    """How long the side is that groups partition."""
     return sizes[0] if sizes.ragged == "r" else sizes.inner
 
 
@@ -64,7 +64,7 @@ def check_offsets(name: str, offsets: Array, size: int) -> None:
     if bad.any():
         at = int(bad.argmax())
         accepted = f"{low[at]} to {high[at]}" if low[at] < high[at] else low[at]
-        why = f"as groups share out 0 to {size} in order"
+        why = f"as groups partition 0 to {size} in order"
         raise ArgumentError(f"{name}[{at}]={offsets[at]}; accepted: {accepted}, {why}")
 
 

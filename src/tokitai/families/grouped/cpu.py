@@ -1,7 +1,7 @@
-"""C++ for the CPU: the text of a product in groups, from its plan.
+"""C++ for the CPU: the source of a grouped product, from its plan.
 
 The ABI is that of `matmul.cpu`, with the number of groups in place of the batch's. The stride from one group to the
-next is 0 for a matrix that has the side which groups share out.
+next is 0 for a matrix that has the dimension that groups partition.
 """
 
 from __future__ import annotations

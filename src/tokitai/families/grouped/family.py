@@ -1,4 +1,4 @@
-"""Products in groups, which partition the rows of one operand, or the K dimension, among them."""
+"""Grouped products, which partition the rows of one operand, or the K dimension, among them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .shapes import GroupedShapes
 
 
 class Grouped(Matmul):
-    """Products in groups: bound and launched as one product is, whose batch is the groups."""
+    """Grouped products: bound and launched as one product is, whose batch is the groups."""
 
     priority = 20
     gpu = GpuGrouped()
     shapes = GroupedShapes()  # type: ignore[assignment]
 
     def takes(self, graph: Graph) -> bool:
-        """A graph with a product in groups."""
+        """A graph with a grouped product."""
         return is_product(graph) and bool(graph.ragged)
 
     def plan(self, graph: Graph) -> GroupedPlan:

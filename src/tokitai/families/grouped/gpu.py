@@ -1,8 +1,8 @@
-"""CUDA C++, also for the CPU's fibers, of a product in groups, from plan and tiling.
+"""CUDA C++, also for the CPU's fibers, of a grouped product, from plan and tiling.
 
-The kernels are those of ``families.matmul.gpu``, with groups in place of a batch. Where groups share out rows, a block
-looks up which of them has its tile; where they share out the inner side, all have as many tiles, and a sum only as many
-chains as its group has.
+The kernels are those of ``families.matmul.gpu``, with groups in place of a batch. Where groups partition rows, a block
+looks up which of them has its tile; where they partition the K dimension, all have as many tiles, and a sum only
+as many chains as its group has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which kernels a product in groups takes on a GPU: those of one product, each emitted with groups."""
+"""Which kernels a grouped product takes on a GPU: those of one product, each emitted with groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def emit_grouped(plan: GroupedPlan, tiling: Tiling) -> KernelText:
 
 
 class GpuGrouped(GpuProducts):
-    """Products in groups on a GPU."""
+    """Grouped products on a GPU."""
 
     def emit(self, plan: Any, tiling: Tiling) -> KernelText:
         """The source for one tiling."""

@@ -1,4 +1,4 @@
-"""CUDA C++ of a product in groups by Hopper's warpgroups: `matmul.gpu_pipeline` with groups in place of a batch."""
+"""CUDA C++ of a grouped product by Hopper's warpgroups: `matmul.gpu_pipeline` with groups in place of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a product in groups: the parts of all groups' results are tasks, which threads take one after another.
+"""The plan of a grouped product: the parts of all groups' results are tasks, which threads take one after another.
 
 A task is a part of at most TALL x WIDE elements of one group's result, computed by one thread as a product of its own;
 so a group is no parallel call, and threads never wait for each other before the end.
@@ -19,11 +19,11 @@ _REFUSED = frozenset({"rows", "row_index", "element_word"})  # they would not be
 
 @dataclass(frozen=True)
 class GroupedPlan(ProductPlan):
-    """Products that share out one side, and what is made of each element by element."""
+    """Products whose groups partition one side, and what is made of each element by element."""
 
     @property
     def share(self) -> str:
-        """The side that is shared out: r or k."""
+        """The side that is partitioned: r or k."""
         return self.graph.ragged
 
     def workspace_bytes(
@@ -40,7 +40,7 @@ class GroupedPlan(ProductPlan):
 
     def describe(self) -> dict[str, object]:
         """The plan in words, for people and certificates."""
-        share = {"r": "rows", "k": "the inner side"}[self.share]
+        share = {"r": "rows", "k": "the K dimension"}[self.share]
         return {**super().describe(), "groups share": share, "task": f"{TALL} x {WIDE}", "tile": f"{DEPTH} along k"}
 
 

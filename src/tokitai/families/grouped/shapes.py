@@ -1,4 +1,4 @@
-"""Shapes of products in groups: rows, columns, the K dimension, how many groups there are."""
+"""Shapes of grouped products: rows, columns, the K dimension, how many groups there are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..matmul.shapes import InnerShapes
 from ..shapes import Shape, size
 from .plan import GroupedPlan
 
-# Where groups share out the K dimension, rows are that.
+# Where groups partition the K dimension, rows are that.
 GROUPED = (
     Sizes(1, 1, 1, 1), Sizes(3, 5, 7, 2), Sizes(25, 33, 12, 3), Sizes(40, 18, 257, 7), Sizes(70, 9, 31, 64),
     Sizes(2, 65, 130, 5), Sizes(150, 2, 19, 2), Sizes(2500, 3, 4, 3), Sizes(5, 1031, 5, 2), Sizes(300, 260, 3, 200),
@@ -19,7 +19,7 @@ GROUPED = (
     Sizes(3, 0, 4, 2),
 )  # fmt: skip
 GROUPED_OF_USE = Sizes(192, 64, 96, 12)
-# Larger tiles of a GPU's kernels, by the side that groups share out.
+# Larger tiles of a GPU's kernels, by the side that groups partition.
 GPU_GROUPED: dict[str, tuple[Shape, ...]] = {
     "r": (Sizes(650, 643, 19, 3, "r"), Sizes(129, 8600, 9, 3, "r")),
     "k": (Sizes(140, 643, 40, 4, "k"), Sizes(130, 2600, 20, 5, "k")),
@@ -31,7 +31,7 @@ JUDGED = (
 
 
 def shared(sizes: Sizes, plan: GroupedPlan) -> Sizes:
-    """Sizes of groups that share out rows, as those of groups that share out what the plan has."""
+    """Sizes of groups that partition rows, as those of groups that partition what the plan has."""
     rows, cols = sizes
     if plan.share == "k":
         return Sizes(sizes.inner, cols, rows, sizes.batch, "k")
@@ -39,7 +39,7 @@ def shared(sizes: Sizes, plan: GroupedPlan) -> Sizes:
 
 
 class GroupedShapes(InnerShapes[GroupedPlan]):
-    """Shapes of products in groups."""
+    """Shapes of grouped products."""
 
     def larger(self, plan: GroupedPlan, device: str) -> Sequence[Shape]:
         """A GPU's larger tiles."""

@@ -51,7 +51,7 @@ class Schedule:
         return self.threads * self.rows
 
     def with_fewer_registers(self, blocked: bool, room: bool) -> Schedule | None:
-        """What to try where threads lack registers: more for each, or less to hold; None if nothing is left to try.
+        """What to try where registers spill: more for each, or less to hold; None if nothing is left to try.
 
         ``blocked``: whether the plan is, as `blocked` has it; ``room``: whether its rows can be staged.
         """
