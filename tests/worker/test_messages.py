@@ -15,10 +15,10 @@ from tokitai.worker.messages import (
     HEADER,
     MAX_REPLY,
     Attach,
+    MalformedMessageError,
     Message,
     Reply,
     Request,
-    Rubbish,
     Start,
     Status,
     decode,
@@ -54,7 +54,7 @@ def test_a_message_comes_back(message: Message) -> None:
     ],
 )  # fmt: skip
 def test_rubbish_is_named_as_such(payload: bytes) -> None:
-    with pytest.raises(Rubbish):
+    with pytest.raises(MalformedMessageError):
         decode(payload)
 
 
@@ -71,7 +71,7 @@ def test_fuzzed_replies_are_replies_or_rubbish() -> None:
             found = decode(bytes(frame[HEADER.size :]))
             assert isinstance(found, Reply) and isinstance(found.status, Status) and isinstance(found.number, int)
             outcomes["reply"] += 1
-        except Rubbish:
+        except MalformedMessageError:
             outcomes["rubbish"] += 1
     assert min(outcomes.values()) > 100, outcomes
 
@@ -116,9 +116,9 @@ def test_the_end_of_the_other_side_is_told() -> None:
 
 def test_a_reply_that_is_too_long_is_rubbish() -> None:
     header = HEADER.pack(b"TKW1", MAX_REPLY + 1)
-    with pytest.raises(Rubbish):
+    with pytest.raises(MalformedMessageError):
         payload_size(header, MAX_REPLY)
-    with pytest.raises(Rubbish):
+    with pytest.raises(MalformedMessageError):
         payload_size(b"TKW2" + header[4:], MAX_REPLY)
 
 

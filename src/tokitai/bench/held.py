@@ -1,6 +1,6 @@
 """What is timed is what is checked: the results of the timed calls themselves, held against the definition.
 
-Our calls must have the definition's bits. A counterpart may be as far from them as rounding explains for a kernel of
+Our calls must have the definition's bits. A counterpart may differ by the rounding-error bound for a kernel of
 any order that computes in f32 (`judging.allowance`), which is derived from the graph and the inputs. One that keeps
 intermediate results in the 16-bit format of the tensors is further away, and so is one whose formula cancels, in small
 results. It is timed where that explains it (the latter: where no element is further away than the largest bound of any
@@ -140,7 +140,7 @@ def _wide(fmt: str) -> str:
 
 
 def hold_ours(operator: str, call: str, want: Sequence[Wanted], results: Results) -> None:
-    """Raise ArgumentError where a timed call of ours does not have the definition's bits."""
+    """Raise ArgumentError where a timed call of tokitai does not have the definition's bits."""
     for w in want:
         got = w.part_of(results)
         different = first_mismatch(w.name, got, w.value.astype(got.dtype, copy=False))
@@ -151,8 +151,8 @@ def hold_ours(operator: str, call: str, want: Sequence[Wanted], results: Results
 def hold_theirs(
     operator: str, who: str, want: Sequence[Wanted], results: Results, names: Sequence[str], dtype: str
 ) -> dict[str, float]:
-    """For each result the largest distance of a counterpart's from the definition's bits, as a part of what rounding in
-    f32 explains. Raises ArgumentError where rounding in the tensors' format does not explain it either."""
+    """For each result the largest distance of a counterpart's from the definition's bits, as a part of the
+    rounding-error bound in f32. Raises ArgumentError where it is outside the bound in the tensors' format too."""
     shares: dict[str, float] = {}
     coarser = 2.0 ** (FORMATS["f32"].precision - FORMATS[dtype].precision)  # unit roundoffs, one over the other
     for w in want:

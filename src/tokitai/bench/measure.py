@@ -43,7 +43,7 @@ class Peer(Protocol):
 
     @property
     def given(self) -> Callable[[], tuple[held.Tensors, Mapping[str, float]]] | None:
-        """Its inputs now and its scalars, by our names, where they are not ours."""
+        """Its inputs now and its scalars, by tokitai's names, where they have others."""
 
     def read(self, returned: object) -> Mapping[str, Array]:
         """The results of a call by our names, from what it returned."""
@@ -71,18 +71,18 @@ def measure(
     and after it. Raises ArgumentError where they are wrong, or where the counterpart computes something else: times of
     different functions say nothing."""
     work = workload(operator, dtype, shapes)
-    ours = _ours(work, threads)
+    own = _own_calls(work, threads)
     peer = _peer(work, threads) if against else None
-    shares, left_out = _hold(work, ours, peer)
+    shares, left_out = _hold(work, own, peer)
     moved = bytes_of(work.kernel.graph, shapes)
-    calls: dict[str, Callable[[], object]] = {name: call for name, (call, _) in ours.items()}
+    calls: dict[str, Callable[[], object]] = {name: call for name, (call, _) in own.items()}
     calls["copy"] = Copy(moved, threads)
     if peer is not None:
         calls["torch"] = peer.call
     load = os.getloadavg()[0]
     last: dict[str, object] = {}
     times = alternate(calls, blocks, last)
-    again, _ = _hold(work, ours, peer, last)
+    again, _ = _hold(work, own, peer, last)
     shares = {name: max(share, again[name]) for name, share in shares.items()}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -128,7 +128,7 @@ def _peer(work: Workload, threads: int) -> Peer:
 _Call = tuple[Callable[[], object], Callable[[object], held.Results]]  # and how its results are read by name
 
 
-def _ours(work: Workload, threads: int) -> dict[str, _Call]:
+def _own_calls(work: Workload, threads: int) -> dict[str, _Call]:
     """A call into memory that is there (``kernel``), and a call as a user makes it (``call``)."""
     op, args = work.operator, work.arguments
     names = [o.name for o in work.kernel.graph.outputs]
@@ -163,7 +163,7 @@ def _ours(work: Workload, threads: int) -> dict[str, _Call]:
 
 
 def _hold(
-    work: Workload, ours: Mapping[str, _Call], peer: Peer | None, last: Mapping[str, object] | None = None
+    work: Workload, own: Mapping[str, _Call], peer: Peer | None, last: Mapping[str, object] | None = None
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Hold the results of everything that is timed: of the ``last`` timed call, or of one more where there is none, or
     where each call finds other inputs. Gives the counterpart's shares of the bound, and which results were not held.
@@ -172,7 +172,7 @@ def _hold(
     _, params, _ = bind(work.operator, work.arguments, work.scalars)
     replaced = any(o.inplace for o in graph.outputs)
     expected, left_out = held.wanted(work, work.tensors, params)
-    for what, (call, read) in ours.items():
+    for what, (call, read) in own.items():
         if replaced:  # by every call: what its inputs are now
             expected, left_out = held.wanted(work, work.tensors, params)
         returned = call() if replaced or last is None else last[what]

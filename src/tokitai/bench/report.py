@@ -69,7 +69,7 @@ def table(records: Iterable[Record], head: str = HEAD) -> str:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Bars of every operator's speed: PyTorch's time over ours where it was timed, else the fraction of a copy's rate.
+    """Bars of every operator's speed: PyTorch's time over tokitai's where it was timed, else the fraction of a copy's.
 
     Raises ArgumentError for another kind of file, UnavailableError where matplotlib is missing.
     """

@@ -30,7 +30,7 @@ def bench(
     as_json: Json = False,
 ) -> int:
     """Time operators on this machine, in turns with a copy of as many bytes and with PyTorch's counterparts."""
-    # Two OpenMP runtimes share the processors, PyTorch's and ours: threads that wait must not keep them busy.
+    # Two OpenMP runtimes share the processors, PyTorch's and tokitai's: threads that wait must not keep them busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from ..backends.cpu import device as cpu
     from ..bench import measure, report, workload

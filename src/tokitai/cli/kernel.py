@@ -21,7 +21,7 @@ def kernel(
     server: Annotated[bool, typer.Option("--server", help="Answer request after request, each in a frame.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, or sim: kernels for GPUs on the CPU.")] = "cpu",
 ) -> int:
-    """Compute what arrives on standard input, in the pipe protocol of older hosts.
+    """Compute what arrives on standard input, in the pipe protocol of legacy hosts.
 
     Exit code 0: the input has ended. 2: wrong usage. 3 to 14: the field that is wrong. 20, 21: a frame was cut off.
     22: nobody reads the reply. 69: this machine cannot compute it.
@@ -30,7 +30,7 @@ def kernel(
 
     if not (_is_open(0, os.O_RDONLY) and _is_open(1, os.O_WRONLY) and _is_open(2, os.O_WRONLY)):
         raise UsageError("kernel: standard input, output and error must be open")
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a host that has gone is told by an exit code
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a host that has gone is reported by an exit code
     replies = os.dup(1)
     os.dup2(2, 1)  # whatever else a library prints must not lie between replies
 

@@ -100,8 +100,8 @@ C3, C3_LOW = 0.071354814, 2.3988325e-09  # C1 * 0.044715
 def _exponent(a: Value) -> tuple[Value, Value, Value]:
     """(n, t, a**2) with e**-v = 2**n (1 + t) for v = C1 a + C3 a**3 and a in [0, 11]; v is carried as a pair.
 
-    w = C1 + C3 a**2 in f32 has an error that the next line recovers: w - C1 is exact, as both are multiples of an ulp of
-    w (for w below 16).
+    w = C1 + C3 a**2 in f32 has an error that the next line recovers: w - C1 is exact, as both are multiples of an
+    ulp of w (for w below 16).
     """
     square = a * a
     w = fma(C3, square, C1)

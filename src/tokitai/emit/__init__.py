@@ -1,1 +1,1 @@
-"""From a plan to source text: C++ for the CPU, over headers that say what a value is."""
+"""From a plan to source: C++ for the CPU, over headers that say what a value is."""

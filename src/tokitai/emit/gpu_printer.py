@@ -64,7 +64,7 @@ class QuotientPrinter(GpuPrinter):
         return f"{text[:-1]}, {self.way or 'Exact{}'})" if node.body is not None and divides(node.body) else text
 
     def look(self, node: Node) -> str:
-        """What has to be looked at in a quotient's operands: what their intervals leave open."""
+        """What has to be checked in a quotient's operands: what their intervals leave open."""
         (low, high), (least, most) = (self.intervals.get(a, ALL) for a in node.args)
         small = max(low, -high) < SMALL and node not in self.never_small
         open_ = (least < SMALL or most > LARGE, small, max(-low, high) > LARGE and not self.shown)

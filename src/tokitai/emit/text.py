@@ -1,4 +1,4 @@
-"""What all C++ texts have in common: printing, the expression of each operation, called functions, the frame."""
+"""What all C++ sources have in common: printing, the expression of each operation, called functions, the frame."""
 
 from __future__ import annotations
 

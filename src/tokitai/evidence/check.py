@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, NamedTuple
 SCHEMA = Path(__file__).with_name("schema.json")
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 LARGEST = 1 << 26  # bytes of a file: a hundred times the largest certificate so far
-MOST = 50  # problems that are told of one certificate
+MOST = 50  # problems that are reported of one certificate
 MOST_CASES = 50_000  # of one certificate; the largest so far has 300
 MOST_KINDS = 32  # of cases; there are seven so far
 # Flags that let a compiler give other results than IEEE 754 asks for. Whoever states them contradicts every claim.
@@ -117,7 +117,7 @@ def parse(payload: bytes) -> Any:
 
 
 def problems(statement: object) -> list[str]:
-    """What is wrong with a parsed statement. Its meaning is looked at only where its structure is right."""
+    """What is wrong with a parsed statement. Its content is checked only where its structure is right."""
     return _first(_departures(statement)) or _first(_meaning(statement))
 
 

@@ -1,4 +1,4 @@
-"""A certificate for people, in Markdown. The same statement always gives the same text."""
+"""A certificate for people, in Markdown. The same statement always gives the same page."""
 
 from __future__ import annotations
 

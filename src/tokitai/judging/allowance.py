@@ -128,7 +128,7 @@ class AnyOrder(Bounds):
         return [product, self.sums.get(node.args[2], (1, np.abs(x[2]), 0))]
 
     def _rearranged(self, node: Node, v: Array, x: Sequence[Array]) -> Any:
-        """What an addition or a multiply-add may be off by beside its own rounding."""
+        """The error that an addition or a multiply-add may have beside its own rounding."""
         parts = self._parts(node, x)
         terms, size, charged = (sum(p[i] for p in parts) for i in range(3))
         own = U * np.abs(v)
@@ -193,8 +193,8 @@ class AnyOrder(Bounds):
 def allowed(
     graph: Graph, case: Case, noise: bool = False, off: Mapping[str, Array] | None = None
 ) -> Mapping[str, Array]:
-    """For every result that is not a whole number, and each of its elements, the largest distance from the exact value
-    that rounding explains; infinite or NaN where nothing can be said. ``noise``: by the probabilistic bound; ``off``:
+    """For every result that is not a whole number, and each of its elements, the rounding-error bound on its distance
+    from the exact value; infinite or NaN where nothing can be said. ``noise``: by the probabilistic bound; ``off``:
     how far inputs are from what they stand for.
 
     Raises TokitaiError where no bound is known."""

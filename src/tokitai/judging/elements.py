@@ -96,7 +96,7 @@ def _describe(
     found: Finding, name: str, share: Array, got: Array, defined: Array, exact: Array | None, fmt: Format,
     limit: Array | None, place: Place | None, kinds: Array,
 ) -> None:  # fmt: skip
-    """Put into words which elements are wrong: of those of ordinary values, if there are any, the furthest off."""
+    """Put into words which elements are wrong: of those of ordinary values, if any, the one with the largest error."""
     found.wrong = int(found.mask.sum())
     found.wrong_of = _counted(kinds, found.mask)
     if not found.wrong:

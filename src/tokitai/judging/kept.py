@@ -67,7 +67,7 @@ class Kept:
 
 
 class _At:
-    """Memory by its address, as NumPy takes it; on a GPU it is not looked at."""
+    """Memory by its address, as NumPy takes it; on a GPU it is not inspected."""
 
     def __init__(self, x: Any) -> None:
         on_torch = hasattr(x, "data_ptr")

@@ -1,4 +1,4 @@
-"""The order in which a sum or a product of somebody else adds, found by calling it.
+"""The order in which a third-party sum or product adds, found by calling it.
 
 All terms are 1, but for one that is M and one that is -M, with M so large that M + 1 = M. What is added to either
 before both meet is lost, so the result counts the terms outside the smallest part of the summation tree that holds

@@ -72,7 +72,7 @@ def significand(a: Number) -> Value:
 
 
 def where(condition: Value, a: Number, b: Number) -> Value:
-    """a where the condition holds, b elsewhere; exact. The other operand is not looked at: NaN there does no harm."""
+    """a where the condition holds, b elsewhere; exact. The other operand is not read: NaN there does no harm."""
     if not isinstance(condition, Value) or condition.node.type != "bool":
         refuse(f"where({condition!r}, ...)", "a condition, made by < <= == != > >=")
     x, y = unify("where", a, b)
@@ -186,7 +186,7 @@ def weighted_sum(
     an operand of rows x inner.
 
     With a ``limit``, an i32 value one a row, row r meets the columns below limit[r] only: what else there is in weights
-    and operand is not looked at, NaN or not. The sum is that of `matmul` in f32: a chain of fused multiply-adds in
+    and operand is not read, NaN or not. The sum is that of `matmul` in f32: a chain of fused multiply-adds in
     order, begun with -0.0, inside aligned blocks of 4096 columns or rows, then the balanced tree over the blocks. A sum
     over nothing is +0. Weights are f32 values: they are not rounded to a storage format on their way.
 

@@ -101,7 +101,7 @@ def make(
         space = join(*(a.space for a in args))
     if exact is None:
         exact = bool(args) and all(a.exact for a in args) and type in (*INTEGERS, "bool")
-    # The constant -0.0 equals 0.0 in Python, so floats are told apart by their bits.
+    # The constant -0.0 equals 0.0 in Python, so floats are distinguished by their bits.
     key = (op, args, space, type, tuple(d.hex() if isinstance(d, float) else d for d in data), body)
     nodes = _tracing.get().nodes
     found = nodes.get(key)

@@ -1,7 +1,7 @@
 """Which values a node can have, as an interval that holds all of them but NaN: what lets a kernel leave out a check.
 
 Plain interval arithmetic, widened by more than a rounding at each step. It follows a function's body for any argument,
-so what it proves holds wherever the function is called. Three patterns are looked at as a whole, since the interval of
+so what it proves holds wherever the function is called. Three patterns are matched as a whole, since the interval of
 an operand on its own says too little: a clamp by a constant, the remainder of a range reduction, and what a rounding
 dropped.
 """

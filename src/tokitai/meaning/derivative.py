@@ -81,7 +81,7 @@ def gradient(
                 g = flow[node]
 
                 def given(target: Node, amount: Array, g: Array = g) -> None:
-                    give(target, np.where(g == 0, 0, amount))  # what is not looked at carries nothing, NaN or not
+                    give(target, np.where(g == 0, 0, amount))  # what is not read carries nothing, NaN or not
 
                 _pull(node, g, [values[a] for a in node.args], values[node], give if node.op in _MOVES else given)
     return result
@@ -217,7 +217,7 @@ def check_backward(
     options: Mapping[str, object] | None = None,
 ) -> list[tuple[str, float, float]]:
     """For every result ``d<name>`` of a backward operator: its distance from the derivative of the forward operator in
-    ``<name>``, and the distance that rounding explains, both relative to the largest element.
+    ``<name>``, and the rounding-error bound, both relative to the largest element.
 
     The rounding-error bound is measured: the same backward graph evaluated in f64, against its evaluation in the higher
     precision in which the derivative is taken. Where that precision is f64 itself the figure is a bound from above of

@@ -30,7 +30,7 @@ _DIRECT: dict[str, Callable[..., Array]] = {
 
 
 def product_of_met(weights: Array, met: Array, x: Array) -> Array:
-    """weights x where they meet: what is not met is not looked at, so NaN and infinity in it do no harm."""
+    """weights x where they meet: what is not attended is not read, so NaN and infinity in it do no harm."""
     if np.isfinite(x).all():
         return np.where(met, weights, 0) @ x
     return np.stack([np.where(m[:, None], w[:, None] * x, 0).sum(axis=0) for w, m in zip(weights, met, strict=True)])

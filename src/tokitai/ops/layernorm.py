@@ -1,11 +1,11 @@
 """Layer norm: each row is centred, scaled to unit variance, then weighted and shifted.
 
-A row whose mean lies far above its spread loses nothing: the mean is corrected once. With rough = sum(x)/n, which errs
-by its rounding, slip = sum(x - rough)/n is what rough is off by, and the variance about rough is too large by slip**2.
-A constant row gives exactly beta.
+A row whose mean lies far above its spread loses nothing: the mean is corrected once. With rough = sum(x)/n, which has
+the error of its rounding, slip = sum(x - rough)/n is the error of rough, and the variance about rough is too large by
+slip**2. A constant row gives exactly beta.
 
-The backward pass is the derivative of all of that in x, not at the mean that was stored: an f32 mean of 2**24 is off by
-up to 1, which may be all of the spread. What it is off by is measured again, by a row sum beside the others: any number
+The backward pass is the derivative of all of that in x, not at the mean that was stored: an f32 mean of 2**24 has an
+error up to 1, which may be all of the spread. Its error is measured again, by a row sum beside the others: any number
 near the mean serves as `mean`, and none of its error reaches the gradient.
 """
 
@@ -72,7 +72,7 @@ def layer_norm_backward(
     """dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma; dgamma and dbeta are sums down the columns."""
     n = columns(x)
     rough = (x - mean) * rstd
-    slip = row_sum(rough) / n  # what the stored mean is off by, in units of the spread
+    slip = row_sum(rough) / n  # the error of the stored mean, in units of the spread
     xhat = rough - slip
     g = dy if gamma is None else dy * gamma
     shift = row_sum(g) / n
@@ -122,7 +122,7 @@ def hard_inputs() -> Iterator[HardInput]:
 
 
 def far_from_zero() -> Iterator[tuple[str, Any]]:
-    """Rows whose mean, rounded to f32, is off by much of their spread; constant ones; of one to many columns."""
+    """Rows whose mean, rounded to f32, has an error of much of their spread; constant ones; of one to many columns."""
     for cols in (1, 2, 3, 4, 17, 300):
         steps = np.arange(cols)[None, :]
         yield "mean 2**24, steps of 2", 2.0**24 + 2 * steps

@@ -109,7 +109,7 @@ def hard_products(left: str, right: str) -> Iterator[HardInput]:
 
 @matmul.set_hard_inputs
 def hard_inputs() -> Iterator[HardInput]:
-    """Products; and c that must not be looked at."""
+    """Products; and c that must not be read."""
     yield from hard_products("a", "b")
     ones = np.ones((65, 65))
     yield HardInput("beta = 0, c of NaN", dict(a=ones, b=ones, c=ones * np.nan), dict(alpha=1.0, beta=0.0))

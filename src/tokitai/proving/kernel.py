@@ -35,7 +35,7 @@ class Kernel:
     walk: Walk
     extents: Mapping[str, Extent]
     outputs: Sequence[str]
-    sizes: Sequence[Any]  # unknowns that a reader is told where a statement is wrong
+    sizes: Sequence[Any]  # unknowns that are reported where a statement is wrong
     products: Sequence[tuple[Any, Any]] = field(default_factory=list)  # (count, unknown): their product is below 2**60
     seconds: float = 5.0
     workspace: Any = 0  # bytes that the plan asks for

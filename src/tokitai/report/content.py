@@ -17,7 +17,7 @@ State = Literal["verified", "refuted", "undecided", "invalid"]
 STATES: tuple[State, ...] = ("refuted", "invalid", "undecided", "verified")  # the worst first
 CODES: Mapping[State, int] = {"verified": 0, "refuted": 1, "invalid": 1, "undecided": 3}
 MOST_KINDS = 32  # of cases, over all certificates of a page
-MOST = 50  # cases that differ, that are told of one certificate
+MOST = 50  # cases that differ, that are reported of one certificate
 
 KINDS = {
     "structure": "run over hashes of expressions in place of numbers: at these shapes the kernel evaluates exactly the "

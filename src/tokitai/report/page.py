@@ -28,7 +28,7 @@ def check_installed() -> None:
 
 
 def build(content: Content) -> str:
-    """The page, as HTML. The same certificates at the same paths always give the same text.
+    """The page, as HTML. The same certificates at the same paths always give the same page.
 
     Raises UnavailableError where Jinja2 or matplotlib is not installed.
     """

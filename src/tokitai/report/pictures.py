@@ -46,7 +46,7 @@ def colour(name: str) -> str:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """matplotlib as it comes, whatever the user has set, and such that the same data give the same text."""
+    """matplotlib as it comes, whatever the user has set, and such that the same data give the same bytes."""
     import matplotlib
 
     with matplotlib.rc_context():

@@ -95,7 +95,7 @@ def read(path: Path, key: Ed25519PublicKey | None = None) -> Certificate:
 
 
 def _signature(found: check.Certificate, key: Ed25519PublicKey | None) -> str:
-    """The state of the signature, in words. Key ids, which anyone can write, are told only where none is checked."""
+    """The state of the signature, in words. Key ids, which anyone can write, are shown only where none is checked."""
     if found.signatures is None:
         return UNSIGNED
     if key is None:

@@ -39,7 +39,7 @@ def call(
     Returns one array, or a tuple in the definition's order; results that replace inputs are written there and returned.
     ``out`` is an array (or a tuple, with None where a new one is wanted) for the results. ``threads`` is for arrays in
     host memory. On arrays of a GPU, the call goes into the current stream of the first tensor's library or into
-    ``cuda_stream``, and nothing is waited for, but: integer inputs that choose a column or an entry of a table, such as
+    ``cuda_stream``, asynchronously, but: integer inputs that choose a column or an entry of a table, such as
     targets and ids, are read back and checked before anything runs, and inputs in which a NaN is an error are searched
     for one; both wait for the stream. ``check=False`` leaves that out: then an index that is out of range makes the
     kernel access memory that it may not, and what is chosen of a row with NaN is undefined.
@@ -151,10 +151,10 @@ def _run(
             executor.record(signature, kernel, problem, tensors, results, supplied, copies)
         returned = []
         for o in kernel.graph.outputs:
-            theirs = given[o.name] if o.inplace else supplied.get(o.name)
+            supplied_array = given[o.name] if o.inplace else supplied.get(o.name)
             if o.name in operator.contract.places:  # kernels give columns as f32
-                returned.append(arrays.as_columns(made[o.name], theirs))
+                returned.append(arrays.as_columns(made[o.name], supplied_array))
             else:
-                returned.append(arrays.returned(made[o.name]) if theirs is None else theirs)
+                returned.append(arrays.returned(made[o.name]) if supplied_array is None else supplied_array)
         written([*supplied.values(), *(given[o.name] for o in kernel.graph.outputs if o.inplace)])
     return returned[0] if len(returned) == 1 else tuple(returned)

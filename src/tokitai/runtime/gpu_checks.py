@@ -29,7 +29,7 @@ def largest(x: Matrix[storage]) -> Outputs:
 
 
 class Checks:
-    """What is looked at in the tensors of a call, as kernels take them, before it runs."""
+    """What is checked in the tensors of a call, as kernels take them, before it runs."""
 
     def __init__(
         self, where: GpuDevice, operator: Operator, tensors: Mapping[str, Array], shape: tuple[int, int], entries: int

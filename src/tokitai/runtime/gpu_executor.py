@@ -1,5 +1,5 @@
 """Calls on arrays of a GPU: tensors of torch and CuPy, arrays of JAX, whatever speaks DLPack or
-``__cuda_array_interface__``. Nothing is waited for but where values are checked."""
+``__cuda_array_interface__``. Calls are asynchronous but where values are checked."""
 
 from __future__ import annotations
 

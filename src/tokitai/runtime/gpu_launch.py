@@ -79,7 +79,7 @@ class GpuLaunch:
         self.value_checks(named, scalars.params, self.stream(self.device))
 
     def __call__(self, scalars: LaunchScalars, addresses: list[int], threads: int | None) -> None:
-        """Put one call into the current stream; nothing is waited for."""
+        """Put one call into the current stream, asynchronously."""
         free = scalars.free
         try:
             frame = free.pop()

@@ -30,7 +30,7 @@ def place_results(
     if out is not None and len(supplied) != len(fresh):
         names = ", ".join(o.name for o in fresh)
         raise ArgumentError(f"out: {len(supplied)} arrays; accepted: {len(fresh)}, for {names}")
-    theirs = {o.name: x for o, x in zip(fresh, supplied, strict=False) if x is not None}
+    supplied_arrays = {o.name: x for o, x in zip(fresh, supplied, strict=False) if x is not None}
     flat: dict[str, Array] = {}
     disjoint_from = dict(views)  # what a result must not overlap
     for o in kernel.graph.outputs:
@@ -39,15 +39,15 @@ def place_results(
             refuse_read_only(o.name, given[o.name], views[o.name])
             flat[o.name] = _writable(o.name, views[o.name], want, o.space)
             _check_disjoint(o.name, views[o.name], {n: a for n, a in disjoint_from.items() if n != o.name})
-        elif o.name in theirs:
+        elif o.name in supplied_arrays:
             name, wanted = f"out ({o.name})", problem.results[o.name]
-            target = view(name, theirs[o.name])
+            target = view(name, supplied_arrays[o.name])
             place = o.name in kernel.operator.contract.places
             stored_as = "i32" if place else o.format
             if target.shape != wanted or target.dtype != FORMATS[stored_as].dtype:
                 found = f"shape {target.shape} of {target.dtype}"
                 raise ArgumentError(f"{name}: {found}; accepted: {wanted} of {stored_as}")
-            refuse_read_only(name, theirs[o.name], target)
+            refuse_read_only(name, supplied_arrays[o.name], target)
             if place:  # kernels give f32, which is copied
                 _refuse_overlap(name, target)
                 flat[o.name] = make(o, want)
@@ -57,7 +57,7 @@ def place_results(
             disjoint_from[name] = target
         else:
             flat[o.name] = make(o, want)
-    return flat, theirs
+    return flat, supplied_arrays
 
 
 def refuse_read_only(name: str, x: Any, array: Array) -> None:

@@ -8,7 +8,7 @@
 
 A reader takes no lock. It trusts an entry only where this user or root owns it, nobody else can write to it,
 entry.json carries its own digest and this key, and the binary has the digest that entry.json records. Any other entry
-is removed and built again, and the caller is told (`Entry.healed`).
+is removed and built again, and reported to the caller (`Entry.healed`).
 
 Locks of a network file system may not hold between machines. So nothing depends on them but how often a kernel is
 built: a build folder is removed only by the machine that made it (or when it is a day old), a sound entry is never
@@ -161,7 +161,7 @@ def _read(place: Path, key: str) -> Entry | None:
 
 
 def _check_owner(path: Path, kind: Callable[[int], bool]) -> None:
-    """Raise _Damaged where a link stands in its place, or somebody else owns it or can write to it."""
+    """Raise _Damaged where a link stands in its place, or another user owns it or can write to it."""
     status = path.lstat()
     if not kind(status.st_mode):
         raise _Damaged(f"{path.name} is neither a folder nor a file of its own")

@@ -56,7 +56,7 @@ def compute_again(
     """Recompute ``sample`` cases of a certificate of `operator`, drawn by ``seed`` (0: all), and whatever follows from
     its parts.
 
-    `predicate` is that of a statement without problems. Nothing that it says raises. ``progress`` is told of each case.
+    `predicate` is that of a statement without problems. Nothing that it says raises. ``progress`` gets each case.
     """
     name, dtype = predicate["operator"]["name"], printable(predicate["dtype"])
     given, version = predicate["operator"]["graph_digest"], predicate["operator"]["numerics_version"]

@@ -58,7 +58,7 @@ def verify_many(
     processes: int = 1,
     isolate: bool = False,
 ) -> list[Verdict]:
-    """`verify` for each job, in order. ``started`` and ``ended`` are told of each job, ``progress`` of each case.
+    """`verify` for each job, in order. ``started`` and ``ended`` are called with each job, ``progress`` with each case.
 
     With more ``processes`` than one, cases are not told of, and verdicts hold no kernels. They are forked: one
     process does all where the device does not survive that. ``isolate`` runs kernels in a worker

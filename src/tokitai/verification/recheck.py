@@ -78,7 +78,7 @@ def check_file(
     With a ``key`` the certificate must be signed by it. ``rerun``: recompute so many of its cases, drawn by ``seed``
     (0: all), and whatever follows from its parts; None: nothing. Its operator is looked up in ``operators`` (default:
     those of the package), and where it is not there, or is another definition, the outcome is `undecided`.
-    ``progress`` is told of each case.
+    ``progress`` is called with each case.
     """
     found = Checked(str(path))
     try:

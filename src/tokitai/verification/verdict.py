@@ -217,7 +217,7 @@ def _kernels(
     operator: Operator, device: str, dtype: str, v: Variant, compiler: str | None, isa: Isa, edit: Edit | None,
     pool: Pool | None,
 ) -> list[KernelBase]:  # fmt: skip
-    """The kernel over numbers, and the same text over hashes."""
+    """The kernel over numbers, and the same source over hashes."""
     graph = operator.trace(dtype, v.present, dict(v.options))
     if pool is None:
         return [kernel_on(device, operator, graph, s, compiler, isa, edit) for s in (False, True)]

@@ -1,4 +1,4 @@
-"""The wire mode: a child process that computes what arrives on a pipe, in the protocol of hosts that are older than us.
+"""The wire mode: a child process that computes what arrives on a pipe, in the protocol of legacy hosts.
 
 A request is a payload of text, or for adamw of bytes; the reply is text, or bytes. With frames a little-endian u32 byte
 length stands before each, and one process answers request after request until its input ends or a request is wrong.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from .messages import HEADER, Message, decode, encode, payload_size
 
-WORDS = 4096  # bytes of a process's last words that are kept
+WORDS = 4096  # bytes of the tail of stderr that are kept
 FOREVER = float("inf")
 
 
@@ -49,7 +49,7 @@ class Channel:
 
     def receive(self, most: int, until: float = FOREVER) -> Message:
         """The next message, of at most so many bytes. Descriptors that came along are closed. Raises Closed,
-        TimeoutError, Rubbish."""
+        TimeoutError, MalformedMessageError."""
         size = payload_size(self._exactly(HEADER.size, until), most)
         return decode(self._exactly(size, until))
 
@@ -81,7 +81,7 @@ class Channel:
         return not poller.poll(0)
 
     def forget_words(self) -> None:
-        """What was printed so far is nobody's last words."""
+        """What was printed so far is not part of the tail of stderr."""
         self.listen(0.0)
         self.words.clear()
 

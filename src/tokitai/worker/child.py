@@ -16,7 +16,7 @@ from typing import Any
 from . import limits
 from .channel import Channel, Closed
 from .maps import map_shared, unmap
-from .messages import MAX_REPLY, MAX_REQUEST, Attach, Reply, Request, Rubbish, Start, Status, encode
+from .messages import MAX_REPLY, MAX_REQUEST, Attach, MalformedMessageError, Reply, Request, Start, Status, encode
 
 MESSAGE = 8000  # characters of an exception's text that are sent
 
@@ -86,7 +86,7 @@ def serve(descriptor: int, host: int) -> None:
     try:
         start, _ = channel.receive_with_descriptors(MAX_REQUEST)
         if not isinstance(start, Start):
-            raise Rubbish(f"{start} where the first message should be")
+            raise MalformedMessageError(f"{start} where the first message should be")
         sys.path[:] = start.path
         applied = limits.apply(start.memory, start.open_files, start.sandbox, start.scratch, start.reads)
         channel.send(Reply(0, Status.READY, applied))
@@ -98,7 +98,7 @@ def serve(descriptor: int, host: int) -> None:
             elif isinstance(message, Request):
                 channel.send(child.answer(message))
             else:
-                raise Rubbish(f"{message} where a request should be")
+                raise MalformedMessageError(f"{message} where a request should be")
     except Closed:
         code = 0
     except BaseException:

@@ -21,7 +21,7 @@ class Limits:
     ``memory``: bytes of private memory (RLIMIT_DATA: heap, stacks and private mappings; tensors in shared memory and
     program text do not count). ``cpu_seconds``: processor time of all its threads for one request, counted in whole
     seconds. ``open_files``: descriptors. ``sandbox``: forbid what a kernel has no use for (see ``worker.sandbox``): for
-    code that is not ours. ``scratch``: in the sandbox, the only folder that may be written, as home and current folder;
+    code of third parties. ``scratch``: in the sandbox, the only folder that may be written, as home and current folder;
     with it go a user namespace of its own, files of programs, of ``sys.path`` and of the folders ``reads`` and no
     others, and few of the host's environment variables.
     """

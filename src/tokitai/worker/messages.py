@@ -2,7 +2,7 @@
 
 A frame is the four bytes ``TKW1``, the length of its payload as a little-endian u32, and the payload: one JSON object
 in UTF-8. Tensors are never in it: a message names where in a shared segment they lie. Nothing that comes from a worker
-process is trusted: a reply is read field by field, and everything else is `Rubbish`.
+process is trusted: a reply is read field by field, and everything else is `MalformedMessageError`.
 
 This module and those that the worker process starts with need nothing but the standard library, so that a process is
 there within some hundredths of a second.
@@ -33,7 +33,7 @@ class Status(IntEnum):
     REFUSED = 4  # the request is malformed, or there is no such entry: message
 
 
-class Rubbish(ValueError):
+class MalformedMessageError(ValueError):
     """Bytes that are no message."""
 
 
@@ -97,29 +97,29 @@ def _shallow(message: Message) -> dict[str, Any]:
 
 
 def payload_size(header: bytes, most: int) -> int:
-    """The length that a frame's header announces. Raises Rubbish."""
+    """The length that a frame's header announces. Raises MalformedMessageError."""
     magic, size = HEADER.unpack(header)
     if magic != MAGIC or size > most:
-        raise Rubbish(f"{header!r} where a frame begins")
+        raise MalformedMessageError(f"{header!r} where a frame begins")
     return int(size)
 
 
 def decode(payload: bytes) -> Message:
-    """The message in a payload. Raises Rubbish."""
+    """The message in a payload. Raises MalformedMessageError."""
     try:
         found = json.loads(payload)
         kind = KINDS[found.pop("type")]
         message = kind(**found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Rubbish(f"{payload[:80]!r} where a message should be") from error
+        raise MalformedMessageError(f"{payload[:80]!r} where a message should be") from error
     return _checked_reply(message) if isinstance(message, Reply) else message
 
 
 def _checked_reply(reply: Reply) -> Reply:
     texts = isinstance(reply.kind, str) and isinstance(reply.message, str)
     if type(reply.number) is not int or type(reply.status) is not int or not texts:
-        raise Rubbish(f"a reply of the wrong types: {str(asdict(reply))[:200]}")
+        raise MalformedMessageError(f"a reply of the wrong types: {str(asdict(reply))[:200]}")
     try:
         return Reply(reply.number, Status(reply.status), reply.value, reply.kind, reply.message)
     except ValueError as error:
-        raise Rubbish(f"status {reply.status}; accepted: 0 to {max(Status)}") from error
+        raise MalformedMessageError(f"status {reply.status}; accepted: 0 to {max(Status)}") from error

@@ -39,7 +39,7 @@ from .channel import Channel, Closed
 from .descriptors import pipe, socket_pair
 from .limits import Limits
 from .memory import Array, Memory, Segment
-from .messages import MAX_REPLY, Attach, Message, Reply, Request, Rubbish, Start, Status, encode
+from .messages import MAX_REPLY, Attach, MalformedMessageError, Message, Reply, Request, Start, Status, encode
 
 START_SECONDS = 10.0
 END_SECONDS = 5.0  # a killed process is gone within this
@@ -138,8 +138,8 @@ class Worker:
             self.channel.send(start, until=until)
             reply = self.channel.receive(MAX_REPLY, until)
             if not isinstance(reply, Reply) or reply.status != Status.READY:
-                raise Rubbish(f"{reply} where it should say that it has started")
-        except (Closed, TimeoutError, Rubbish) as error:
+                raise MalformedMessageError(f"{reply} where it should say that it has started")
+        except (Closed, TimeoutError, MalformedMessageError) as error:
             self.end()
             raise WorkerStartError(f"a worker process did not start: {error}", self.last_words) from error
         except BaseException:
@@ -181,8 +181,10 @@ class Worker:
             self.channel.send_frame(frame, until=until)
             reply = self.channel.receive(MAX_REPLY, until)
             if not isinstance(reply, Reply) or reply.number != request.number or reply.status == Status.READY:
-                raise Rubbish(f"{str(reply)[:200]} where the answer to request {request.number} should be")
-        except (Closed, TimeoutError, Rubbish) as error:
+                raise MalformedMessageError(
+                    f"{str(reply)[:200]} where the answer to request {request.number} should be"
+                )
+        except (Closed, TimeoutError, MalformedMessageError) as error:
             raise self._ended(entry, error) from error
         except BaseException:
             self.end()
@@ -268,7 +270,7 @@ class Worker:
         words = self.last_words
         if isinstance(error, TimeoutError):
             return WorkerTimeoutError(f"{entry}: no answer before the deadline; the worker process was killed", words)
-        if isinstance(error, Rubbish):
+        if isinstance(error, MalformedMessageError):
             return WorkerProtocolError(f"{entry}: the worker process wrote {error}", words)
         if left is None:
             return WorkerProtocolError(f"{entry}: the worker process closed its pipe, but did not end", words)

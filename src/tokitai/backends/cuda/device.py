@@ -1,6 +1,6 @@
 """Run compiled kernels on an NVIDIA GPU, in the primary context that torch, CuPy and JAX use as well.
 
-A kernel takes one parameter, a plain C struct, and its launch is ordered by a stream only: nothing is waited for. What
+A kernel takes one parameter, a plain C struct, and its launch is ordered by a stream only, asynchronously. What
 a kernel does wrong therefore shows in a later call (`Device.synchronize`), as an IllegalAddressError.
 """
 

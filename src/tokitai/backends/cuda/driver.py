@@ -1,4 +1,4 @@
-"""NVIDIA's driver, called through `cuda.bindings`: every status is looked at, and a failure is an error of its kind.
+"""NVIDIA's driver, called through `cuda.bindings`: every status code is checked and mapped to an exception.
 
 The bindings are imported by the first call, never by importing this module.
 """

@@ -4,8 +4,8 @@ NVRTC needs no driver and no GPU, so kernels of every architecture are built and
 own headers and nothing else: no include path is given, and the one that NVRTC adds by itself is taken away.
 
 `OPTIONS` ask for ptxas' resource report (``-Xptxas=-v``), which NVRTC 13 puts into the program log and which leaves the
-code as it is. Where several processes built one text at once, it was seen to be missing; so NVRTC's own cache is off
-(``-no-cache``), and ours is the one that counts. A build without the report counts as failed, because nothing would be
+code as it is. Where several processes compiled one source at once, it is sometimes missing; so NVRTC's own cache is off
+(``-no-cache``), and the toolchain's is used. A build without the report counts as failed, because nothing would be
 known about spills.
 """
 

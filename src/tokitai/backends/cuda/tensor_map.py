@@ -1,4 +1,4 @@
-"""Tensor maps: how Hopper's copy engine is told of a matrix, by the driver's `cuTensorMapEncodeTiled`."""
+"""Tensor maps: how Hopper's Tensor Memory Accelerator describes a matrix, by the driver's `cuTensorMapEncodeTiled`."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class HipBackend(Backend):
     def claims(self, shown: Shown) -> list[str]:
         """What the inspection found, and what ran in place of a GPU."""
         inspected = (
-            f"Every text over numbers was compiled for {', '.join(shown.archs)}. In LLVM IR and in the assembly "
+            f"Every text over numbers was compiled for {', '.join(shown.archs)}. In LLVM's text and in the assembly "
             "there was no contraction, no flushed subnormal number, no approximate division or square root and no "
             "float atomic; no kernel takes another argument, fewer threads, other wavefronts or more LDS than its "
             "launches have."

@@ -45,7 +45,7 @@ HINT = "install one with `apt install clang-19 lld-19`, or name one in " + ENV_C
 # -fno-gpu-flush-...    subnormal numbers are numbers
 # -fno-slp-vectorize    no operation on pairs: then those of both texts can be counted, one by one, and are the same
 # -fno-strict-aliasing  chunks are read by words and used by elements
-# -fuse-cuid=none       no symbol that is named after the build: the same text gives the same bytes
+# -fuse-cuid=none       no symbol that is named after the build: the same source gives the same bytes
 # -nogpuinc, -nogpulib, -nostdinc    an #include finds the headers given with the text, never a file that lies about
 FRONT: tuple[str, ...] = (
     "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-nostdinc", "-std=c++17", "-O3",

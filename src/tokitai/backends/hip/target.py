@@ -2,7 +2,7 @@
 
 Whatever schedule a run on the simulated device takes is also compiled for the architecture by clang, and refused where
 the scan of its assembly finds something, or where it takes another call, fewer threads or other wavefronts than the
-launch has. The fibers run the same text with the same header, over the builtins of AMD GPUs that `sim.h` has; so what
+launch has. The fibers run the same source with the same header, over the builtins of AMD GPUs that `sim.h` has; so what
 is shown is the text's bits and structure, and that the code of the architecture has the operations of the text.
 """
 

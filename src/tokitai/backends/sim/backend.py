@@ -48,6 +48,6 @@ class SimBackend(Backend):
         return {"works": problem is None, "problem": problem, "claims": claims}
 
     def lacks(self, found: Mapping[str, Any]) -> Iterator[str]:
-        """Nothing beside the compiler whose lack is told of the processor."""
+        """Nothing beside the compiler, which the processor's backend reports."""
         if self.missing() is None:
             yield from super().lacks(found)

@@ -40,7 +40,7 @@ struct Outside {  // as the compilers lay it out
 static char outside[256];
 static void stop(void* where, const char* what) {
   const Outside& at = *static_cast<const Outside*>(where);
-  if (!outside[0]) {  // the first thread is told
+  if (!outside[0]) {  // the first thread is reported
     const int n = snprintf(outside, 128, "%s:%u, block %lld: ", at.file, at.line, static_cast<long long>(block_number));
     snprintf(outside + (n < 128 ? n : 127), 128, what, current, at.type + 4);
   }
@@ -87,7 +87,7 @@ _stacks = _Stacks()
 
 
 class LoadedSim:
-    """The kernels of one text in this process. Launches of one text wait for each other."""
+    """The kernels of one library in this process. Its launches are serialized."""
 
     def __init__(self, artifact: Artifact) -> None:
         if artifact.compiler.machine != machine_here():

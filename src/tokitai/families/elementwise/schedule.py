@@ -15,7 +15,7 @@ TILE = 4096  # elements that a block takes in an element-wise kernel: a node of 
 MOST_RUN = 16  # neighbouring tiles whose total a block finds: a power of two
 MANY_UNITS = 4096  # runs of tiles that keep a GPU busy: fewer, longer ones only beyond
 SIM_UNITS = 1  # the same of the simulated device, so that it has runs of several tiles
-COUNTERS = 8  # bytes at the beginning of a workspace, for blocks that wait for each other
+COUNTERS = 8  # bytes at the beginning of a workspace, by which blocks synchronize
 
 
 def tiles_of(rows: int, cols: int) -> int:

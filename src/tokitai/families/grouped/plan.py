@@ -1,7 +1,7 @@
 """The plan of a grouped product: the parts of all groups' results are tasks, which threads take one after another.
 
 A task is a part of at most TALL x WIDE elements of one group's result, computed by one thread as a product of its own;
-so a group is no parallel call, and threads never wait for each other before the end.
+so a group is no parallel call, and threads never synchronize before the end.
 """
 
 from __future__ import annotations
