@@ -1,4 +1,4 @@
-"""``python -m bench.gpu_attention [--quick] [--units] [--repeats N]``: attention on an NVIDIA card beside torch's own.
+"""``python -m bench.gpu_attention [--quick] [--units] [--repeats N]``: attention on an NVIDIA GPU beside torch's own.
 
 Milliseconds (the fastest of calls that take turns), operations a second as a part of those of cuBLAS's product in f32
 in the same run, and whether one head has the bits that the same call gives on the CPU. TF32 is off; torch multiplies
@@ -46,9 +46,9 @@ def fastest(calls: Calls, repeats: int) -> dict[str, float]:
     return {name: round(ms, 4) for name, ms in best.items()}
 
 
-def same(on_card: tuple[torch.Tensor, ...], on_cpu: tuple[torch.Tensor, ...]) -> bool:
+def same(on_gpu: tuple[torch.Tensor, ...], on_cpu: tuple[torch.Tensor, ...]) -> bool:
     """Whether the bits of the first head are equal."""
-    return all(torch.equal(a[:1, :1].cpu(), b) for a, b in zip(on_card, on_cpu, strict=True))
+    return all(torch.equal(a[:1, :1].cpu(), b) for a, b in zip(on_gpu, on_cpu, strict=True))
 
 
 def ceiling(repeats: int) -> float:

@@ -178,7 +178,7 @@ def test_captured_lists_are_those_that_ran_before(fake: SimGpu) -> None:
     assert all_same(gpu, here)
 
 
-def test_lists_in_other_memory_are_captured_with_a_table_of_their_own(fake: SimCard) -> None:
+def test_lists_in_other_memory_are_captured_with_a_table_of_their_own(fake: SimGpu) -> None:
     first, here = lists(), lists()
     with gpu_lists.capture_expected():
         ops.adamw(**there(first), **PARAMS)

@@ -69,6 +69,7 @@ ALLOWED = {
     ("src/tokitai/ops/products.py", "inner side"): "certificates name the case",
     ("src/tokitai/verification/sentences.py", "rounding explains"): "certificates hold the sentence",
     ("src/tokitai/families/attention/tiling.py", "inner side"): "emitted sources hold the sentence",
+    ("src/tokitai/families/attention/step_tiling.py", "inner side"): "emitted sources hold the sentence",
     ("src/tokitai/backends/hip/backend.py", "llvm's text"): "certificates hold the sentence",
     ("src/tokitai/backends/hip/backend.py", "same text"): "certificates hold the sentence",
 }
