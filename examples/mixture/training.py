@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,27 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from tokitai import ops
 from tokitai.errors import ArgumentError, DeviceMissingError, UnavailableError, UnknownNameError
 from tokitai.experts import Logits
+from tokitai.torch import accumulate
+from tokitai.torch.accumulators import Accumulators
 from tokitai.torch.optim import AdamW, clip_grad_norm_
 from tokitai.torch.ranks import Arrangement, Gradients, arrange
 from tokitai.torch.replay import Run
 
 from .checkpoint import load, save
+from .flops import flops
 from .model import Mixture, Shape
+from .pace import Pace
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 BYTES = 256
 SMALL = Shape(vocabulary=BYTES, features=64, layers=2, heads=4, key_heads=2, experts=4, hidden=64)
 DRAWN_BY = ("AVX2", "AVX512")  # processors on which torch draws the same normal numbers
-BEFORE: dict[str, Any] = {"router_logits": "storage", "block": None}  # of runs recorded before there was a choice
+BEFORE: dict[str, Any] = {  # of runs recorded before there was a choice
+    "router_logits": "storage", "block": None, "accumulator": "f32",
+}  # fmt: skip
 PARALLEL = ("ddp", "fsdp")
 MOST_NORM = 1.0
 SAVED = 100  # steps from one checkpoint to the next
@@ -42,8 +49,9 @@ SAVED = 100  # steps from one checkpoint to the next
 @dataclass(frozen=True)
 class Training:
     """What a run is. ``loss_scale`` keeps small gradients within f16; ``router_logits`` says what the logits by which
-    experts are chosen are rounded to. ``block``: the tokens whose gradient is one term of the sum; the whole batch, on
-    one rank, where it is None."""
+    experts are chosen are rounded to, ``accumulator`` how products are summed. ``block``: the tokens whose gradient is
+    one term of the sum; the whole batch, on one rank, where it is None. Raises ArgumentError for an accumulator that
+    does not take the format."""
 
     steps: int = 50
     batch: int = 4
@@ -55,6 +63,10 @@ class Training:
     shape: Shape = SMALL
     router_logits: Logits = "f32"
     block: int | None = None
+    accumulator: str = "f32"
+
+    def __post_init__(self) -> None:
+        Accumulators(ops.linear).chosen(self.accumulator, DTYPES[self.dtype], "a run")
 
     def arrangement(self, group: Any = None) -> Arrangement:
         """Which rank has which blocks. Raises ArgumentError."""
@@ -72,10 +84,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Report:
-    """The loss of each step, in nats a token; the SHA-256 of all weights after the last."""
+    """The loss of each step, in nats a token; the SHA-256 of all weights after the last; and how fast it was."""
 
     losses: tuple[float, ...]
     digest: str
+    tokens_per_second: float = field(default=0.0, compare=False)
 
 
 def device_of(name: str) -> torch.device:
@@ -119,11 +132,16 @@ def digest_of(model: torch.nn.Module) -> str:
 
 def record(text: bytes, run: Training, report: Report) -> dict[str, Any]:
     """A run and what came of it, by which it can be repeated elsewhere. Losses are exact, in hex."""
-    where = torch.cuda.get_device_name(run.device) if run.device != "cpu" else "cpu"
     return {
-        "text": hashlib.sha256(text).hexdigest(), "run": dataclasses.asdict(run), "device": where,
+        "text": hashlib.sha256(text).hexdigest(), "run": dataclasses.asdict(run), "device": name_of(run.device),
         "torch": torch.__version__, "losses": [x.hex() for x in report.losses], "weights": report.digest,
+        "tokens_per_second": round(report.tokens_per_second),
     }  # fmt: skip
+
+
+def name_of(device: str) -> str:
+    """The name of a GPU, or cpu."""
+    return torch.cuda.get_device_name(device) if device != "cpu" else "cpu"
 
 
 def trained_again(text: bytes, recorded: dict[str, Any], device: str, say: Callable[[str], None]) -> bool:
@@ -186,6 +204,8 @@ def train(
     device, arrangement = device_of(run.device), run.arrangement(group)
     model = Mixture(run.shape, DTYPES[run.dtype], device, run.seed, run.router_logits)
     losses_of = spread(model, parallel, group)
+    by_accumulator = accumulate(run.accumulator)(losses_of.__call__)
+    pace = Pace(run.batch * run.length, flops(run.shape, run.batch, run.length), name_of(run.device), arrangement.ranks)
     gradients = Gradients(losses_of, arrangement)
     optimizer = AdamW(model.parameters(), lr=run.lr, betas=(0.9, 0.95), weight_decay=0.1)
     next_batch, losses = Batches(text, run), torch.zeros(0)
@@ -211,7 +231,7 @@ def train(
         if watched is not None:
             watched.note("batch", batch)
         for block in gradients.blocks():
-            total, loss = losses_of(block.of(batch))
+            total, loss = by_accumulator(block.of(batch))
             (total * (run.loss_scale / arrangement.blocks)).backward()
             block.record(loss=loss)
         norm = clip_grad_norm_(model.parameters(), MOST_NORM * run.loss_scale)
@@ -221,11 +241,14 @@ def train(
         optimizer.zero_grad()
         loss = gradients.totals["loss"] / arrangement.blocks
         losses = torch.cat([losses, loss.cpu().view(1)])
+        pace.step()
         if checkpoint is not None and (step % SAVED == 0 or step == run.steps):
             saved(checkpoint)
         if step == 1 or step % 10 == 0 or step == run.steps:
-            say(f"step {step}: loss {loss.item():.4f}, norm of the gradient {norm.item() / run.loss_scale:.3f}")
-    return Report(tuple(losses.tolist()), digest_of(model))
+            size = norm.item() / run.loss_scale
+            say(f"step {step}: loss {loss.item():.4f}, norm of the gradient {size:.3f}{pace.text(run.steps - step)}")
+    rate = pace.tokens_per_second
+    return Report(tuple(losses.tolist()), digest_of(model), rate)
 
 
 def replayed(config: dict[str, Any], watched: Run) -> None:

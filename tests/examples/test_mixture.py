@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -19,12 +21,25 @@ from safetensors.torch import save_file
 
 from bench.training import LARGE
 from examples.mixture import __main__ as command
+from examples.mixture import config, pace
 from examples.mixture.model import Mixture, Shape
-from examples.mixture.training import BEFORE, DRAWN_BY, DTYPES, SMALL, Batches, Training, digest_of, record, train
+from examples.mixture.training import (
+    BEFORE,
+    DRAWN_BY,
+    DTYPES,
+    SMALL,
+    Batches,
+    Training,
+    digest_of,
+    record,
+    train,
+    trained_again,
+)
 from tests.examples.plain_mixture import loss_of
 from tokitai.backends.cpu import device as cpu
 from tokitai.errors import ArgumentError, DeviceMissingError, UnknownNameError
 from tokitai.runtime import host_executor, launch_cache
+from tokitai.torch.replay import replay
 
 TEXT = Path(command.TEXT).read_bytes()
 RECORDED = Path(command.TEXT).parent / "evidence" / "training" / "small.jsonl"  # by `--record`
@@ -236,6 +251,88 @@ def test_ranks_and_a_record_change_no_bit(tmp_path: Path, capsys: pytest.Capture
     assert (
         command.main([*given, "--block", "24"]) == 2 and "accepted: a multiple of length=16" in capsys.readouterr().err
     )
+
+
+FUSED = replace(SHORT, dtype="f16", accumulator="fused16")  # in f16 a few steps show which accumulator it was
+
+
+@pytest.mark.slow
+def test_an_accumulator_is_a_part_of_the_run(tmp_path: Path) -> None:
+    """It is recorded, repeated and taken up again; another one is refused."""
+    file, found = tmp_path / "run.safetensors", train(TEXT, FUSED)
+    assert found != train(TEXT, replace(FUSED, accumulator="f32"))
+    recorded = json.loads(json.dumps(record(TEXT, FUSED, found)))
+    assert recorded["run"]["accumulator"] == "fused16" and recorded["tokens_per_second"] > 0
+    if torch.backends.cpu.get_cpu_capability() in DRAWN_BY:
+        assert trained_again(TEXT, recorded, "cpu", lambda _: None)
+        assert not trained_again(TEXT, {**recorded, "run": {**recorded["run"], "accumulator": "f32"}}, "cpu", print)
+    train(TEXT, replace(FUSED, steps=2), checkpoint=file)
+    with pytest.raises(ArgumentError, match="accumulator='fused16'; accepted beside this run: 'f32'"):
+        train(TEXT, replace(FUSED, accumulator="f32"), checkpoint=file)
+    assert train(TEXT, FUSED, checkpoint=file) == found
+    with pytest.raises(ArgumentError, match=r"a run: accumulator='fused16' of operands of torch.float32"):
+        replace(FUSED, dtype="f32")
+
+
+@pytest.mark.slow
+def test_the_two_ranks_of_the_readme_are_recorded_and_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = (Path(command.TEXT).parent / "README.md").read_text().partition("$ torchrun ")[2].partition("```")[0]
+    line, printed = shown.split("\n", 1)
+    ranks, given = line.split("-m examples.mixture ")
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *ranks.split(), "-m", "examples.mixture", *given.split(),
+         "--folder", str(tmp_path)],
+        capture_output=True, text=True, check=True, env=os.environ | {"TOKITAI_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert doctest.OutputChecker().check_output(printed, ran.stdout, doctest.ELLIPSIS), ran.stdout
+    assert command.main(given.split()) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == ran.stdout.splitlines()[-1]
+    assert "the same bits" in str(replay(tmp_path, "cpu"))
+    assert command.main([*given.split(), "--accumulator", "f32", "--steps", "11", "--folder", str(tmp_path)]) == 2
+    assert "accepted" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_file_of_settings_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, picture = tmp_path / "small.toml", tmp_path / "loss.svg"
+    sizes = dict(vocabulary=256, features=16, layers=1, heads=2, key_heads=1, experts=3, hidden=8)
+    table = "[shape]\n" + "\n".join(f"{n} = {v}" for n, v in sizes.items())
+    file.write_text(f"steps = 9\nbatch = 2\nlength = 16\nlr = 1e-2\n{table}")
+    assert command.main(["--config", str(file), "--steps", "2", "--picture", str(picture)]) == 0
+    run = Training(steps=2, batch=2, length=16, lr=1e-2, shape=Shape(**sizes))
+    assert capsys.readouterr().out.split()[-1] == train(TEXT, run).digest
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    for text, message in (
+        ("steps = true", "steps=True; accepted: int, float, str"),
+        ("[shape]\nfeatures = 8", "accepted: a table of vocabulary, features"),
+        (f"{table}\nwide = 3", "no size named 'wide'"),
+        ("steps", "accepted: a file of TOML"),
+    ):
+        file.write_text(text)
+        assert command.main(["--config", str(file)]) == 2
+        assert message in capsys.readouterr().err
+    assert command.main(["--picture", str(tmp_path / "loss.txt")]) == 2
+    assert "--picture" in capsys.readouterr().err
+    large = config.read(Path(command.__file__).with_name("0.7b.toml"))
+    assert large[1] == LARGE and "--accumulator=fused16" in large[0]
+
+
+def test_the_pace_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 10.0, 12.0, 12.0, 12.0])
+    monkeypatch.setattr(pace, "perf_counter", lambda: next(now))
+    run = pace.Pace(tokens=100, flops=989.4e12, device="NVIDIA H200", ranks=2, begin=0.0)
+    assert run.text(3) == "" and run.tokens_per_second == 0
+    now = iter([10.0, 12.0, 12.0])
+    run.step()
+    run.step()
+    assert run.text(3) == ", 50 tokens/s (25.0% of the peak in 16 bits), 6 s left"
+
+
+@pytest.mark.gpu
+def test_a_card_trains_with_an_accumulator_to_the_same_bits() -> None:
+    assert train(TEXT, replace(FUSED, device="cuda")) == train(TEXT, FUSED)
 
 
 @pytest.mark.gpu

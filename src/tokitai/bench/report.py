@@ -105,14 +105,14 @@ def plot(records: Sequence[Record], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
 
 
-def check_plot(path: Path) -> None:
+def check_plot(path: Path, option: str = "--plot") -> None:
     """Raise ArgumentError or UnavailableError where `plot` cannot write this file; told before anything is timed."""
     if path.suffix not in PLOTTED:
-        raise ArgumentError(f"--plot {path}: suffix {path.suffix!r}; accepted: {', '.join(PLOTTED)}")
+        raise ArgumentError(f"{option} {path}: suffix {path.suffix!r}; accepted: {', '.join(PLOTTED)}")
     if not path.absolute().parent.is_dir():
-        raise ArgumentError(f"--plot {path}: no folder {path.absolute().parent}; accepted: a file in a folder that is")
+        raise ArgumentError(f"{option} {path}: no folder {path.absolute().parent}; accepted: a file in one that is")
     if find_spec("matplotlib") is None:
-        raise UnavailableError("--plot: matplotlib is not installed; install it with `pip install 'tokitai[bench]'`")
+        raise UnavailableError(f"{option}: matplotlib is not installed; install it with `pip install 'tokitai[bench]'`")
 
 
 def speed(r: Record) -> float:
