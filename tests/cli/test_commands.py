@@ -35,12 +35,12 @@ def test_ops_lists_every_operator(tokitai: Command) -> None:
     assert norm["contract"]["formats"] == ["f16", "bf16", "f32"]
     assert found["layer_norm_backward"]["backward_of"] == "layer_norm"
     every = ["cpu", "cuda", "hip", "sim"]
-    assert all(o["targets"] in (every, ["cpu"]) for o in found.values())
+    assert all(o["devices"] in (every, ["cpu"]) for o in found.values())
     product = found["matmul"]
     assert [i["shape"] for i in product["inputs"]] == ["rows x inner", "inner x cols", "rows x cols"]
     groups = found["grouped_linear_backward_weight"]
     assert [i["shape"] for i in groups["inputs"]] == ["inner x rows", "inner x cols", "groups + 1"]
-    assert [r["shape"] for r in groups["results"]] == ["groups x rows x cols"] and groups["targets"] == every
+    assert [r["shape"] for r in groups["results"]] == ["groups x rows x cols"] and groups["devices"] == every
 
 
 def test_ops_for_people(tokitai: Command) -> None:
@@ -78,16 +78,16 @@ def test_doctor_says_what_works(tokitai: Command) -> None:
     done = tokitai("doctor", "--json")
     report = done.object
     assert done.code == 0, report
-    keys = "numerics_version device compilers compiler cache targets claims missing"
+    keys = "numerics_version device compilers compiler cache devices claims missing"
     assert set(report) == set(keys.split())
-    assert set(report["targets"]) == {"cpu", "sim", "cuda", "hip"} and report["targets"]["cpu"]["works"] is True
-    simulated = report["targets"]["sim"]
+    assert set(report["devices"]) == {"cpu", "sim", "cuda", "hip"} and report["devices"]["cpu"]["works"] is True
+    simulated = report["devices"]["sim"]
     assert (simulated["works"], simulated["problem"]) == (True, None)
-    assert report["claims"] == [f"{n}: {c}" for n, t in report["targets"].items() for c in t["claims"]]
+    assert report["claims"] == [f"{n}: {c}" for n, t in report["devices"].items() for c in t["claims"]]
     assert report["device"]["memory_bytes"] > 1 << 28
     assert all(re.fullmatch("[0-9a-f]{64}", c["digest"]) for c in report["compilers"])
     assert any(text.startswith("sim: ") for text in report["claims"])
-    gpu = report["targets"]["cuda"]
+    gpu = report["devices"]["cuda"]
     told = [text for text in report["missing"] if text.startswith("cuda: ")]
     assert gpu["works"] is (not told)
     assert any("can be run" in text for text in gpu["claims"]) is gpu["works"]
@@ -114,7 +114,7 @@ def test_doctor_does_not_take_a_wrong_kernel_for_a_working_one(
     monkeypatch.setattr(doctor, "all_compilers", lambda: [find_compiler()])
     done = tokitai("doctor", "--json")
     assert done.code == 3
-    assert [done.object["targets"][name]["claims"] for name in ("cpu", "sim")] == [[], []]
+    assert [done.object["devices"][name]["claims"] for name in ("cpu", "sim")] == [[], []]
     assert any("seeded/normal@3x33#0" in text for text in done.object["missing"])
 
 
@@ -123,8 +123,8 @@ def test_doctor_on_a_bare_machine(tokitai: Command) -> None:
     done = tokitai.process("doctor", "--json", PATH="", TOKITAI_CXX="")
     report = done.object
     assert (done.code, report["compilers"], report["compiler"]) == (3, [], None)
-    assert not any(report["targets"][name]["works"] for name in ("cpu", "sim", "hip"))
-    assert [report["targets"][name]["claims"] for name in ("cpu", "sim", "hip")] == [[], [], []]
+    assert not any(report["devices"][name]["works"] for name in ("cpu", "sim", "hip"))
+    assert [report["devices"][name]["claims"] for name in ("cpu", "sim", "hip")] == [[], [], []]
     assert any("apt install g++" in text for text in report["missing"])
     assert any(text.startswith("hip: ") for text in report["missing"])
     people = tokitai.process("doctor", PATH="", TOKITAI_CXX="")

@@ -191,7 +191,7 @@ def test_doctor_tells_what_the_simulated_device_lacks(tokitai: Command, monkeypa
     monkeypatch.setattr(doctor, "all_compilers", lambda: [])
     monkeypatch.setattr("tokitai.families.rowwise.gpu_kernels.headers", lambda: {})
     report = tokitai("doctor", "--json").object
-    assert not report["targets"]["sim"]["works"]
+    assert not report["devices"]["sim"]["works"]
     assert any(text.startswith("sim: ") and "rows.h" in text for text in report["missing"])
     assert not any(text.startswith("sim: ") for text in report["claims"])
 
@@ -221,7 +221,7 @@ def test_hip_without_a_clang_says_what_to_install(tokitai: Command, monkeypatch:
     assert (done.code, done.object["verdict"], done.object["certificate"]) == (3, "undecided", None)
     assert "no-such-clang" in done.object["failure"] and "apt install clang-19 lld-19" in done.object["failure"]
     report = tokitai("doctor", "--json").object
-    assert report["targets"]["hip"]["clang"] is None
+    assert report["devices"]["hip"]["clang"] is None
     assert any(text.startswith("hip: ") and "apt install clang-19 lld-19" in text for text in report["missing"])
     assert not any(text.startswith("hip: ") for text in report["claims"])
 
@@ -229,7 +229,7 @@ def test_hip_without_a_clang_says_what_to_install(tokitai: Command, monkeypatch:
 @needs_clang
 def test_doctor_tells_what_hip_can_and_cannot(tokitai: Command) -> None:
     report = tokitai("doctor", "--json").object
-    found = report["targets"]["hip"]
+    found = report["devices"]["hip"]
     assert (found["works"], found["build"]) == (False, None) and "clang" in found["clang"]
     assert any(text.startswith("hip: ") and text.endswith("nothing about an AMD device") for text in report["claims"])
     assert f"hip: {found['run']}" in report["missing"]

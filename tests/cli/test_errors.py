@@ -244,7 +244,7 @@ def test_a_compiler_that_fails(tokitai: Command, monkeypatch: pytest.MonkeyPatch
 
 def test_doctor_without_a_compiler(tokitai: Command) -> None:
     done = tokitai.process("doctor", "--json", PATH="", TOKITAI_CXX="")
-    assert (done.code, done.object["targets"]["cpu"]["works"]) == (3, False)
+    assert (done.code, done.object["devices"]["cpu"]["works"]) == (3, False)
     assert all(c.startswith("cuda: ") and c.endswith("inspected here, not run") for c in done.object["claims"])
     assert any("apt install g++" in text for text in done.object["missing"])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import Command
 
-THEIRS = """
+KERNELS = """
 import numpy as np
 
 def right(x):
@@ -32,17 +32,17 @@ def hangs(x):
 
 @pytest.fixture(autouse=True)
 def theirs(tokitai: Command) -> None:
-    (tokitai.folder / "theirs.py").write_text(THEIRS)
+    (tokitai.folder / "kernels.py").write_text(KERNELS)
 
 
 def test_a_right_kernel(tokitai: Command) -> None:
-    done = tokitai("judge", "theirs.py:right", "--op", "softmax", "--dtype", "f16")
+    done = tokitai("judge", "kernels.py:right", "--op", "softmax", "--dtype", "f16")
     assert done.code == 0 and done.out.startswith("right as softmax f16 on numpy: verified, ")
     assert "of the rounding-error bound, in whatever order" in done.out and "called again" in done.out
 
 
 def test_a_wrong_one_and_the_line_that_replays_it(tokitai: Command) -> None:
-    done = tokitai("judge", "theirs.py:wrong", "--op", "softmax", "--dtype", "bf16")
+    done = tokitai("judge", "kernels.py:wrong", "--op", "softmax", "--dtype", "bf16")
     assert done.code == 1
     lines = done.out.splitlines()
     assert lines[0].startswith("wrong as softmax bf16 on numpy: refuted, ") and " wrong" in lines[0]
@@ -53,32 +53,32 @@ def test_a_wrong_one_and_the_line_that_replays_it(tokitai: Command) -> None:
 
 
 def test_one_object(tokitai: Command) -> None:
-    done = tokitai.process("judge", "theirs.py:wrong", "--op", "softmax", "--dtype", "f16", "--json")
+    done = tokitai.process("judge", "kernels.py:wrong", "--op", "softmax", "--dtype", "f16", "--json")
     assert done.code == 1 and done.object["verdict"] == "refuted"
     assert done.object["share_of_allowance"] == "inf" or done.object["share_of_allowance"] > 1
     assert "a word of its own" not in done.out
 
 
 def test_a_call_that_does_not_end(tokitai: Command) -> None:
-    done = tokitai("judge", "theirs.py:hangs", "--op", "softmax", "--seconds", "1")
+    done = tokitai("judge", "kernels.py:hangs", "--op", "softmax", "--seconds", "1")
     assert done.code == 3 and "undecided" in done.out and "no answer before the deadline" in done.out
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (["theirs.py", "--op", "softmax"], "theirs.py: no kernel; accepted: FILE.py:NAME"),
+    (["kernels.py", "--op", "softmax"], "kernels.py: no kernel; accepted: FILE.py:NAME"),
     ([":right", "--op", "softmax"], "no kernel; accepted"),
-    (["theirs.py:left", "--op", "softmax"], "no function 'left'; accepted: hangs, right, wrong"),
+    (["kernels.py:left", "--op", "softmax"], "no function 'left'; accepted: hangs, right, wrong"),
     (["none.py:right", "--op", "softmax"], "none.py: no such file"),
-    (["theirs.py:right", "--op", "softmin"], "no operator named 'softmin'; did you mean"),
-    (["theirs.py:right", "--op", "layer_norm"], "right is called as (x, gamma, beta, eps="),
-    (["theirs.py:right", "--op", "softmax", "--dtype", "f8"], "no storage format of softmax named 'f8'"),
-    (["theirs.py:right", "--op", "softmax", "--device", "tpu"], "device='tpu'; accepted: numpy"),
-    (["theirs.py:right", "--op", "softmax", "--shape", "rows=3"], "cols is missing"),
-    (["theirs.py:right", "--op", "softmax", "--results", "z"], "no result of softmax named 'z'"),
-    (["theirs.py:right", "--op", "softmax", "--case", "x"], "no case 'x'"),
-    (["theirs.py:right", "--op", "softmax", "--without", "x"], "no optional input of softmax named 'x'"),
-    (["theirs.py:right", "--op", "softmax", "--seconds", "0"], "--seconds"),
-    (["theirs.py:right"], "--op"),
+    (["kernels.py:right", "--op", "softmin"], "no operator named 'softmin'; did you mean"),
+    (["kernels.py:right", "--op", "layer_norm"], "right is called as (x, gamma, beta, eps="),
+    (["kernels.py:right", "--op", "softmax", "--dtype", "f8"], "no storage format of softmax named 'f8'"),
+    (["kernels.py:right", "--op", "softmax", "--device", "tpu"], "device='tpu'; accepted: numpy"),
+    (["kernels.py:right", "--op", "softmax", "--shape", "rows=3"], "cols is missing"),
+    (["kernels.py:right", "--op", "softmax", "--results", "z"], "no result of softmax named 'z'"),
+    (["kernels.py:right", "--op", "softmax", "--case", "x"], "no case 'x'"),
+    (["kernels.py:right", "--op", "softmax", "--without", "x"], "no optional input of softmax named 'x'"),
+    (["kernels.py:right", "--op", "softmax", "--seconds", "0"], "--seconds"),
+    (["kernels.py:right"], "--op"),
 ])  # fmt: skip
 def test_wrong_usage(tokitai: Command, words: list[str], says: str) -> None:
     done = tokitai("judge", *words)

@@ -72,7 +72,7 @@ class Part(StrEnum):
 
 @app.command()
 def ops(as_json: Json = False) -> int:
-    """List the operators, their inputs, contracts and targets."""
+    """List the operators, their inputs, contracts and devices."""
     from .describe import operator_json, operator_text
 
     operators = registry().values()
@@ -93,7 +93,7 @@ def doctor(as_json: Json = False) -> int:
         output.print_json(report)
     else:
         print(report_text(report))
-    return 0 if report["targets"][DEFAULT]["works"] else 3
+    return 0 if report["devices"][DEFAULT]["works"] else 3
 
 
 @app.command()

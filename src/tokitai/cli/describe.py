@@ -44,7 +44,7 @@ def operator_json(o: Operator) -> dict[str, Any]:
             "formats": list(c.formats), "max_rows": c.max_rows, "min_cols": c.min_cols, "max_cols": c.max_cols,
             "domain": c.domain,
         },
-        "targets": [b.name for b in backends()],
+        "devices": [b.name for b in backends()],
     }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def operator_text(o: Operator) -> str:
         ("gradient of", o.backward_of.name if o.backward_of else ""),
         ("storage", f"{', '.join(c.formats)}; up to {c.max_rows:,} rows and {c.max_cols:,} columns"),
         ("domain", c.domain),
-        ("targets", ", ".join(b.name for b in backends())),
+        ("devices", ", ".join(b.name for b in backends())),
     ]
     return f"{o.name}\n  {_first_line(o)}\n" + "\n".join(f"    {name:<12} {text}" for name, text in rows if text)
 

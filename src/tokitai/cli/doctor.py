@@ -48,10 +48,10 @@ def examine() -> dict[str, Any]:
     folder = cache.folder()
     if folder.problem:
         missing.append(folder.problem)
-    targets = {}
+    devices = {}
     for backend in backends():
         found = backend.examine(trial)
-        targets[backend.name] = found
+        devices[backend.name] = found
         missing += [f"{backend.name}: {text}" for text in backend.lacks(found)]
     return {
         "numerics_version": NUMERICS_VERSION,
@@ -59,8 +59,8 @@ def examine() -> dict[str, Any]:
         "compilers": compilers,
         "compiler": chosen,
         "cache": {"folder": str(folder.path), "problem": folder.problem},
-        "targets": targets,
-        "claims": [f"{name}: {text}" for name, target in targets.items() for text in target["claims"]],
+        "devices": devices,
+        "claims": [f"{name}: {text}" for name, found in devices.items() for text in found["claims"]],
         "missing": missing,
     }
 
@@ -84,7 +84,7 @@ def memory_bytes() -> int | None:
 
 def report_text(report: dict[str, Any]) -> str:
     """The report for people."""
-    device, folder, targets = report["device"], report["cache"], report["targets"]
+    device, folder, devices = report["device"], report["cache"], report["devices"]
     lines = [
         f"machine     {device['cpu']}, {device['machine']}, {device['os']}, {device['libc']}",
         f"memory      {size_shown(device['memory_bytes'])}",
@@ -93,8 +93,8 @@ def report_text(report: dict[str, Any]) -> str:
         f"float mode  {device['float_mode'] or 'as IEEE 754 has it by default'}",
         f"cache       {folder['folder']}",
     ]
-    shown = [(name, backend_named(name), target) for name, target in targets.items()]
-    lines += [f"            {name}: {backend.shown(target)}" for name, backend, target in shown]
+    shown = [(name, backend_named(name), found) for name, found in devices.items()]
+    lines += [f"            {name}: {backend.shown(found)}" for name, backend, found in shown]
     lines[-len(shown)] = lines[-len(shown)].replace("       ", "devices", 1)
     for c in report["compilers"]:
         chosen = " (used by default)" if c["path"] == report["compiler"] else ""
@@ -102,9 +102,9 @@ def report_text(report: dict[str, Any]) -> str:
         state = "works" if c["works"] else "does not work" if c["problem"] else elsewhere
         known = f"{c['kind']}, {c['version']}, sha256 {c['digest'][:12]}"
         lines.append(f"compiler    {c['path']}: {known}: {state}{chosen}")
-    own = [backend.compiler_shown(target) for _, backend, target in shown]
+    own = [backend.compiler_shown(found) for _, backend, found in shown]
     lines += [f"compiler    {text}" for text in own if text is not None]
     lines += [f"claim       {text}" for text in report["claims"]]
-    lines += [f"no claim    {name}: nothing" for name, target in targets.items() if not target["claims"]]
+    lines += [f"no claim    {name}: nothing" for name, found in devices.items() if not found["claims"]]
     lines += [f"missing     {text}" for text in report["missing"]]
     return "\n".join(lines)

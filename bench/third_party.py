@@ -1,6 +1,6 @@
 """Kernels that a user would call instead, as `tokitai judge` takes them: PyTorch's, and Liger's in Triton for a GPU.
 
-Each is called as the operator of tokitai is: ``tokitai judge bench/theirs.py:torch_softmax --op softmax --device cpu``.
+Each is called as the operator of tokitai is: `tokitai judge bench/third_party.py:torch_softmax --op softmax`.
 `JUDGED` says which operator each is, and which of its results it has.
 """
 

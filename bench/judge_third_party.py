@@ -1,4 +1,4 @@
-"""Judge kernels that a user would call instead, and write what was found: ``python -m bench.judge_theirs``.
+"""Judge kernels that a user would call instead, and write what was found: ``python -m bench.judge_third_party``.
 
 Adds a record a line to ``bench/results/judged.jsonl``, and writes ``bench/results/judged.md`` from the latest of each
 device.
@@ -23,12 +23,12 @@ from tokitai.ops import get
 from tokitai.verification.verdict import Variant
 
 RESULTS = Path(__file__).parent / "results"
-THEIRS = Path(__file__).parent / "theirs.py"
+KERNELS = Path(__file__).parent / "third_party.py"
 FORMATS = ("f16", "bf16", "f32")
 SEED = 0  # so that a later run has the same cases
 INTRODUCTION = """# Third-party kernels, judged
 
-Written by `python -m bench.judge_theirs`; every record is in `judged.jsonl`, the latest of each device below.
+Written by `python -m bench.judge_third_party`; every record is in `judged.jsonl`, the latest of each device below.
 [What judging means](../../docs/how-to/judge-a-kernel.md): an element is wrong where it is further from the exact value
 than the rounding-error bound of a kernel that computes in f32, sums in whatever order and rounds once. The inputs are
 hard on purpose; many of them never occur in training. Records of before 2026-11-30 are of fewer cases: one call was
@@ -39,7 +39,7 @@ judged, scalars were the same in all, and no causes were looked for.
 * **wrong** counts cases with a wrong element, **bits** those in which the kernel has the bits of tokitai's definition.
 * **share** is the largest distance from the exact value as a part of its rounding-error bound.
 * **cause**: the arithmetic models that explain the most wrong elements of ordinary values, and what part of the cases.
-* **smallest wrong case**: the element that is furthest off in it.
+* **smallest wrong case**: the element with the largest error in it.
 """
 
 
@@ -47,11 +47,11 @@ def main(words: Sequence[str] | None = None) -> int:
     """Judge all, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", help="of PyTorch's tensors: cpu, cuda or cuda:N")
-    parser.add_argument("--only", nargs="*", help="kernels of theirs.py")
+    parser.add_argument("--only", nargs="*", help="kernels of third_party.py")
     parser.add_argument("--workers", type=int, default=2, help="how many are judged at a time")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of judged.jsonl and judged.md")
     options = parser.parse_args(words)
-    from .theirs import JUDGED
+    from .third_party import JUDGED
 
     on_a_gpu = options.device != "cpu"
     names = options.only or [n for n in JUDGED if on_a_gpu or n.startswith("torch_")]
@@ -74,13 +74,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def judged(name: str, dtype: str, device: str) -> dict[str, Any]:
     """One kernel in one format, as a record."""
-    from .theirs import JUDGED
+    from .third_party import JUDGED
 
     op, results, without = JUDGED[name]
     operator = get(op)
     given = frozenset(t.name for t in operator.tensors if t.optional and t.name not in without)
     made = tokitai.judge(
-        (THEIRS, name), operator, dtype=dtype, device=device, results=results and results.split(","),
+        (KERNELS, name), operator, dtype=dtype, device=device, results=results and results.split(","),
         variant=Variant(given), seed=SEED, seconds=120,
     )  # fmt: skip
     found = made.as_json()

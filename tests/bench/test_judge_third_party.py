@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import judge_theirs, theirs
+from bench import judge_third_party, third_party
 from tokitai.ops import get
 
 
 def test_every_kernel_is_one_of_an_operator() -> None:
-    found = {n for n in vars(theirs) if n.startswith(("torch_", "liger_"))}
-    assert found == set(theirs.JUDGED) and len(found) >= 17
-    for op, results, without in theirs.JUDGED.values():
+    found = {n for n in vars(third_party) if n.startswith(("torch_", "liger_"))}
+    assert found == set(third_party.JUDGED) and len(found) >= 17
+    for op, results, without in third_party.JUDGED.values():
         operator = get(op)
         names = {o.name for o in operator.trace("f32").outputs}
         assert set(results.split(",") if results else ()) <= names
@@ -24,7 +24,7 @@ def test_every_kernel_is_one_of_an_operator() -> None:
 @pytest.mark.slow
 def test_what_is_found_is_written(tmp_path: Path) -> None:
     only = ["--only", "torch_softmax", "torch_swiglu", "--out", str(tmp_path)]
-    assert judge_theirs.main(only) == 0 and judge_theirs.main(only) == 0
+    assert judge_third_party.main(only) == 0 and judge_third_party.main(only) == 0
     records = [json.loads(line) for line in (tmp_path / "judged.jsonl").read_text().splitlines()]
     assert len(records) == 12 and {r["verdict"] for r in records} == {"verified", "refuted"}
     page = (tmp_path / "judged.md").read_text()
@@ -35,7 +35,7 @@ def test_what_is_found_is_written(tmp_path: Path) -> None:
 
 
 def test_the_page_is_that_of_its_records() -> None:
-    kept = judge_theirs.RESULTS / "judged.jsonl"
+    kept = judge_third_party.RESULTS / "judged.jsonl"
     records = [json.loads(line) for line in kept.read_text().splitlines()]
     assert len(records) > 80
-    assert (judge_theirs.RESULTS / "judged.md").read_text() == judge_theirs.page(records)
+    assert (judge_third_party.RESULTS / "judged.md").read_text() == judge_third_party.page(records)
