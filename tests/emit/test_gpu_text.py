@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.few import few_variants
 from tokitai.backends.backend import Identity, source_digest
 from tokitai.backends.cuda import nvrtc
 from tokitai.backends.cuda.nvrtc import CudaArtifact
@@ -20,7 +21,7 @@ from tokitai.families.attention.plan import AttentionPlan
 from tokitai.families.matmul import tiling as gpu_product
 from tokitai.families.matmul.gpu_kernels import emit_product
 from tokitai.families.matmul.plan import ProductPlan
-from tokitai.lang import Graph, Node, Operator
+from tokitai.lang import FIXED_BITS, Graph, Node, Operator
 from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import Edit, GpuKernel
@@ -66,6 +67,7 @@ class Compiler:
     shared_bytes: int = 160 << 10
     matrix_units: bool = False
     fused_units: bool = False
+    integer_units: bool = False
     warpgroups: bool = False
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Built, Identity]:
@@ -181,7 +183,7 @@ def test_long_rows_fit_into_registers(op: Operator, dtype: str) -> None:
         assert spilled(made), "no exception any more: take it out of the list"
 
 
-VARIANTS = [(o, v, rotated(i)) for i, o in enumerate(HERE) for v in variants(o, rotated(i))[1:]]
+VARIANTS = [(o, v, rotated(i)) for i, o in enumerate(HERE) for v in few_variants(o, rotated(i))[1:]]
 
 
 @pytest.mark.slow
@@ -192,7 +194,10 @@ def test_every_variant_compiles(op: Operator, variant: Variant, dtype: str) -> N
     assert spilled(made) == {}
 
 
-PRODUCTS = [(o, v) for o in HERE if is_product(o) for v in variants(o, "f32")]  # steps of units are further below
+EXACT = {("accumulator", name) for name in FIXED_BITS}
+PRODUCTS = [  # steps of units, and products in fixed point, are further below
+    (o, v) for o in HERE if is_product(o) for v in variants(o, "f32") if not EXACT & {*v.options}
+]
 ON_ONE = [
     (o, v, rotated(i), ARCHITECTURES[i // 3 % 3], rows)
     for i, (o, v) in enumerate(PRODUCTS)
@@ -281,6 +286,24 @@ def test_products_by_steps_compile(arch: str, matrix: bool) -> None:
     assert len(made) == (3 if matrix else 2)
     assert built(op, "bf16", arch, v=IN_STEPS, structure=True, rows=1850, cols=1856)
     assert all(("mma.sync" in a.read_ptx()) is matrix for a in made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linear", "linear_swiglu", "grouped_linear_backward_weight"])
+@pytest.mark.parametrize("accumulator", FIXED_BITS)
+def test_products_in_fixed_point_by_matrix_units_compile(accumulator: str, name: str) -> None:
+    """Every tile that is offered: nothing is spilled, and sums are those of integers."""
+    op, variant = registry()[name], Variant(frozenset(), (("accumulator", accumulator),))
+    graph = op.trace("bf16", variant.present, dict(variant.options))
+    for rows in (4, 650, 1850):
+        kernel = GpuKernel(op, graph, make_plan(graph), False, Compiler("sm_80", integer_units=True))
+        sizes = [rows, rows, 72, 1, *[72, 0] * kernel.matrices]
+        kernel.launch_raw([0] * len(kernel.tensor_sizes), sizes, [(rows, rows)], np.zeros(64, np.uint64), 0, place=0)
+        made = [program.artifact for program, _ in kernel.programs.values()]  # type: ignore[attr-defined]
+        assert spilled(made) == {} and findings(made, True) == []
+        found = {o for a in made for o in opcodes(a.read_ptx()) if "mma" in o}
+        assert len(found) == (1 if accumulator == "fixed8" else 4)
+        assert all(re.fullmatch(r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.[su]8\.[su]8\.s32", o) for o in found)
 
 
 def test_products_in_f64_are_found_where_they_are_not_defined() -> None:

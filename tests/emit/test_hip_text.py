@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.few import few_variants
 from tokitai.backends.backend import Identity, source_digest
 from tokitai.backends.hip import clang as hip
 from tokitai.backends.hip.assembly import read_ir
@@ -26,7 +27,7 @@ from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import Edit, GpuKernel
 from tokitai.runtime.kernel import is_attention, is_product
 from tokitai.toolchain.build import Source
-from tokitai.verification.verdict import Variant, variants
+from tokitai.verification.verdict import Variant
 
 try:
     hip.find_hip()
@@ -57,6 +58,7 @@ class Compiler:
     name: str = "hip"
     matrix_units: bool = False
     fused_units: bool = False
+    integer_units: bool = False
     warpgroups: bool = False
     shared_bytes: int = 0
 
@@ -144,7 +146,7 @@ def test_every_format_compiles(op: Operator, dtype: str, arch: str) -> None:
     assert spilled(built(op, dtype, arch)) == {}
 
 
-VARIANTS = [(o, v) for o in EVERY for v in variants(o)[1:]]
+VARIANTS = [(o, v) for o in EVERY for v in few_variants(o)[1:]]
 ON_ONE = [(o, v, ARCHITECTURES[i % 5]) for i, (o, v) in enumerate(VARIANTS)]
 
 
@@ -154,7 +156,7 @@ def test_every_variant_compiles(op: Operator, variant: Variant, arch: str) -> No
     assert spilled(built(op, "f16", arch, v=variant)) == {}
 
 
-PRODUCTS = [(o, v) for o in EVERY if is_product(o) for v in variants(o)]
+PRODUCTS = [(o, v) for o in EVERY if is_product(o) for v in few_variants(o)]
 LARGER = [(o, v, ARCHITECTURES[i % 5], (650, 1850)[i // 5 % 2]) for i, (o, v) in enumerate(PRODUCTS)]
 
 

@@ -125,7 +125,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.name, self.warp, self.shared_bytes = self.device.name, self.device.warp, self.device.shared_bytes
-        self.matrix_units = self.fused_units = self.warpgroups = self.device.units
+        self.matrix_units = self.fused_units = self.warpgroups = self.integer_units = self.device.units
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, None]:
         return Program(self.trace, self.trace.unit(text, stem, structure), self.spilling), None
@@ -277,7 +277,7 @@ def record_operators(
 
 def record_device_checks(made: Recording) -> None:
     """The sources that try out a GPU's matrix units."""
-    sources = {"f64": matrix_checks.source()}
+    sources = {"f64": matrix_checks.source(), "integers": matrix_checks.integer_source()}
     for fmt in ("f16", "bf16"):
         sources[f"warps-{fmt}"] = matrix_checks.fused_source(FORMATS[fmt].emin)
         sources[f"warpgroups-{fmt}"] = matrix_checks.warpgroup_source(FORMATS[fmt].emin)

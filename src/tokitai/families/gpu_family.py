@@ -44,6 +44,10 @@ class Capabilities(Protocol):
         """Whether there are Hopper's warpgroups, whose steps are those of ``fused16``, and its copy engine."""
 
     @property
+    def integer_units(self) -> bool:
+        """Whether there are matrix units of 8-bit integers, signed and not, that add exactly."""
+
+    @property
     def fused_units(self) -> bool:
         """Whether there are matrix units of 16-bit operands whose steps are those of ``fused16``."""
 

@@ -5,6 +5,7 @@ from .gradient import Gradient
 from .graph import (
     ACCUMULATORS,
     COL_SUM_BLOCK,
+    FIXED_BITS,
     GROUPS,
     MATMUL_BLOCK,
     MATRICES,
@@ -80,6 +81,7 @@ from .values import (
 __all__ = [
     "ACCUMULATORS",
     "COL_SUM_BLOCK",
+    "FIXED_BITS",
     "GROUPS",
     "LARGEST",
     "MATMUL_BLOCK",

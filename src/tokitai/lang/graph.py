@@ -120,9 +120,13 @@ Contributions to one entry of a table are added by the same rule, by their rank 
 
 
 MATMUL_BLOCK = 4096
-ACCUMULATORS = ("f32", "f64", "fused16")  # of products
-NARROW_ACCUMULATORS = frozenset({"fused16"})  # those of 16-bit operands alone
 """Products in one chain of a matrix product: a chain inside aligned blocks along k, then the tree over the blocks."""
+
+FIXED_BITS = {"fixed8": 8, "fixed16": 16, "fixed24": 24}
+"""Accumulators that add exactly, of operands in signed fixed point of so many bits."""
+
+ACCUMULATORS = ("f32", "f64", "fused16", *FIXED_BITS)  # of products
+NARROW_ACCUMULATORS = frozenset({"fused16"})  # those of 16-bit operands alone
 
 OPERANDS = frozenset({"rk", "kr", "kc", "ck"})
 """Spaces of what a matrix product takes."""

@@ -161,6 +161,11 @@ def matmul(a: Operand[Any], b: Operand[Any], layout: str = "NN", accumulator: st
     matrix unit: 16 products in the order of k and the accumulator are aligned to the largest of their exponents (-133
     at least), cut toward zero at 25 fraction bits, added exactly, and the sum is cut toward zero to f32
     (`meaning.matrix_unit`).
+
+    With the accumulators fixed8, fixed16 and fixed24 a block's sum is exact: each row of the left operand and each
+    column of the right one is rounded, to nearest even, to signed integers of so many bits in a unit that follows from
+    its largest magnitude in the block; the sum of their products is rounded once to f32, and times both units
+    (`meaning.fixed_point`).
     """
     for name, x in (("left", a), ("right", b)):
         if not isinstance(x, Operand):

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..errors import FloatModeError
 from ..formats import FORMATS, canonical
-from ..lang import TOTALS, Function, Graph, Node, TensorSpec
+from ..lang import FIXED_BITS, TOTALS, Function, Graph, Node, TensorSpec
+from .fixed_point import block
 from .fused import exact_product, fma, fused
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
 from .matrix_unit import chain, chain_of_met
@@ -258,6 +259,8 @@ class Bits:
         """In f64 the product of two f32 numbers is exact, so that one addition is the fused operation."""
         if node.data[1] == "fused16":
             return over_blocks(node, a, b, lambda x, y: chain(x, y, *formats(node)), np.add, F32(0))
+        if node.data[1] in FIXED_BITS:
+            return over_blocks(node, a, b, lambda x, y: block(x, y, FIXED_BITS[str(node.data[1])]), np.add, F32(0))
         if node.data[1] == "f32":
             made = chains(node, a, b, exact_product, lambda x, y: exact_product(x, y).astype(F32), fused)
             return np.asarray(tree(made, np.add, axis=0)[0])

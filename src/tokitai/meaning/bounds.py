@@ -18,11 +18,11 @@ import numpy as np
 from ..elementary.exact import DECLARED
 from ..errors import TokitaiError
 from ..formats import FORMATS
-from ..lang import COL_SUM_BLOCK, MATMUL_BLOCK, TOTALS, Graph, Node, Sizes, TensorSpec
+from ..lang import COL_SUM_BLOCK, FIXED_BITS, MATMUL_BLOCK, TOTALS, Graph, Node, Sizes, TensorSpec
 from . import bits
 from .interpret import Array, as_rows_cols, full_size, items_of, joined, load
 from .matrix_unit import FRACTION, STEP
-from .product import formats, operands, turned
+from .product import blocks, formats, operands, turned
 
 U = 2.0**-24  # unit roundoff of f32
 TINY = 2.0**-150  # half the smallest subnormal
@@ -152,6 +152,8 @@ class Bounds:
         if node.data[1] == "fused16":
             sides = operands(node, *(np.abs(np.asarray(x, np.float64)) for x in plain))
             return Bounded(value, WIDEN * self._fused_steps(*sides, *formats(node)))
+        if node.data[1] in FIXED_BITS:
+            return Bounded(value, WIDEN * self._fixed_point(node, plain, FIXED_BITS[str(node.data[1])]))
         left, right = operands(node, *(np.abs(x.astype(np.float64)) for x in plain))
         inner, f64 = left.shape[1], node.data[1] == "f64"
         grown = self._grown(inner, U * U * 2**-5 if f64 else U)
@@ -184,6 +186,23 @@ class Bounds:
         levels = np.expm1(np.ceil(np.log2(len(errors))) * np.log1p(U))
         both, size = sum(errors[1:], errors[0]), sum(totals[1:], totals[0])
         return np.asarray((both + levels * (size + both)) * (1 + left.shape[1] * 2.0**-52))
+
+    def _fixed_point(self, node: Node, plain: Sequence[Array], bits: int) -> Array:
+        """The error of sums of operands in fixed point (`fixed_point`). In a block an element differs by half a unit of
+        its line, at most 2**(2 - b) of the line's largest magnitude, or by a whole one next to twice that power of two;
+        zeros are exact. So an outlier costs all of its line: a product differs by what each operand does, times
+        the other, and by both. The sum is exact, rounded once as f32, and once more where it is subnormal."""
+        errors, totals = [], []
+        for a, b in blocks(node, *(np.abs(np.asarray(x, np.float64)) for x in plain)):
+            wrong, other = _off(a, bits), _off(b.T, bits).T
+            error, total = wrong @ b + a @ other + wrong @ other, a @ b
+            errors.append(error + U * (total + error) + TINY)
+            totals.append(total)
+        if not errors:
+            return np.zeros((1, 1))
+        levels = np.expm1(np.ceil(np.log2(len(errors))) * np.log1p(U))
+        both, size = sum(errors[1:], errors[0]), sum(totals[1:], totals[0])
+        return np.asarray((both + levels * (size + both)) * (1 + MATMUL_BLOCK * 2.0**-52))
 
     def _weighted(self, node: Node, args: Sequence[Any], plain: Sequence[Array], shape: tuple[int, int]) -> Bounded:
         """As for a product in f32, of weights that have errors themselves; what is not met has none."""
@@ -246,6 +265,13 @@ class Bounds:
     def _grown(self, count: int, roundoff: float) -> float:
         """What its roundings make of a product's sum of ``count`` terms, relative to them: one of each is its own."""
         return float(np.expm1((self.height("matmul", count) + 1) * np.log1p(roundoff)))
+
+
+def _off(lines: Array, bits: int) -> Array:
+    """How far magnitudes are from their integers in a line's unit, at most: nothing, half a unit or a whole one."""
+    power = np.frexp(lines.max(axis=1, keepdims=True, initial=0))[1]
+    unit = np.ldexp(1.0, power - 1 - (bits - 2))
+    return np.where(lines == 0, 0, np.where(lines >= np.ldexp(1.0, power) - unit / 2, unit, unit / 2))
 
 
 def _raised(x: Array, emin: int) -> Array:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats import FORMATS
-from ..lang import Graph, Node, TensorSpec, extent
+from ..lang import FIXED_BITS, Graph, Node, TensorSpec, extent
 from . import bits
 from .interpret import Array, evaluate_body, evaluate_graph, evaluate_list
 from .matrix_unit import STEP
@@ -36,7 +36,8 @@ TAGS = {
     for i, name in enumerate(
         "add sub mul div fma sqrt neg abs maximum minimum round_even power_of_two exponent significand lt le eq ne "
         "logical_and logical_or logical_not where convert round_f16 round_bf16 row_max const "
-        "stochastic_f16 stochastic_bf16 row_first widen_f64 round_f32 fused_step".split()
+        "stochastic_f16 stochastic_bf16 row_first widen_f64 round_f32 fused_step fixed8 fixed16 fixed24 "
+        "fixed_unit".split()
     )
 }
 
@@ -120,6 +121,16 @@ def matrix_unit_chain_of_met(a: Array, met: Array, b: Array) -> Array:
     return c
 
 
+def fixed_point_block(name: str, a: Array, b: Array) -> Array:
+    """The hash of an exact sum of a block, whose products are added in any order, and of the units of its row and its
+    column, each of which is made of all of their elements, in any order."""
+    left, right = (unary("fixed_unit", x).sum(axis=i, keepdims=True, dtype=U64) for x, i in ((a, 1), (b, 0)))
+    products = np.zeros((len(a), b.shape[1]), U64)
+    for i in range(a.shape[1]):
+        products += symmetric(name, a[:, i, None], b[None, i, :])
+    return ordered(name, products, symmetric("fixed_unit", left, right))
+
+
 def _products(a: Array, b: Array) -> Array:
     """The hash of a product that begins a chain, and of the factors of one that goes on."""
     return np.stack([symmetric("mul", a, b), symmetric("fma", a, b)])
@@ -177,6 +188,9 @@ class Structure:
                 return fma(*args)
             case "matmul" if node.data[1] == "fused16":
                 return over_blocks(node, args[0], args[1], matrix_unit_chain, add, unary("const", np.zeros((), U64)))
+            case "matmul" if node.data[1] in FIXED_BITS:
+                made_of = partial(fixed_point_block, str(node.data[1]))
+                return over_blocks(node, args[0], args[1], made_of, add, unary("const", np.zeros((), U64)))
             case "matmul":
                 a, b = (unary("widen_f64", x) for x in args) if node.data[1] == "f64" else args
                 made = chains(node, a, b, partial(symmetric, "fma"), partial(symmetric, "mul"), fused)

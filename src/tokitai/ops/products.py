@@ -11,7 +11,7 @@ from ..lang import Contract, HardInput, Matrix, Operand, Outputs, fma, operator,
 from ..lang import matmul as product
 
 Layout = Literal["NN", "NT", "TN"]
-Accumulator = Literal["f32", "f64", "fused16"]
+Accumulator = Literal["f32", "f64", "fused16", "fixed8", "fixed16", "fixed24"]
 WideAccumulator = Literal["f32", "f64"]  # where an operand may be f32
 
 DOMAIN = "sums of products whose partial sums stay finite in f32"

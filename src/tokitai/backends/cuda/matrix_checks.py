@@ -2,7 +2,8 @@
 
 In f64 a product of 16 x 4 and 4 x 8 that is added to accumulators must have the bits of four fused multiply-adds, one
 after another in the order of k. Of 16-bit operands a product of 16 x 16 and 16 x 8 must have the bits of a step of
-``fused16``. Hopper's units have both; what another GPU's do is for these tests to say.
+``fused16``. Hopper's units have both; what another GPU's do is for these tests to say. Of 8-bit integers a product of
+16 x 32 and 32 x 8 must have the exact sums, signed or not.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ...emit.gpu_text import headers, warpgroup_headers
+from ...emit.gpu_text import gpu_own, headers, warpgroup_headers
 from ...formats import FORMATS
 from ...toolchain.build import Source
 from . import nvrtc
 
 ARCHITECTURES = ("sm_90", "sm_100")  # that have such units, and enough of them
 FUSED_ARCHITECTURES = ("sm_90",)  # whose model is `meaning.matrix_unit`
+INTEGER_ARCHITECTURE = 80  # the first that multiplies 16 x 32 by 32 x 8
 BLOCKS, STEPS, FUSED_STEPS, WARPGROUP_BLOCKS = 2048, 64, 16, 528
 
 # Operands of random bits with exponents close together, or up to 200 apart; zeros of both signs among them.
@@ -201,6 +203,87 @@ KERNEL(try_out, 128, 1) {
 
 }  // namespace tokitai
 """
+
+
+# Operands of random bytes in every regime: any, the largest and the smallest alone, small ones; each signed and not.
+# Sums begin anywhere, and wrap in no step.
+INTEGERS = r"""
+#define ACCUMULATORS_F64 0
+#define MATRIX_UNITS 0
+#define UNIT_ATOM 1
+#define PLAN_FIXED_BITS 16
+#define PLAN_PRODUCTS 1
+#define PLAN_ROWS 32
+#define PLAN_COLS 32
+#define PLAN_THREAD_M 4
+#define PLAN_THREAD_N 4
+#define PLAN_DEPTH 32
+#include "fixed_point.h"
+
+namespace tokitai {
+
+struct Call { int32_t* wrong; };
+
+INLINE uint64_t drawn(uint64_t& state) {
+  state += 0x9E3779B97F4A7C15ull;
+  uint64_t x = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+INLINE Bytes four(uint64_t& state, int regime) {
+  const uint32_t x = uint32_t(drawn(state) >> 16);
+  if (regime == 1) return (x & 0x01010101u) * 255u;
+  if (regime == 2) return (x & 0x01010101u) * 127u + 0x01010101u * (x >> 31);
+  return regime == 3 ? x & 0x03030303u : x;
+}
+// Digits of one operand and the other, one of a warp's tile after another.
+template <int L, int R> INLINE int tried(const Bytes (&a)[4], const Bytes (&b)[2], const int32_t (&c)[4]) {
+  const int g = thread_index() / 4, t = thread_index() % 4;
+  Sum units[4], sums[4];
+  for (int i = 0; i < 4; ++i) units[i] = sums[i] = c[i];
+  multiply_add<L == 1, R == 1>(units[0], units[1], units[2], units[3], a, b);
+  for (int high = 0; high < 2; ++high)
+    for (int k = 0; k < 4; ++k)
+      for (int i = 0; i < 4; ++i) {
+        const int row = 4 * g + k, column = 4 * (2 * t + i % 2) + k;
+        const Bytes x = Bytes(__shfl_sync(0xFFFFFFFFu, a[2 * high + i / 2], row));
+        const Bytes y = Bytes(__shfl_sync(0xFFFFFFFFu, b[high], column));
+        add_products<L, R>(sums[i], x, y);
+      }
+  int wrong = 0;
+  for (int i = 0; i < 4; ++i) wrong += units[i] != sums[i];
+  return wrong;
+}
+
+KERNEL(try_out, 32, 1) {
+  uint64_t state = uint64_t(block_index() * 32 + thread_index()) << 32;
+  int wrong = 0;
+  ROLLED for (int round = 0; round < STEPS; ++round) {
+    const int regime = int(block_index() + round) % 4;
+    Bytes a[4], b[2];
+    int32_t c[4];
+    for (int i = 0; i < 4; ++i) a[i] = four(state, regime), c[i] = int32_t(drawn(state) >> 34);
+    for (int i = 0; i < 2; ++i) b[i] = four(state, regime);
+    wrong += tried<0, 0>(a, b, c) + tried<0, 1>(a, b, c) + tried<1, 0>(a, b, c) + tried<1, 1>(a, b, c);
+  }
+  call.wrong[block_index() * 32 + thread_index()] = wrong;
+}
+
+}  // namespace tokitai
+"""
+
+
+def integer_source() -> Source:
+    """The test of products of 8-bit integers."""
+    text = INTEGERS.replace("< STEPS", f"< {FUSED_STEPS}")
+    return Source(text, headers(of_products=True) | gpu_own("fixed_point.h"), "try_out")
+
+
+def multiplies_integers(device: Any) -> bool:
+    """Whether every one of sixteen million sums, a quarter of each pair of signed and other integers, is exact."""
+    if int(device.arch.removeprefix("sm_")) < INTEGER_ARCHITECTURE:
+        return False
+    return _none_wrong(device, integer_source())
 
 
 def fused_source(smallest: int) -> Source:

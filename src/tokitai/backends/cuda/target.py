@@ -15,7 +15,7 @@ from ...toolchain.build import Source
 from ..backend import Array, Identity, Program, source_digest, workspace_of
 from . import nvrtc
 from .device import open_device
-from .matrix_checks import adds_in_order, takes_fused_steps, warpgroups_take_fused_steps
+from .matrix_checks import adds_in_order, multiplies_integers, takes_fused_steps, warpgroups_take_fused_steps
 
 
 class CudaTarget:
@@ -37,6 +37,11 @@ class CudaTarget:
     def fused_units(self) -> bool:
         """Whether the device's matrix units take the steps of ``fused16``: tried out on it, once."""
         return takes_fused_steps(self.device)
+
+    @cached_property
+    def integer_units(self) -> bool:
+        """Whether the device's matrix units multiply 8-bit integers, and add exactly: tried out on it, once."""
+        return multiplies_integers(self.device)
 
     @cached_property
     def warpgroups(self) -> bool:

@@ -32,7 +32,7 @@ class HipTarget:
     name = "hip"
     shared_bytes = 0  # that launches may ask for: there are no copies that go on by themselves
     matrix_units = False
-    fused_units = warpgroups = False
+    fused_units = warpgroups = integer_units = False
     entered = nullcontext
 
     def __init__(

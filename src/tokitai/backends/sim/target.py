@@ -23,7 +23,7 @@ class SimTarget:
 
     name = "sim"
     shared_bytes = 227 << 10  # as a block may have on sm_90
-    fused_units = warpgroups = False
+    fused_units = warpgroups = integer_units = False
     entered = nullcontext  # there is none to enter
 
     def __init__(

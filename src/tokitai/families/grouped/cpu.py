@@ -28,7 +28,8 @@ class GroupedEmitter(ProductEmitter):
         products, offsets = self.plan.products, self.graph.offsets
         assert offsets is not None
         count = len(products)
-        self.line(f"const Buffers buffers({count}, rows, cols, k_size, PLAN_SHARE * threads, threads, workspace);")
+        head = f"const {self.buffers} buffers({count}, rows, cols, k_size"
+        self.line(f"{head}, PLAN_SHARE * threads, threads, workspace);")
         self.open("#pragma omp parallel num_threads(threads)\n ")
         self.line("const FloatMode mode;")
         for s in self.plan.uniform:

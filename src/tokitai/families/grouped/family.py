@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...emit.cpp import KernelText, headers, own
+from ...emit.cpp import KernelText, own
 from ...lang import Graph, Operator
 from ..arguments import Bound
 from ..family import Array
+from ..matmul.cpu import product_headers
 from ..matmul.family import Matmul
 from ..matmul.plan import is_product
 from .arguments import bind_grouped
@@ -35,7 +36,7 @@ class Grouped(Matmul):
 
     def cpu_source(self, plan: GroupedPlan) -> KernelText:  # type: ignore[override]
         """The source of the kernel for the CPU."""
-        return KernelText(GroupedEmitter(plan).text(), headers(of_products=True) | own("groups.h"))
+        return KernelText(GroupedEmitter(plan).text(), product_headers(plan) | own("groups.h"))
 
     def bind(self, operator: Operator, graph: Graph, arrays: Mapping[str, Array], *, read: bool = True) -> Bound:
         """Which side of a group's matrices is which, and where groups begin."""

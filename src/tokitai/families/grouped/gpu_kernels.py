@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...emit.cpp import KernelText
-from ...emit.gpu_text import gpu_own, headers, warpgroup_headers
-from ..matmul.gpu_kernels import GpuProducts
+from ...emit.gpu_text import gpu_own
+from ..matmul.gpu_kernels import GpuProducts, product_headers
 from ..matmul.tiling import Tiling
 from .gpu import GpuGroupedEmitter
 from .gpu_pipeline import GpuGroupedPipelineEmitter
@@ -16,8 +16,7 @@ from .plan import GroupedPlan
 def emit_grouped(plan: GroupedPlan, tiling: Tiling) -> KernelText:
     """The source of the kernels for one tiling."""
     text = (GpuGroupedPipelineEmitter if tiling.stages else GpuGroupedEmitter)(plan, tiling).text()
-    shared = headers(of_products=True) | (warpgroup_headers() if tiling.stages else {})
-    return KernelText(text, shared | gpu_own("groups.h"))
+    return KernelText(text, product_headers(plan, tiling) | gpu_own("groups.h"))
 
 
 class GpuGrouped(GpuProducts):

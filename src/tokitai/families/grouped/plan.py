@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from ...errors import DefinitionError
-from ...lang import MATMUL_BLOCK, Graph, Sizes
-from ..matmul.plan import BLOCK_ROWS, DEPTH, PANEL_COLS, PANEL_ROWS, ProductPlan, plan_product
+from ...lang import Graph, Sizes
+from ..matmul.plan import DEPTH, ProductPlan, plan_product
 
 TALL, WIDE = 1008, 1024
 _REFUSED = frozenset({"rows", "row_index", "element_word"})  # they would not be those of a group
@@ -30,13 +30,7 @@ class GroupedPlan(ProductPlan):
         self, shapes: Sequence[tuple[int, int]], element: int, threads: int = 1, entries: int = 0
     ) -> int:
         """For each thread what ``Room`` in products.h has for a task."""
-        sizes = Sizes.of(shapes[0])
-        height, width = min(sizes[0], TALL) + PANEL_ROWS, min(sizes[1], WIDE) + PANEL_COLS
-        blocks = -(-sizes.inner // MATMUL_BLOCK)
-        tiles = height * width * (1 + (blocks.bit_length() if blocks > 1 else 0)) * len(self.products)
-        right = DEPTH * width * len(self.products)
-        left = DEPTH * (min(sizes[0], BLOCK_ROWS) + PANEL_ROWS)
-        return max(element, 8 if self.accumulator == "f64" else 4) * threads * (tiles + right + left)
+        return self.bytes_for(Sizes.of(shapes[0]), TALL, WIDE, element, threads, threads)
 
     def describe(self) -> dict[str, object]:
         """The plan in words, for people and certificates."""

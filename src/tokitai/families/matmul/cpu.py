@@ -6,14 +6,18 @@ matrix its row stride and the stride from one product of the batch to the next (
 
 from __future__ import annotations
 
+from ...emit.cpp import headers, own
 from ...emit.text import POINTER, Printer
 from ...formats import FORMATS
-from ...lang import MATRICES
+from ...lang import FIXED_BITS, MATRICES
 from .plan import BLOCK_ROWS, DEPTH, PANEL_COLS, PANEL_ROWS, SHARE, TALL, WIDE, ProductPlan
 
 
 def unit_defines(plan: ProductPlan) -> tuple[str, ...]:
-    """What the headers of products read where a matrix unit adds up: the smallest exponents of the operands."""
+    """What the headers of products read where a matrix unit adds up, the smallest exponents of the operands; of
+    operands in fixed point their bits."""
+    if plan.fixed:
+        return (f"#define PLAN_FIXED_BITS {FIXED_BITS[plan.accumulator]}",)
     if plan.accumulator != "fused16":
         return ()
     return defines_of_units(*(str(n.data[1]) for n in plan.products[0].args[:2]))
@@ -32,21 +36,28 @@ def plan_defines(f64: bool, tall: int = TALL, wide: int = WIDE, panel: int = PAN
     return (f"#define ACCUMULATORS_F64 {int(f64)}", *(f"#define PLAN_{n} {value}" for n, value in sizes.items()))
 
 
+def product_headers(plan: ProductPlan) -> dict[str, str]:
+    """The headers of a product's kernel, by name."""
+    return headers(of_products=True) | (own("fixed_point.h") if plan.fixed else {})
+
+
 class ProductEmitter(Printer):
     """Prints one kernel."""
 
-    includes = ("products.h",)
+    includes: tuple[str, ...] = ("products.h",)
 
     def __init__(self, plan: ProductPlan) -> None:
         super().__init__(plan.graph)
         self.plan = plan
         self.defines = unit_defines(plan) + plan_defines(plan.accumulator == "f64")
+        self.buffers = "FixedBuffers" if plan.fixed else "Buffers"
+        self.includes = (*self.includes, *(["fixed_point.h"] if plan.fixed else []))
 
     def body(self) -> None:
         """What stands between the braces of the kernel."""
         self.arguments()
         count = len(self.plan.products)
-        self.line(f"const Buffers buffers({count}, rows, cols, k_size, batch, threads, workspace);")
+        self.line(f"const {self.buffers} buffers({count}, rows, cols, k_size, batch, threads, workspace);")
         self.open("#pragma omp parallel num_threads(threads)\n ")
         self.line("const FloatMode mode;")
         for s in self.plan.uniform:

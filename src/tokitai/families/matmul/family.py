@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...emit.cpp import KernelText, headers
+from ...emit.cpp import KernelText
 from ...lang import Graph, Operator
 from ..arguments import Bound
 from ..family import Array, Family
 from .arguments import bind_product, product_sizes
-from .cpu import ProductEmitter
+from .cpu import ProductEmitter, product_headers
 from .gpu_kernels import GpuProducts
 from .plan import ProductPlan, is_product, plan_product
 from .shapes import ProductShapes
@@ -32,7 +32,7 @@ class Matmul(Family[ProductPlan]):
 
     def cpu_source(self, plan: ProductPlan) -> KernelText:
         """The source of the kernel for the CPU."""
-        return KernelText(ProductEmitter(plan).text(), headers(of_products=True))
+        return KernelText(ProductEmitter(plan).text(), product_headers(plan))
 
     def bind(self, operator: Operator, graph: Graph, arrays: Mapping[str, Array], *, read: bool = True) -> Bound:
         """Which side of each matrix is which."""

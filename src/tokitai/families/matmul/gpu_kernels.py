@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ...emit.cpp import KernelText
-from ...emit.gpu_text import headers, warpgroup_headers
+from ...emit.gpu_text import gpu_own, headers, warpgroup_headers
 from ...errors import TargetMissingError
 from ...lang import MATRICES, OPERANDS, Sizes
 from ...lower.scalars import rounded_scalars
@@ -17,7 +17,7 @@ from . import tiling as tilings
 from .gpu import GpuProductEmitter
 from .gpu_pipeline import GpuPipelineEmitter, padding
 from .plan import ProductPlan
-from .tiling import MOST_PRODUCTS, MOST_UNITS, Tiling
+from .tiling import MOST_FIXED_PRODUCTS, MOST_PRODUCTS, MOST_UNITS, Tiling
 
 Strides = dict[int, tuple[int, int]]  # of each operand, by its place: from row to row, from one product to the next
 
@@ -25,7 +25,13 @@ Strides = dict[int, tuple[int, int]]  # of each operand, by its place: from row 
 def emit_product(plan: ProductPlan, tiling: Tiling) -> KernelText:
     """The source of a matrix product's kernels for one tiling."""
     text = (GpuPipelineEmitter if tiling.stages else GpuProductEmitter)(plan, tiling).text()
-    return KernelText(text, headers(of_products=True) | (warpgroup_headers() if tiling.stages else {}))
+    return KernelText(text, product_headers(plan, tiling))
+
+
+def product_headers(plan: ProductPlan, tiling: Tiling) -> dict[str, str]:
+    """The headers of a product's kernels, by name."""
+    more = warpgroup_headers() if tiling.stages else gpu_own("fixed_point.h") if plan.fixed else {}
+    return headers(of_products=True) | more
 
 
 class GpuProducts(GpuFamily[ProductPlan]):
@@ -37,10 +43,11 @@ class GpuProducts(GpuFamily[ProductPlan]):
 
     def plan(self, plan: ProductPlan, target: str) -> ProductPlan:
         """The same. Raises TargetMissingError for products that are stored in several ways, and for too many."""
-        if len({str(n.data[0]) for n in plan.products}) > 1 or len(plan.products) > MOST_PRODUCTS:
+        most = MOST_FIXED_PRODUCTS if plan.fixed else MOST_PRODUCTS
+        if len({str(n.data[0]) for n in plan.products}) > 1 or len(plan.products) > most:
             layouts = ", ".join(str(n.data[0]) for n in plan.products)
             raise TargetMissingError(
-                f"{plan.graph.name}: products stored as {layouts}; accepted by {target}: up to {MOST_PRODUCTS}, all "
+                f"{plan.graph.name}: products stored as {layouts}; accepted by {target}: up to {most}, all "
                 "stored in one way"
             )
         return plan
@@ -53,7 +60,8 @@ class GpuProducts(GpuFamily[ProductPlan]):
         """The first choice for this shape."""
         sizes = Sizes.of(shape)
         tiling = tilings.tiling_of(plan, sizes, usual_width(sizes.inner))
-        return GpuSource(self.emit(plan, tiling), tilings.product_steps(tiling, sizes), str(tiling), sizes)
+        steps = tilings.cut_steps(plan, sizes) + tilings.product_steps(tiling, sizes)
+        return GpuSource(self.emit(plan, tiling), steps, str(tiling), sizes)
 
     def launches(
         self, kernel: KernelInMaking, plan: ProductPlan, addresses: Sequence[int], sizes: Sequence[int],
@@ -75,7 +83,10 @@ class GpuProducts(GpuFamily[ProductPlan]):
         numbers = 4 + 2 * kernel.matrices + kernel.whole_count
         return Launches(
             program=kernel.program(tiling, partial(self.emit, plan, tiling)),
-            steps=tuple(tilings.product_steps(tiling, whole, most, len(plan.products))),
+            steps=(
+                *tilings.cut_steps(plan, whole),
+                *tilings.product_steps(tiling, whole, most, len(plan.products)),
+            ),
             middle=struct.pack(f"<{1 + len(sizes)}q", tilings.together(tiling, whole, most), *sizes),
             workspace=self.workspace_bytes(kernel, plan, [whole], threads, entries),
             copied=copied,
@@ -114,6 +125,8 @@ def _has_units(kernel: KernelInMaking, plan: ProductPlan) -> bool:
     """Whether the device has matrix units with the bits of the plan's accumulator."""
     if plan.accumulator == "fused16":
         return kernel.target.fused_units
+    if plan.fixed:
+        return kernel.target.integer_units
     return plan.accumulator == "f64" and kernel.target.matrix_units
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...errors import DefinitionError
-from ...lang import MATMUL_BLOCK, OPERANDS, Graph, Node, Sizes
+from ...lang import FIXED_BITS, MATMUL_BLOCK, OPERANDS, Graph, Node, Sizes
 from ..family import Plan
 
 TALL, WIDE, DEPTH, BLOCK_ROWS = 2016, 1024, 256, 144
@@ -39,6 +39,23 @@ class ProductPlan(Plan):
         return str(self.products[0].data[1])
 
     @property
+    def fixed(self) -> bool:
+        """Whether operands are rounded to fixed point, and added exactly."""
+        return self.accumulator in FIXED_BITS
+
+    def bytes_for(self, sizes: Sizes, tall: int, wide: int, element: int, teams: int, threads: int) -> int:
+        """For each team tiles of accumulators and of sums of whole blocks, packed operands of the right, units of
+        lines in fixed point; for each thread packed operands of the left: as ``Room`` in products.h has them."""
+        height, width = min(sizes[0], tall) + PANEL_ROWS, min(sizes[1], wide) + PANEL_COLS
+        blocks, count = -(-sizes.inner // MATMUL_BLOCK), len(self.products)
+        tiles = height * width * (1 + (blocks.bit_length() if blocks > 1 else 0)) * count
+        right = DEPTH * width * count
+        left = DEPTH * (min(sizes[0], BLOCK_ROWS) + PANEL_ROWS)
+        each = max(element, 8 if self.accumulator in ("f64", "fixed16", "fixed24") else 4)
+        units = self.fixed * element * (height + width * count)
+        return each * (teams * (tiles + right) + threads * left) + teams * units
+
+    @property
     def left(self) -> Node:
         """The operand on the left, of all products."""
         return self.products[0].args[0]
@@ -46,17 +63,10 @@ class ProductPlan(Plan):
     def workspace_bytes(
         self, shapes: Sequence[tuple[int, int]], element: int, threads: int = 1, entries: int = 0
     ) -> int:
-        """Tiles of accumulators and of sums of whole blocks, packed operands: as ``room`` in products.h has them."""
+        """What ``Room`` in products.h has."""
         sizes = Sizes.of(shapes[0])
-        height = min(sizes[0], TALL) + PANEL_ROWS
-        width = min(sizes[1], WIDE) + PANEL_COLS
-        blocks = -(-sizes.inner // MATMUL_BLOCK)
-        tiles = height * width * (1 + (blocks.bit_length() if blocks > 1 else 0)) * len(self.products)
-        right = DEPTH * width * len(self.products)
-        left = DEPTH * (min(sizes[0], BLOCK_ROWS) + PANEL_ROWS)
         teams = threads if sizes.batch >= SHARE * threads else 1
-        wide = 8 if self.accumulator == "f64" else 4
-        return max(element, wide) * (teams * (tiles + right) + threads * left)
+        return self.bytes_for(sizes, TALL, WIDE, element, teams, threads)
 
     def describe(self) -> dict[str, object]:
         """The plan in words, for people and certificates."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...lang import MATMUL_BLOCK, Sizes
+from ...lang import FIXED_BITS, MATMUL_BLOCK, Sizes
 from ...lower.gpu import Step
 from .plan import ProductPlan
 
@@ -22,6 +22,7 @@ ROOMS = 1024  # blocks at a time that keep sums which wait
 MOST_BLOCKS = 2**31 - 1
 FINISH_THREADS = 256
 MOST_PRODUCTS = 8  # of one left operand
+MOST_FIXED_PRODUCTS = 4  # the same, whose slices have room in shared memory
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,18 @@ FUSED_TILINGS = (  # whose slabs have room in 48 KiB as hashes, too
 )
 
 
+FIXED_TILINGS = {  # by bits: each slice of an operand has lines of its own in shared memory, each weight its sums
+    "fixed8": (
+        Tiling(128, 128, 8, 8, 64, 4, 16, 8),
+        Tiling(64, 64, 4, 8, 64, 4, 16, 8, per_sm=2),
+        Tiling(32, 32, 4, 4, 64, 4, 16, 8, per_sm=4),
+    ),
+    "fixed16": (Tiling(128, 64, 4, 8, 32, 4, 16, 8), Tiling(32, 32, 4, 4, 32, 4, 16, 8, per_sm=4)),
+    "fixed24": (Tiling(64, 64, 4, 4, 32, 4, 16, 8), Tiling(32, 32, 2, 4, 32, 4, 16, 8, per_sm=2)),
+}
+CUT_LINES, CUT_THREADS, MOST_CUTS = 32, 256, 1 << 20  # of the kernel that cuts operands into slices
+
+
 # Rows, columns and stages of 64 along k, as many as shared memory has room for.
 PIPELINES = (
     Tiling(128, 256, 0, 0, 64, 0, 0, 8, atom=True, stages=4),
@@ -120,9 +133,9 @@ def _pipeline_fits(tiling: Tiling, sizes: Sizes) -> bool:
 
 def offered(plan: ProductPlan, width: int, matrix: bool = False) -> Iterator[Tiling]:
     """The tilings of a plan, from large to small; several products share the columns of a tile. With ``matrix`` sums in
-    f64, and steps of 16-bit operands, take matrix units."""
-    if plan.accumulator == "fused16":
-        *larger, smallest = FUSED_TILINGS
+    f64, steps of 16-bit operands and products of slices take matrix units."""
+    if plan.accumulator == "fused16" or plan.fixed:
+        *larger, smallest = FIXED_TILINGS.get(plan.accumulator, FUSED_TILINGS)
         for t in (*_shared(plan, larger), smallest):
             yield replace(t, width=width, atom=matrix)
         return
@@ -172,7 +185,7 @@ def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
         return
     for per_sm in range(tiling.per_sm, 0, -1):
         yield replace(tiling, per_sm=per_sm)
-    chain = plan.accumulator != "fused16" and not tiling.matrix
+    chain = plan.accumulator in ("f32", "f64") and not tiling.matrix
     if chain and plan.graph.ragged and tiling.tall > tiling.wide and len(plan.products) == 1:
         yield replace(tiling, depth=8, unrolled=8)
         yield replace(tiling, depth=8, unrolled=2, tall=tiling.wide, wide=tiling.tall)
@@ -233,7 +246,29 @@ def product_steps(tiling: Tiling, sizes: Sizes, most: int = MOST_UNITS, products
 def workspace_bytes(plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: bool, most: int = MOST_UNITS) -> int:
     """Sums that wait, for each block that is at work, and the sums of each part; enough for smaller tiles as well."""
     each = 8 if structure or plan.accumulator == "f64" else 4
-    return each * len(plan.products) * max(_workspace(t, sizes, most) for t in fallbacks(plan, tiling))
+    sums = each * len(plan.products) * max(_workspace(t, sizes, most) for t in fallbacks(plan, tiling))
+    return sums + cut_bytes(plan, sizes, structure)
+
+
+def cut_steps(plan: ProductPlan, sizes: Sizes) -> list[Step]:
+    """The launch that cuts operands into slices, where there is one; it takes strips of lines in turn."""
+    items = [sizes.batch] * 2 if sizes.ragged != "r" else [1, sizes.batch]
+    strips = [-(-n // CUT_LINES) * i * chains_of(sizes) for n, i in zip(sizes[:2], items, strict=True)]
+    most = min(max(*strips, 1), MOST_CUTS)
+    return [Step("cut", most, CUT_THREADS, in_turn=True)] if plan.fixed else []
+
+
+def cut_bytes(plan: ProductPlan, sizes: Sizes, structure: bool) -> int:
+    """The integers and the units of all operands: as ``Room`` in fixed_point.h has them."""
+    if not plan.fixed:
+        return 0
+    slices, element = (1, 8) if structure else (FIXED_BITS[plan.accumulator] // 8, 1)
+    slab = 4 if structure else FIXED_TILINGS[plan.accumulator][0].depth
+    groups = sizes.batch if sizes.ragged == "k" else 0
+    pitch, blocks = (-(-sizes.inner // slab) + groups) * slab, -(-sizes.inner // MATMUL_BLOCK) + groups
+    left, right = {"r": (1, sizes.batch), "k": (1, 1)}.get(sizes.ragged, (sizes.batch, sizes.batch))
+    lines = left * sizes[0] + right * sizes[1] * len(plan.products)
+    return lines * (slices * element * pitch + (8 if structure else 4) * blocks) + 64
 
 
 def _workspace(tiling: Tiling, sizes: Sizes, most: int) -> int:

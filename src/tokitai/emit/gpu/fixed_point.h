@@ -1,0 +1,389 @@
+// Products of operands in fixed point (tokitai/meaning/fixed_point.py has the rule): one kernel finds the units of lines and
+// writes their integers, cut into digits of eight bits, line by line along k; another multiplies slices, and adds exactly.
+#pragma once
+#include "work.h"
+
+namespace tokitai {
+
+constexpr int FIXED_BITS = PLAN_FIXED_BITS, THREAD_M = PLAN_THREAD_M, THREAD_N = PLAN_THREAD_N;
+constexpr int THREADS = ROWS / THREAD_M * (COLS / THREAD_N);
+constexpr int CUT_LINES = 32, CUT_K = 64, CUT_THREADS = 256;  // of what a block cuts at a time
+
+#if TOKITAI_STRUCTURE
+typedef S Bytes;     // an element
+typedef S Power;  // of a line in a block: the hash of all its elements
+typedef S Sum;
+constexpr Tag FIXED = Tag(33 + FIXED_BITS / 8), FIXED_UNIT = Tag(37);
+constexpr int DIGITS = 1, PER_WORD = 1, K_TILE_WORDS = 4, PITCH = 6;
+#else
+typedef uint32_t Bytes;    // four neighbours along k, the first one lowest
+typedef int32_t Power;   // the exponent of a line's unit
+typedef int32_t Sum;
+constexpr Power WITHOUT = 1 << 20;
+// An integer is DIGITS of eight bits, the highest signed, the others not. In a block of 4096 the sums of products of slices
+// that count alike stay below 2^31: two signed ones below 2^26, a signed and another one 2^27, two others 2^28, and no
+// more than three of these are added: of 24 bits 4096 (2 * 255 * 128 + 255^2) < 2^30.
+constexpr int DIGITS = FIXED_BITS / 8, PER_WORD = 4, K_TILE_WORDS = PLAN_DEPTH / 4, PITCH = K_TILE_WORDS + 4;
+static_assert(CHAIN == 4096, "sums fit");
+#endif
+constexpr int WEIGHTS = 2 * DIGITS - 1;                 // sums for each element, by what they count
+constexpr int K_TILE = K_TILE_WORDS * PER_WORD;           // products along k at a time
+constexpr int LINES = DIGITS * (ROWS + PRODUCTS * COLS);  // of a K-tile
+constexpr int PIECE = 16 / int(sizeof(Bytes)), LINE_PIECES = K_TILE_WORDS / PIECE, LINE = ROWS / THREAD_M;
+struct alignas(16) Piece { Bytes e[PIECE]; };
+constexpr int MEMORY = 2 * LINES * PITCH / PIECE;  // pieces of shared memory
+static_assert(CHAIN % K_TILE == 0 && CUT_K % K_TILE == 0 && PITCH % PIECE == 0, "whole k_tiles and pieces");
+static_assert(PRODUCTS * LINE * COLS * sizeof(E) <= MEMORY * sizeof(Piece), "sums of rows fit where k_tiles were");
+
+// ------------------------------------------------------------------ where integers lie
+// Those of one product's operand, from its first line and its first block on: for each slice lines of `pitch` words, for
+// each block the units of all `lines`.
+struct Digits {
+  Bytes* words;
+  Power* units;
+  int64_t pitch, apart, lines;
+  INLINE Bytes* at(int slice, int64_t line, int64_t word) const { return words + slice * apart + line * pitch + word; }
+};
+
+// The beginning of the workspace: of each operand its items' integers, then their units. Where groups share k, each
+// begins with a K-tile and a block of its own. families/matmul/tiling.py has the same size.
+struct Buffers {
+  int64_t pitch, blocks, lines[1 + PRODUCTS], items[1 + PRODUCTS];
+  Bytes* words;
+  INLINE Buffers(void* workspace, int64_t k_size, int64_t groups) : words(static_cast<Bytes*>(workspace)) {
+    pitch = (ceil_div(k_size, K_TILE) + groups) * K_TILE_WORDS, blocks = ceil_div(k_size, CHAIN) + groups;
+  }
+  INLINE int64_t words_of(int n) const { return items[n] * DIGITS * lines[n] * pitch; }
+  INLINE Digits digits(int n, int64_t item, int64_t line, int64_t group, int64_t begin) const {
+    Bytes* at = words;
+    for (int i = 0; i < n; ++i) at += words_of(i);
+    at += item * DIGITS * lines[n] * pitch + line * pitch + (begin / K_TILE + group) * K_TILE_WORDS;
+    Bytes* all = words;
+    for (int i = 0; i <= PRODUCTS; ++i) all += words_of(i);
+    Power* units = reinterpret_cast<Power*>(all);
+    for (int i = 0; i < n; ++i) units += items[i] * blocks * lines[i];
+    units += (item * blocks + begin / CHAIN + group) * lines[n] + line;
+    return {at, units, pitch, lines[n] * pitch, lines[n]};
+  }
+  INLINE E* rest() const {
+    Bytes* all = words;
+    int64_t units = 0;
+    for (int i = 0; i <= PRODUCTS; ++i) all += words_of(i), units += items[i] * blocks * lines[i];
+    return reinterpret_cast<E*>(all) + ceil_div(units, 4) * 4;
+  }
+};
+
+// ------------------------------------------------------------------ cutting
+#if TOKITAI_STRUCTURE
+struct Largest {
+  Power all = {0};
+  INLINE void take(S x, bool there) { if (there) all.h += unary(FIXED_UNIT, x).h; }
+  INLINE void join(int lane) { all.h += exchange(all.h, lane); }
+  INLINE Power unit() const { return all; }
+};
+INLINE void write_words(const Digits& to, int64_t line, int64_t word, const S* from, Power) { *to.at(0, line, word) = *from; }
+#else
+struct Largest {
+  uint32_t all = 0;
+  INLINE void take(S x, bool) {  // magnitudes in their order, above them NaN
+    const uint32_t size = bits_of(x) & 0x7FFFFFFFu;
+    all = size > all ? size : all;
+  }
+  INLINE void join(int lane) {
+    const uint32_t other = exchange(all, lane);
+    all = other > all ? other : all;
+  }
+  INLINE Power unit() const {
+    if (all >= INFINITY_BITS) return WITHOUT;
+    const int field = int((all >> 23 ? all : bits_of(float(int32_t(all)))) >> 23);
+    return (all == 0 ? 0 : field - (all >> 23 ? 127 : 276)) - (FIXED_BITS - 2);
+  }
+};
+// Four neighbours along k of a line with this unit, as integers, one word for each slice. A step of a power of two may be
+// beyond f32, so there are two.
+INLINE void write_words(const Digits& to, int64_t line, int64_t word, const S* from, Power unit) {
+  const int up = unit == WITHOUT ? 0 : -unit, first = up < 127 ? up : 127;
+  const S once = power_of_two(S(first)), again = power_of_two(S(up - first));
+  constexpr S TOP = S((1 << (FIXED_BITS - 1)) - 1);
+  uint32_t words[DIGITS] = {};
+  UNROLL for (int i = 0; i < 4; ++i) {
+    const S x = round_even(mul(mul(from[i], once), again));
+    const int32_t q = int32_t(x > -TOP ? x < TOP ? x : TOP : -TOP);  // NaN, of a line without a unit, is whatever is finite
+    UNROLL for (int s = 0; s < DIGITS; ++s) words[s] |= (uint32_t(q) >> 8 * s & 255u) << 8 * i;
+  }
+  UNROLL for (int s = 0; s < DIGITS; ++s) *to.at(s, line, word) = words[s];
+}
+#endif
+
+struct CutMemory { S e[CUT_LINES][CUT_K + 1]; };
+
+// Elements of `count` lines at most, from k on: of the lines and of the `length` of k what is there, and zeros.
+template <bool ALONG_K, class P>
+INLINE void load_lines(CutMemory& memory, Operand<P> from, int64_t count, int64_t k0, int64_t length) {
+  barrier();
+  ROLLED for (int i = thread_index(); i < CUT_LINES * CUT_K; i += CUT_THREADS) {
+    const int line = ALONG_K ? i / CUT_K : i % CUT_LINES, k = ALONG_K ? i % CUT_K : i / CUT_LINES;
+    S x = {};
+    if (line < count && k0 + k < length) x = load1(from.data + (ALONG_K ? line * from.stride + k0 + k : (k0 + k) * from.stride + line));
+    memory.e[line][k] = x;
+  }
+  barrier();
+}
+// The units and the integers of lines in one block.
+template <bool ALONG_K, class P>
+INLINE void cut(CutMemory& memory, Operand<P> from, int64_t count, int64_t length, Digits to) {
+  const int line = thread_index() / 8, part = thread_index() % 8;
+  Largest largest;
+  ROLLED for (int64_t k0 = 0; k0 < length; k0 += CUT_K) {
+    load_lines<ALONG_K>(memory, from, count, k0, length);
+    for (int k = part; k < CUT_K; k += 8) largest.take(memory.e[line][k], k0 + k < length);
+  }
+  for (int lane = 1; lane < 8; lane *= 2) largest.join(lane);
+  const Power unit = largest.unit();
+  if (part == 0 && line < count) to.units[line] = unit;
+  const int64_t end = ceil_div(length, K_TILE) * K_TILE;  // what fills a K-tile is zeros
+  ROLLED for (int64_t k0 = 0; k0 < length; k0 += CUT_K) {
+    load_lines<ALONG_K>(memory, from, count, k0, length);
+    for (int k = part * PER_WORD; k < CUT_K; k += 8 * PER_WORD)
+      if (line < count && k0 + k < end) write_words(to, line, (k0 + k) / PER_WORD, &memory.e[line][k], unit);
+  }
+}
+
+// f(item, line, block) for every strip of lines of every block of every item.
+template <class F> INLINE void each_strip(int64_t items, int64_t lines, int64_t k_size, const F& f) {
+  const int64_t strips = ceil_div(lines, CUT_LINES), blocks = ceil_div(k_size, CHAIN);
+  ROLLED for (int64_t at = block_index(); at < items * strips * blocks; at += grid_size())
+    f(at / blocks / strips, at / blocks % strips * CUT_LINES, at % blocks);
+}
+
+// ------------------------------------------------------------------ products of slices
+#if TOKITAI_STRUCTURE
+INLINE E scaled(const Sum (&sums)[WEIGHTS], Power row, Power col) {
+  return ordered(FIXED, sums[0], symmetric(FIXED_UNIT, row, col));
+}
+// A pair of zeros fills a K-tile; a hash is none.
+template <int L, int R> INLINE void add_products(Sum& sum, Bytes a, Bytes b) {
+  if (a.h || b.h) sum.h += symmetric(FIXED, a, b).h;
+}
+#else
+#if TOKITAI_HIP || TOKITAI_SIM
+#define __ll2float_rn(x) float(x)
+#endif
+INLINE E scaled(const Sum (&sums)[WEIGHTS], Power row, Power col) {
+  if (row == WITHOUT || col == WITHOUT) return float_of(NAN_BITS);
+  int64_t exact = 0;
+  UNROLL for (int i = 0; i < WEIGHTS; ++i) exact += int64_t(sums[i]) * (int64_t(1) << 8 * i);
+  // A whole number below 2^58 times 2^power, which takes two steps beyond what f32 has; only the last one rounds.
+  int power = row + col;
+  power = power < -226 ? -226 : power;
+  const int first = power < -126 ? -100 : power > 127 ? 127 : power;
+  return mul(mul(__ll2float_rn(exact), power_of_two(S(first))), power_of_two(S(power - first)));
+}
+template <bool SIGNED> INLINE int32_t byte_of(Bytes x, int i) {
+  return SIGNED ? int32_t(int8_t(x >> 8 * i & 255u)) : int32_t(x >> 8 * i & 255u);
+}
+// Of the slices L and R.
+template <int L, int R> INLINE void add_products(Sum& sum, Bytes a, Bytes b) {
+  UNROLL for (int i = 0; i < 4; ++i) sum += byte_of<L == DIGITS - 1>(a, i) * byte_of<R == DIGITS - 1>(b, i);
+}
+#endif
+// f(left slice, right slice) for each pair, as template arguments of an object.
+template <int L, int R> struct Pair {};
+template <class F> INLINE void each_pair(const F& f) {
+  f(Pair<0, 0>{});
+  if constexpr (DIGITS > 1) f(Pair<0, 1>{}), f(Pair<1, 0>{}), f(Pair<1, 1>{});
+  if constexpr (DIGITS > 2) f(Pair<0, 2>{}), f(Pair<2, 0>{}), f(Pair<1, 2>{}), f(Pair<2, 1>{}), f(Pair<2, 2>{});
+}
+
+// c += a b, of 16 x 32 and 32 x 8, by a unit for integers: lane 4 g + t of a warp has of a the rows g and g + 8, from 4 t
+// on four neighbours along k, then those 16 further on; the same of b at column g; of c the rows g and g + 8 at the
+// columns 2 t and 2 t + 1. A test on the device shows that it adds exactly before any is used.
+#if CUDA_ASM && !TOKITAI_STRUCTURE && UNIT_ATOM
+#define PRODUCTS_BY_UNIT 1
+#define INTEGER_MMA(LEFT, RIGHT) \
+  asm("mma.sync.aligned.m16n8k32.row.col.s32." LEFT "." RIGHT ".s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};" \
+      : "+r"(c0), "+r"(c1), "+r"(c2), "+r"(c3) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+template <bool LEFT_SIGNED, bool RIGHT_SIGNED>
+INLINE void multiply_add(Sum& c0, Sum& c1, Sum& c2, Sum& c3, const Bytes (&a)[4], const Bytes (&b)[2]) {
+  if constexpr (LEFT_SIGNED && RIGHT_SIGNED) INTEGER_MMA("s8", "s8");
+  else if constexpr (LEFT_SIGNED) INTEGER_MMA("s8", "u8");
+  else if constexpr (RIGHT_SIGNED) INTEGER_MMA("u8", "s8");
+  else INTEGER_MMA("u8", "u8");
+}
+#else
+#define PRODUCTS_BY_UNIT 0
+#endif
+
+// 32 threads are 4 side by side and 8 below each other; each has two neighbouring columns at a time.
+constexpr int GROUPS = COLS / (4 * THREAD_N);
+static_assert(THREADS % 32 == 0 && COLS % (4 * THREAD_N) == 0 && ROWS % (8 * THREAD_M) == 0, "whole groups");
+static_assert(THREAD_M % 2 == 0 && THREAD_N % 2 == 0, "as matrix units have it");
+INLINE int row_at(int line, int i) { return line / 8 * 8 * THREAD_M + i * 8 + line % 8; }
+INLINE int line_here() { return thread_index() / 32 / GROUPS * 8 + thread_index() % 32 / 4; }
+INLINE int column_here(int j) {
+  return thread_index() / 32 % GROUPS * 4 * THREAD_N + thread_index() % 4 * 2 + j / 2 * 8 + j % 2;
+}
+
+struct Tile {
+  E sum[PRODUCTS][THREAD_M][THREAD_N];
+  Sum exact[PRODUCTS][THREAD_M][THREAD_N][WEIGHTS];
+
+  // f(n, i, j): the places of this thread's results.
+  template <class F> INLINE void each(const F& f) const {
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int i = 0; i < THREAD_M; ++i)
+        UNROLL for (int j = 0; j < THREAD_N; ++j) f(n, i, j);
+  }
+  static INLINE const Bytes* left_line(const Bytes* k_tile, int slice, int line) { return k_tile + (slice * ROWS + line) * PITCH; }
+  static INLINE const Bytes* right_line(const Bytes* k_tile, int n, int slice, int line) {
+    return k_tile + (DIGITS * ROWS + (n * DIGITS + slice) * COLS + line) * PITCH;
+  }
+
+#if PRODUCTS_BY_UNIT
+  INLINE void multiply(const Bytes* k_tile) {
+    const int g = thread_index() % 32 / 4, t = thread_index() % 4, first = column_here(0) - t * 2;
+    UNROLL for (int k = 0; k < K_TILE_WORDS; k += 8) {
+      Bytes a[DIGITS][THREAD_M / 2][4], b[DIGITS][THREAD_N / 2][2];
+      UNROLL for (int s = 0; s < DIGITS; ++s)
+        UNROLL for (int i = 0; i < THREAD_M; ++i)
+          UNROLL for (int high = 0; high < 2; ++high)
+            a[s][i / 2][2 * high + i % 2] = left_line(k_tile, s, row_at(line_here(), i))[k + 4 * high + t];
+      UNROLL for (int n = 0; n < PRODUCTS; ++n) {
+        UNROLL for (int s = 0; s < DIGITS; ++s)
+          UNROLL for (int j = 0; j < THREAD_N / 2; ++j)
+            UNROLL for (int high = 0; high < 2; ++high)
+              b[s][j][high] = right_line(k_tile, n, s, first + j * 8 + g)[k + 4 * high + t];
+        each_pair([&](auto pair) { multiply_slices(n, a, b, pair); });
+      }
+    }
+  }
+  template <int L, int R>
+  INLINE void multiply_slices(
+      int n, const Bytes (&a)[DIGITS][THREAD_M / 2][4], const Bytes (&b)[DIGITS][THREAD_N / 2][2], Pair<L, R>) {
+    UNROLL for (int i = 0; i < THREAD_M; i += 2)
+      UNROLL for (int j = 0; j < THREAD_N; j += 2)
+        multiply_add<L == DIGITS - 1, R == DIGITS - 1>(
+            exact[n][i][j][L + R], exact[n][i][j + 1][L + R], exact[n][i + 1][j][L + R], exact[n][i + 1][j + 1][L + R],
+            a[L][i / 2], b[R][j / 2]);
+  }
+#else
+  // Each element's products by themselves, where no unit adds them.
+  INLINE void multiply(const Bytes* k_tile) {
+    ROLLED for (int n = 0; n < PRODUCTS; ++n)
+      ROLLED for (int i = 0; i < THREAD_M; ++i)
+        ROLLED for (int j = 0; j < THREAD_N; ++j)
+          each_pair([&](auto pair) { add_slices(k_tile, n, i, j, pair); });
+  }
+  template <int L, int R> INLINE void add_slices(const Bytes* k_tile, int n, int i, int j, Pair<L, R>) {
+    const Bytes* const a = left_line(k_tile, L, row_at(line_here(), i));
+    const Bytes* const b = right_line(k_tile, n, R, column_here(j));
+    for (int k = 0; k < K_TILE_WORDS; ++k) add_products<L, R>(exact[n][i][j][L + R], a[k], b[k]);
+  }
+#endif
+
+  // One block of `length` products; while a K-tile is worked on the next one is fetched.
+  INLINE void run_block(
+      const Work& work, const Unit& unit, const Digits& left, const Digits (&right)[PRODUCTS], int64_t block, int length,
+      Bytes* k_tiles) {
+    constexpr int PIECES = (LINES * LINE_PIECES + THREADS - 1) / THREADS;
+    Piece held[PIECES];
+    const Piece* from[PIECES];  // of a K-tile's lines: those of each digit of the left operand, then of each of the right ones
+    UNROLL for (int p = 0; p < PIECES; ++p) {
+      const int place = thread_index() + p * THREADS, line = place / LINE_PIECES;
+      const int64_t word = block * (CHAIN / PER_WORD) + place % LINE_PIECES * PIECE;
+      from[p] = nullptr;
+      if (line < DIGITS * ROWS) {
+        const int64_t r = unit.r0 + line % ROWS;
+        if (r < work.rows) from[p] = reinterpret_cast<const Piece*>(left.at(line / ROWS, r, word));
+      } else if (line < LINES) {
+        const int rest = line - DIGITS * ROWS;
+        const int64_t c = unit.c0 + rest % COLS;
+        UNROLL for (int n = 0; n < PRODUCTS; ++n)
+          if (rest / COLS / DIGITS == n && c < work.cols)
+            from[p] = reinterpret_cast<const Piece*>(right[n].at(rest / COLS % DIGITS, c, word));
+      }
+    }
+    const auto fetch = [&] {
+      UNROLL for (int p = 0; p < PIECES; ++p) {
+        held[p] = Piece{};
+        if (from[p]) held[p] = *from[p], from[p] += LINE_PIECES;
+      }
+    };
+    const auto put = [&](Bytes* k_tile) {
+      UNROLL for (int p = 0; p < PIECES; ++p) {
+        const int place = thread_index() + p * THREADS, line = place / LINE_PIECES, at = place % LINE_PIECES * PIECE;
+        if (line < LINES) *reinterpret_cast<Piece*>(k_tile + line * PITCH + at) = held[p];
+      }
+    };
+    each([&](int n, int i, int j) {
+      UNROLL for (int weight = 0; weight < WEIGHTS; ++weight) exact[n][i][j][weight] = Sum{};
+    });
+    fetch();
+    put(k_tiles);
+    barrier();
+    int half = 0;
+    ROLLED for (int k = 0; k < length; k += K_TILE, half ^= 1) {
+      const bool more = k + K_TILE < length;
+      if (more) fetch();
+      multiply(k_tiles + half * LINES * PITCH);
+      if (more) put(k_tiles + (half ^ 1) * LINES * PITCH);
+      barrier();
+    }
+    each([&](int n, int i, int j) {
+      const int64_t r = unit.r0 + row_at(line_here(), i), c = unit.c0 + column_here(j);
+      if (r < work.rows && c < work.cols)
+        sum[n][i][j] = scaled(exact[n][i][j], left.units[block * left.lines + r], right[n].units[block * right[n].lines + c]);
+    });
+  }
+
+  // Block `n` of a part joins those before it: one sum waits at each level of the tree whose bit is set in the number of
+  // blocks so far. After the last one all that wait are added, and the tile is the sum.
+  INLINE void join(E* pending, int64_t n, bool last) {
+    constexpr int64_t LEVEL = int64_t(PRODUCTS) * ROWS * COLS;
+    const auto place = [](int n, int i, int j) { return ((n * THREAD_M + i) * THREAD_N + j) * THREADS + thread_index(); };
+    const auto add_pending = [&](const E* from) {
+      each([&](int n, int i, int j) { sum[n][i][j] = add_sums(from[place(n, i, j)], sum[n][i][j]); });
+    };
+    int64_t rest = n;
+    ROLLED for (; rest & 1; rest >>= 1, pending += LEVEL) add_pending(pending);
+    if (!last) {
+      each([&](int n, int i, int j) { pending[place(n, i, j)] = sum[n][i][j]; });
+      return;
+    }
+    ROLLED for (rest >>= 1, pending += LEVEL; rest; rest >>= 1, pending += LEVEL)
+      if (rest & 1) add_pending(pending);
+  }
+
+  // The blocks of a unit's slice, as one sum. `pending` holds those sums of this block that are pending.
+  INLINE void run(
+      const Work& work, const Unit& unit, const Digits& left, const Digits (&right)[PRODUCTS], E* pending, Bytes* k_tiles) {
+    const int64_t first = unit.slice * work.chains_per_slice, count = min(work.chains_per_slice, work.chains - first);
+    if (count == 0) each([&](int n, int i, int j) { sum[n][i][j] = empty_sum(); });
+    ROLLED for (int64_t n = 0; n < count; ++n) {
+      run_block(work, unit, left, right, first + n, int(min(CHAIN, work.k_size - (first + n) * CHAIN)), k_tiles);
+      if (count > 1) join(pending, n, n + 1 == count);
+    }
+  }
+
+  // at(r, c, sums) for every element of the result that the tile has: the sums of LINE rows at a time go through shared
+  // memory, so that neighbouring threads have neighbouring columns.
+  template <class F> INLINE void results(const Work& work, const Unit& unit, Bytes* memory, const F& at) {
+    E* const rows = reinterpret_cast<E*>(memory);
+    ROLLED for (int i = 0; i < THREAD_M; ++i) {
+      each([&](int n, int y, int j) {
+        if (y == i) rows[(n * LINE + line_here()) * COLS + column_here(j)] = sum[n][y][j];
+      });
+      barrier();
+      ROLLED for (int e = thread_index(); e < LINE * COLS; e += THREADS) {
+        const int64_t r = unit.r0 + row_at(e / COLS, i), c = unit.c0 + e % COLS;
+        if (r >= work.rows || c >= work.cols) continue;
+        E sums[PRODUCTS];
+        UNROLL for (int n = 0; n < PRODUCTS; ++n) sums[n] = rows[n * LINE * COLS + e];
+        at(r, c, sums);
+      }
+      barrier();
+    }
+  }
+};
+
+}  // namespace tokitai
