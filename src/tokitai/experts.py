@@ -76,7 +76,7 @@ def expert_layer(
     Raises ArgumentError for shapes that do not match and for NaN logits, those of padding too; UnknownNameError for
     another word for ``logits``. On a GPU nothing waits for a look at torch tensors: a token with NaN logits gets NaN.
     """
-    _check(x, layer)
+    check_sizes(x, layer)
     if logits not in LOGITS:
         raise UnknownNameError("format of logits", logits, LOGITS)
     tokens, more = x.reshape(-1, x.shape[-1]), _words(x, threads)
@@ -178,7 +178,7 @@ def _halves(a: Array, axis: int) -> tuple[Array, Array]:
     return a[(*ahead, slice(None, half))], a[(*ahead, slice(half, None))]
 
 
-def _check(x: Array, layer: Experts) -> None:
+def check_sizes(x: Array, layer: Experts) -> None:
     """Raises ArgumentError where sizes do not match; formats are the operators' to check."""
     if x.ndim == 0:
         raise ArgumentError("x: a scalar; accepted: (..., features)")

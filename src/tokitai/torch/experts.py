@@ -6,18 +6,19 @@ and it is freed with the graph.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnknownNameError
 from ..experts import (
+    LOGITS,
     Experts,
     Logits,
     Saved,
+    check_sizes,
     expert_layer,
     expert_layer_backward,
     run_experts,
@@ -34,47 +35,91 @@ from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vma
 _accumulators = Accumulators(ops.grouped_linear)
 
 
-class _Layer(torch.autograd.Function):
-    """What autograd takes as a whole: sizes inside depend on which experts are chosen."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        weights = Experts(*map(plain, (router, gate_up, down)))
-        y, saved = expert_layer(plain(x), weights, **options)
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(saved.experts)
-        inside = {n: v for n, v in vars(saved).items() if isinstance(v, Tensor) and n != "x"}
-        ctx.inside = tuple(inside)
-        ctx.options = dict(k=saved.k, renormalise=saved.renormalise, accumulator=saved.accumulator)
-        ctx.save_for_backward(x, router, gate_up, down, *vars(saved.there).values(), *inside.values())
-        return y, saved.logits, saved.experts
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dlogits: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        made: tuple[Tensor, ...] = _Gradient.apply(ctx, dy, dlogits, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-        return (*made, None)
+Tensors = tuple[Tensor, ...]
+INSIDE = ("logits", "experts", "weights", "sorted", "hidden", "made")  # what `Saved` holds beside x and the places
 
 
-class _Gradient(torch.autograd.Function):
-    """The backward pass, which is not differentiated."""
+# A choice that is dropped has no place: tensors over places end in rows that nobody reads, so that no size of a result
+# depends on what is chosen. How many places there are is a number of the host.
+@custom_op("tokitai::experts")
+def _layer(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, padding: Tensor | None, k: int, renormalise: bool,
+    capacity: int | None, capacity_factor: float | None, logits: str, accumulator: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    y, saved = expert_layer(
+        plain(x), Experts(*map(plain, (router, gate_up, down))), k=k, renormalise=renormalise, capacity=capacity,
+        capacity_factor=capacity_factor, padding=padding, logits=logits, accumulator=accumulator,  # type: ignore[arg-type]
+    )  # fmt: skip
+    count, places = saved.weights.numel(), len(saved.there.order)
+    order, choice, sorted_, hidden, made = (
+        t if len(t) == count > 0 else torch.cat([t[:count], t.new_zeros(count - min(len(t), count), *t.shape[1:])])
+        for t in (saved.there.order, saved.there.choice, saved.sorted, saved.hidden, saved.made)
+    )
+    kept = torch.tensor(places, dtype=torch.int64, device="cpu")
+    return (
+        y, saved.logits, saved.experts, saved.weights, sorted_, hidden, made, order, choice, saved.there.place,
+        saved.there.counts, kept,
+    )  # fmt: skip
 
-    @staticmethod
-    def forward(ctx: Any, of: Any, dy: Tensor | None, dlogits: Tensor | None, *kept: Tensor) -> tuple[Tensor, ...]:
-        x, router, gate_up, down, *rest = map(plain, kept)
-        places = len(dataclasses.fields(Permutation))
-        there, inside = Permutation(*rest[:places]), dict(zip(of.inside, rest[places:], strict=True))
-        saved = Saved(x=x.reshape(-1, x.shape[-1]), there=there, **inside, **of.options)
-        slope = torch.zeros_like(x) if dy is None else plain(dy)
-        dx, made = expert_layer_backward(slope, Experts(router, gate_up, down), saved, dlogits=plain(dlogits))
-        return dx, made.router, made.gate_up, made.down
 
-    backward = staticmethod(refuse_second_derivatives("experts"))
+def _layer_shapes(
+    x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, padding: Tensor | None, k: int, renormalise: bool,
+    capacity: int | None, capacity_factor: float | None, logits: str, accumulator: str,
+) -> Tensors:  # fmt: skip
+    check_sizes(x, Experts(router, gate_up, down))
+    tokens, count = x.shape[0], x.shape[0] * k
+    of_float = torch.float32 if logits == "f32" else x.dtype
+    chosen = x.new_empty((tokens, k), dtype=torch.int32)
+    whole = x.new_empty((count,), dtype=torch.int64)
+    return (
+        x.new_empty(x.shape), x.new_empty((tokens, len(router)), dtype=of_float), chosen,
+        x.new_empty((tokens, k), dtype=torch.float32), x.new_empty((count, x.shape[1])),
+        x.new_empty((count, down.shape[-1])), x.new_empty((count, x.shape[1])), whole, torch.empty_like(whole),
+        whole.new_empty((tokens, k)), whole.new_empty((len(router),)), torch.empty((), dtype=torch.int64, device="cpu"),
+    )  # fmt: skip
 
 
-# Sizes inside depend on what is chosen: `torch.compile` goes on behind it.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@custom_op("tokitai::experts_backward")
+def _layer_backward(
+    dy: Tensor | None, dlogits: Tensor | None, x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor,
+    logits: Tensor, chosen: Tensor, weights: Tensor, sorted_: Tensor, hidden: Tensor, made: Tensor, order: Tensor,
+    choice: Tensor, place: Tensor, counts: Tensor, kept: Tensor, k: int, renormalise: bool, accumulator: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    places = int(kept)
+    there = Permutation(order[:places], choice[:places], place, counts)
+    inside = (logits, chosen, weights, sorted_[:places], hidden[:places], made[: max(places, 1)])
+    saved = Saved(
+        x=plain(x), there=there, k=k, renormalise=renormalise, accumulator=accumulator,
+        **dict(zip(INSIDE, map(plain, inside), strict=True)),
+    )  # fmt: skip
+    slope = torch.zeros_like(x) if dy is None else plain(dy)
+    layer = Experts(*map(plain, (router, gate_up, down)))
+    dx, gradients = expert_layer_backward(slope, layer, saved, dlogits=plain(dlogits))
+    return dx, gradients.router, gradients.gate_up, gradients.down
+
+
+def _keep_layer(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.options = (inputs[5], inputs[6], inputs[10])
+    ctx.save_for_backward(*inputs[:4], *output[1:])
+
+
+def _layer_gradients(ctx: Any, dy: Tensor | None, dlogits: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    for t in (dy, dlogits):
+        if t is not None:
+            refuse_transforms("experts", t)
+    return (*_layer_backward(dy, dlogits, *ctx.saved_tensors, *ctx.options), *[None] * 7)
+
+
+_layer.register_fake(_layer_shapes)
+_layer.register_autograd(_layer_gradients, setup_context=_keep_layer)
+_layer.register_vmap(refuse_vmap("experts"))
+_layer_backward.register_fake(lambda dy, dlogits, *kept: tuple(t.new_empty(t.shape) for t in kept[:4]))
+_layer_backward.register_autograd(refuse_second_derivatives("experts"))
+_layer_backward.register_vmap(refuse_vmap("experts"))
+
+
 def experts(
     x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, *, k: int = 2, renormalise: bool = False,
     capacity: int | None = None, capacity_factor: float | None = None, padding: Tensor | None = None,
@@ -89,22 +134,22 @@ def experts(
     it is that of the products of experts, and of the router's with ``logits="storage"``. Under autocast all tensors are
     cast to its dtype. Gradients of gradients are refused. Raises ArgumentError and UnknownNameError as `expert_layer`.
     """
-    options: dict[str, Any] = dict(
-        k=k, renormalise=renormalise, capacity=capacity, capacity_factor=capacity_factor, padding=padding, logits=logits
-    )
+    if logits not in LOGITS:
+        raise UnknownNameError("format of logits", logits, LOGITS)
     for t in (x, router, gate_up, down):
         refuse_transforms("experts", t)
-    if x.is_cuda and any(value is not None for value in (capacity, capacity_factor, padding)):
+    dropping = any(value is not None for value in (capacity, capacity_factor, padding))
+    if dropping and x.is_cuda and not torch.compiler.is_compiling():
         refuse_capture("experts", "a capacity or padding, for which the host sorts", "experts without them")
     # Autograd reshapes: what the function itself returns may be written to.
     tokens = x if x.ndim in (0, 2) else x.reshape(-1, x.shape[-1])
     if padding is not None and padding.shape == x.shape[:-1]:
-        options["padding"] = padding.reshape(-1)
+        padding = padding.reshape(-1)
     given = cast("lower", (tokens, router, gate_up, down))
     assert given[0] is not None
-    options["accumulator"] = _accumulators.chosen(accumulator, given[0].dtype, "experts")
-    y, routed, chosen = _Layer.apply(*given, options)  # type: ignore[no-untyped-call]
-    return y.view(x.shape), routed, chosen
+    sums = _accumulators.chosen(accumulator, given[0].dtype, "experts")
+    made = _layer(*given, padding, k, renormalise, capacity, capacity_factor, logits, sums)
+    return made[0].view(x.shape), made[1], made[2]
 
 
 # ------------------------------------------------------------------ experts that are chosen elsewhere
@@ -138,13 +183,10 @@ def chosen_experts(
     return made
 
 
-Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
 @custom_op("tokitai::chosen_experts")
 def _chosen(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, accumulator: str
-) -> Tensors:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     there = permutation(plain(chosen), len(gate_up))
     given = (plain(t) for t in (gate_up, down))
     y, brought, hidden, made = run_experts(plain(x), plain(weights), there, *given, accumulator=accumulator)

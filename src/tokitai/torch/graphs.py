@@ -19,6 +19,7 @@ from ..backends.cuda.device import open_device
 from ..backends.cuda.graph import CapturedKernel
 from ..errors import ArgumentError
 from ..runtime.gpu_lists import CapturedLaunch, capture_expected, captured_launches
+from .pending import wait_for_all
 
 EAGER = 2  # calls before the capture: they compile kernels, make states, and settle what a launch needs
 
@@ -119,6 +120,7 @@ class Graphed:
         return self.step(*args, **words)
 
     def _capture(self) -> None:
+        wait_for_all()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with captured_launches() as launches:
             capture = Capture(launches)
@@ -134,10 +136,8 @@ class Graphed:
         device = open_device(self.stream.device_index)
         for step in capture.steps:
             for launch, _ in step.scalars():
-                program: Any = launch.ready.program
-                functions = program.functions(launch.ready.steps)
                 count = len(launch.ready.steps)
-                nodes = CapturedKernel(device, graph.raw_cuda_graph(), functions, launch.parameter, count)
+                nodes = CapturedKernel(device, graph.raw_cuda_graph(), launch.parameter, count)
                 self.launches.append((launch, nodes))
         self.graph, self.steps = graph, capture.steps
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -12,14 +14,29 @@ class Pending:
     def __init__(self, flag: Tensor) -> None:
         self.event: torch.cuda.Event | None = None
         self.here = flag
-        if flag.is_cuda:
-            self.here = torch.empty((), dtype=torch.bool, pin_memory=torch.cuda.is_available())
+        if flag.device.type == "cuda":
+            self.here = torch.empty((), dtype=torch.bool, pin_memory=True)
             self.here.copy_(flag, non_blocking=True)
-        if torch.cuda.is_available() and flag.is_cuda:
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record(torch.cuda.current_stream(flag.device))
+            _on_the_way.add(self)
 
-    def __bool__(self) -> bool:
+    def wait(self) -> None:
+        """Until the value is here."""
         if self.event is not None:
             self.event.synchronize()
+            self.event = None
+            _on_the_way.discard(self)
+
+    def __bool__(self) -> bool:
+        self.wait()
         return bool(self.here.numpy())
+
+
+_on_the_way: weakref.WeakSet[Pending] = weakref.WeakSet()
+
+
+def wait_for_all() -> None:
+    """Until all values are here: while a stream is captured nothing can be waited for."""
+    for pending in list(_on_the_way):
+        pending.wait()

@@ -334,10 +334,6 @@ class Module:
                 call("cuFuncSetAttribute", function, attribute, shared, about=f"kernel {name}, {shared} shared bytes")
             self._allowed[name] = shared
 
-    def handle(self, name: str) -> int:
-        """A kernel, as the driver names it."""
-        return int((self._kernels.get(name) or self._kernel(name))[0])
-
     def bound(self, name: str, grid: int, block: int, call: Any, shared: int = 0) -> Callable[[int], None]:
         """A launch of one kernel with all settled but the stream: what calls repeat. ``call`` is an array of
         `ctypes` that holds the kernel's parameter, as many bytes as the first `launch` was checked with; what it holds

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 
 from ...errors import DeviceError
 from .device import Device
-from .driver import call, fail
+from .driver import bindings, call, fail
 
 CUDA_12 = 12000  # the version of the driver's functions, as `cuGetProcAddress` takes it
 _KERNEL = 0  # CU_GRAPH_NODE_TYPE_KERNEL
@@ -40,12 +40,12 @@ def _run(name: str, *arguments: object) -> None:
 
 
 class CapturedKernel:
-    """The nodes of a graph that launch some of these functions with this parameter, ``count`` of them.
+    """The nodes of a graph that launch kernels with this parameter, ``count`` of them.
 
     Raises DeviceError where the graph has another number.
     """
 
-    def __init__(self, device: Device, graph: int, functions: Sequence[int], parameter: bytes, count: int) -> None:
+    def __init__(self, device: Device, graph: int, parameter: bytes, count: int) -> None:
         self.device = device
         self.nodes: list[tuple[int, KernelNode]] = []
         with device.entered():
@@ -56,9 +56,8 @@ class CapturedKernel:
                     continue
                 found = KernelNode()
                 _run("cuGraphKernelNodeGetParams", node, ctypes.addressof(found))
-                if found.function not in functions or not found.parameters:
-                    continue
-                if ctypes.string_at(found.parameters[0] or 0, len(parameter)) == parameter:
+                same = _size_of_parameter(found) == len(parameter) and found.parameters
+                if same and ctypes.string_at(found.parameters[0] or 0, len(parameter)) == parameter:
                     self.nodes.append((node, found))
         if len(self.nodes) != count:
             raise DeviceError(f"a captured graph with {len(self.nodes)} launches of a list; accepted: {count}")
@@ -72,6 +71,18 @@ class CapturedKernel:
                 changed = KernelNode.from_buffer_copy(found)
                 changed.parameters = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p))
                 _run("cuGraphExecKernelNodeSetParams", executable, node, ctypes.addressof(changed))
+
+
+def _size_of_parameter(node: KernelNode) -> int:
+    """Bytes of the first parameter of a node's kernel; -1 where it has none."""
+    try:
+        if node.function:
+            found = call("cuFuncGetParamInfo", bindings().CUfunction(node.function), 0)
+        else:
+            found = call("cuKernelGetParamInfo", bindings().CUkernel(node.kernel), 0)
+    except DeviceError:
+        return -1
+    return int(found[1])
 
 
 def _nodes(graph: int) -> list[int]:

@@ -134,10 +134,6 @@ class CudaProgram:
 
         return both
 
-    def functions(self, steps: Sequence[Step]) -> list[int]:
-        """The handles of the kernels of some launches, in the driver."""
-        return [self.module.handle(step.name) for step in steps]
-
     def spills(self, name: str) -> int:
         """Bytes that are spilled, as ptxas reports them."""
         resources = self.module.artifact.resources[name]
