@@ -39,6 +39,7 @@ def noise(seed: int, *shape: int) -> Tensor:
 
 
 X, W, TARGET = noise(1, ROWS, INNER), noise(2, COLS, INNER), torch.arange(ROWS) % COLS
+QKV = noise(8, 1, 4, 40, 48), noise(9, 1, 2, 90, 48), noise(10, 1, 2, 90, 48)
 NARROW = (X.detach() / 64).requires_grad_()  # of which no logit hides the others
 GATE_UP, DOWN, ROUTER = noise(3, COUNT, 2 * HIDDEN, INNER), noise(4, COUNT, INNER, HIDDEN), noise(5, COUNT, INNER)
 CHOSEN, SHARES = (
@@ -134,11 +135,20 @@ def chosen(x: Tensor, gate_up: Tensor, down: Tensor, **more: Any) -> Tensor:
     return chosen_experts(x, CHOSEN.to(x.device), SHARES.to(x.device), gate_up, down, **more)
 
 
+def by_attention(accumulator: str) -> list[Tensor]:
+    """Of heads whose number is twice that of keys."""
+    given, more = detached(*QKV), dict(scale=QKV[0].shape[-1] ** -0.5, accumulator=accumulator)
+    y, top, total = ops.attention(*given, **more)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(7)).to(y.dtype)
+    return [y, *ops.attention_backward(dy, *given, top, total, **more)]
+
+
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], Callable[[str], list[Tensor]]]] = {
     "linear": (lambda x, w, **more: functional.linear(x, w, activation="gelu", **more), (X, W), by_linear),
     "matmul": (lambda x, w, **more: functional.matmul(x, w.T, **more), (X, W), by_matmul),
     "linear_cross_entropy": (cross_entropy, (NARROW, W), by_loss),
     "chosen_experts": (chosen, (X, GATE_UP, DOWN), by_experts),
+    "attention": (functional.attention, QKV, by_attention),
     "experts": (experts, (X, ROUTER, GATE_UP, DOWN), by_layer),
 }
 each = pytest.mark.parametrize("name", list(CALLS))
@@ -167,7 +177,7 @@ def test_operands_in_f32(name: str) -> None:
     want = run(called, *wide)
     with accumulate("fused16"):
         assert same(run(called, *wide), want)
-    accepted = rf"{name}: accumulator='fused16' of operands of torch.float32; accepted: 'f32', 'f64'"
+    accepted = rf"{name}: accumulator='fused16' of operands of torch.float32; accepted: 'f32'"
     with pytest.raises(ArgumentError, match=accepted):
         called(*wide, **FUSED)
     with torch.autocast("cpu", F16):  # which makes them 16-bit ones

@@ -226,7 +226,7 @@ def _of_probabilities(
 @checked
 def attention(
     q: Tensor, k: Tensor, v: Tensor, limit: Tensor | None = None, *, scale: float | Tensor | None = None,
-    lengths: Tensor | None = None, causal: bool = False, check: bool = True, accumulator: str = "f32",
+    lengths: Tensor | None = None, causal: bool = False, check: bool = True, accumulator: str | None = None,
 ) -> Tensor:  # fmt: skip
     """softmax(scale q k^T) v for (..., heads, queries, dim) beside (..., heads of keys, keys, dim), as `ops.attention`.
 
@@ -235,7 +235,8 @@ def attention(
     or of all leading dimensions, (..., heads, queries), where any may be 1. int32 or int64. Given together, the
     smallest holds. ``scale`` is 1 / sqrt(dim) by default. ``check=False`` leaves the check of limits out on a GPU,
     which waits for the device. With the ``accumulator`` fused16, of f16 and bf16, all products are those of a matrix
-    unit, forward and backward. Raises ArgumentError.
+    unit, forward and backward; None means that of the context `accumulate` if it is offered here, else f32. Raises
+    ArgumentError.
     """
     limit = limits_of(q, k, limit, lengths, causal)
     chosen = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -247,7 +248,7 @@ def attention(
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | Tensor | None = None, enable_gqa: bool = False,
-    accumulator: str = "f32",
+    accumulator: str | None = None,
 ) -> Tensor:  # fmt: skip
     """As torch's, by `ops.attention`. ``attn_mask`` of bool is taken where each query sees the first keys alone (those
     of padding and causal masks do): which is checked, and waits for a GPU; `attention` takes counts instead.

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...errors import ArgumentError
 from .. import functional
 from ..masks import limits_of_mask, seen_by_scores
+from .rule import accumulator_of
 
 NAME = "tokitai"
 TAKEN = ("sdpa", "eager")  # implementations whose masks say for each query which keys it sees
@@ -38,7 +39,10 @@ def attend(
         limit = limits_of_mask(seen, query, key)
     of_module = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = attention_mask is None and query.shape[2] > 1 and bool(of_module)
-    y = functional.attention(query, key, value, limit, scale=scaling, causal=causal, check=attention_mask is None)
+    y = functional.attention(
+        query, key, value, limit, scale=scaling, causal=causal, check=attention_mask is None,
+        accumulator=accumulator_of(module),
+    )  # fmt: skip
     return y.transpose(1, 2).contiguous(), None
 
 

@@ -143,10 +143,11 @@ def inside(module: Module) -> Iterator[tuple[str, str]]:
 RULES = (
     *(Rule("norm", f"{MODELS}.{name}RMSNorm", rms_norm) for name in LLAMAS),
     *(Rule("rotary", f"{MODELS}.{name}RotaryEmbedding", rotary_angles, refuse=refuse_rope) for name in LLAMAS),
-    *(Rule("attention", f"{MODELS}.{name}Attention", attention.rotated_attention, refuse=attention.refuse)
+    *(Rule("attention", f"{MODELS}.{name}Attention", attention.rotated_attention, refuse=attention.refuse,
+           products=True)
       for name in LLAMAS),
     *(Rule("attention", f"{MODELS}.{name}Attention", attributes=attention.by_config, begin=attention.register,
-           refuse=attention.refuse)
+           refuse=attention.refuse, products=True)
       for name in ("gpt2.modeling_gpt2.GPT2", "bert.modeling_bert.BertSelf", "bert.modeling_bert.BertCross")),
     *(Rule("router", f"{MODELS}.{name}TopKRouter", route, products=True) for name in MIXTURES),
     *(Rule("experts", f"{MODELS}.{name}Experts", run_experts, refuse=refuse_experts, products=True)
