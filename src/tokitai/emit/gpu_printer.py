@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..lang import Function, Graph, Node, Output
 from ..lower.dividends import never_small
@@ -43,6 +43,21 @@ class GpuPrinter(Printer):
             self.line(f"{how}(new_{o.name}, values_{o.name});")
         else:
             self.line(f"UNROLL for (int e = 0; e < CHUNK; ++e) new_{o.name}.e[e] = values_{o.name}[e];")
+
+
+class FramedPrinter(GpuPrinter):
+    """A printer of several kernels that begin with the same arguments."""
+
+    def arguments(self) -> None:
+        """What every kernel begins with."""
+        raise NotImplementedError
+
+    def kernel(self, name: str, threads: int, body: Callable[[], None], per_sm: int = 1) -> None:
+        self.line()
+        self.open(f"KERNEL({name}, {threads}, {per_sm})")
+        self.arguments()
+        body()
+        self.close()
 
 
 class QuotientPrinter(GpuPrinter):

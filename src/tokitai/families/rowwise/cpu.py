@@ -143,19 +143,6 @@ class RowEmitter(Printer):
             if n in p.keep:
                 self.line(f"store({self.scratch(n)} + c, {self.name[n]}, lanes);")
 
-    def column_value(self, n: Node) -> None:
-        """A value with a column index, for the columns from c on."""
-        if n.op == "input":
-            self.declare(n, f"load(in_{n.data[0]}{'_row' * (n.space == 'rc')} + c, lanes)", vector=True)
-        elif n.op == "gather":
-            self.declare(n, f"load({self.chosen_entry(n)} + c, lanes)", vector=True)
-        elif n.op == "column_index":
-            self.declare(n, "column_index(c, lanes)", vector=True)
-        elif n.op == "element_word":
-            self.declare(n, f"element_word<{n.data[0]}>(r * cols + c, lanes)", vector=True)
-        else:
-            self.declare(n, self.expression(n, True, self.name), vector=True)
-
     def scratch(self, n: Node) -> str:
         return f"scratch + {self.plan.kept[n]} * cols"
 

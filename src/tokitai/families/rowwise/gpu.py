@@ -9,10 +9,10 @@ same order, then whole host scalars; ``scalars`` the rounded host scalars.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ...emit.gpu_printer import GpuPrinter
+from ...emit.gpu_printer import FramedPrinter
 from ...emit.text import POINTER, SCALAR
 from ...lang import Node, TensorSpec
 from ...lower.gpu import MOST_THREADS
@@ -37,7 +37,7 @@ def again(t: TensorSpec) -> str:
     return ", REUSED" if t.space == "c" and t.format in NARROW else ""
 
 
-class GpuRowEmitter(GpuPrinter):
+class GpuRowEmitter(FramedPrinter):
     """Prints the kernels of one row-wise operator."""
 
     def __init__(self, plan: RowPlan, schedule: Schedule) -> None:
@@ -81,13 +81,6 @@ class GpuRowEmitter(GpuPrinter):
             self.kernel("columns", COLUMN_THREADS, self.columns_kernel)
         if finishes(self.plan):
             self.kernel("finish", MOST_THREADS, self.finish)
-
-    def kernel(self, name: str, threads: int, body: Callable[[], None], per_sm: int = 1) -> None:
-        self.line()
-        self.open(f"KERNEL({name}, {threads}, {per_sm})")
-        self.arguments()
-        body()
-        self.close()
 
     # ------------------------------------------------------------------ what all kernels begin with
     def arguments(self) -> None:

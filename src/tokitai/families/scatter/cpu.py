@@ -7,7 +7,6 @@ of long segments, and the entries with short ones.
 from __future__ import annotations
 
 from ...emit.text import POINTER, Printer
-from ...lang import Node
 from .plan import ScatterPlan
 
 TILE = 512  # columns whose chain is kept in the first-level cache
@@ -97,17 +96,6 @@ class ScatterEmitter(Printer):
             self.line(f"store({place}, {self.vector(o.node)}, lanes, out_{o.name}_streams);")
         self.close("});")
         self.close("};")
-
-    def column_value(self, n: Node) -> None:
-        """A value with a column index, for the columns from c on."""
-        if n.op == "input":
-            self.declare(n, f"load(in_{n.data[0]}{'_row' * (n.space != 'c')} + c, lanes)", vector=True)
-        elif n.op == "gather":
-            self.declare(n, f"load({self.chosen_entry(n)} + c, lanes)", vector=True)
-        elif n.op == "column_index":
-            self.declare(n, "column_index(c, lanes)", vector=True)
-        else:
-            self.declare(n, self.expression(n, True, self.name), vector=True)
 
     def long_blocks(self) -> None:
         self.line("#pragma omp for schedule(dynamic) nowait")

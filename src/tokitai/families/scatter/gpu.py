@@ -6,9 +6,7 @@ long), ``work`` (chains of long segments, short segments, entries without rows),
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ...emit.gpu_printer import GpuPrinter
+from ...emit.gpu_printer import FramedPrinter
 from ...emit.text import POINTER, SCALAR
 from ...lang import Node
 from ...lower.gpu import MOST_THREADS
@@ -16,7 +14,7 @@ from .plan import ScatterPlan
 from .schedule import DIGITS, PASSES, THREADS
 
 
-class GpuScatterEmitter(GpuPrinter):
+class GpuScatterEmitter(FramedPrinter):
     """Prints the kernels of one operator for accesses of at most `width` elements: of rows that are `full` where they
     are whole chunks, and `wide` where their numbers need 64 bits."""
 
@@ -41,7 +39,7 @@ class GpuScatterEmitter(GpuPrinter):
         self.line("void* workspace;")
         self.close("};")
         self.line()
-        self.line("// The part of a workspace k_padding those before, for so many values.")
+        self.line("// The next part of a workspace, for so many values.")
         self.open("template <class T> INLINE T* next_part(char*& place, int64_t count)")
         self.line("T* const part = reinterpret_cast<T*>(place);")
         self.line("place += ceil_div(count * int64_t(sizeof(T)), 16) * 16;")
@@ -53,13 +51,6 @@ class GpuScatterEmitter(GpuPrinter):
         self.kernel("find", DIGITS, self.find)
         self.kernel("work", THREADS, self.work)
         self.kernel("trees", MOST_THREADS, self.trees)
-
-    def kernel(self, name: str, threads: int, body: Callable[[], None]) -> None:
-        self.line()
-        self.open(f"KERNEL({name}, {threads}, 1)")
-        self.arguments()
-        body()
-        self.close()
 
     def arguments(self) -> None:
         self.line("const int64_t rows = call.sizes[0];")
