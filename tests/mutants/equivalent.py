@@ -95,6 +95,9 @@ NOT_READ = "the sum of one block more is stored in a place that nothing reads"
 ALL_ROWS = "it is about how many rows there are in all, which nothing reads, or adds to what is written afterwards"
 BY_VECTORS = "it is counted by vectors, of several elements: one more is below the same multiple of them"
 ROUNDED = "it is a multiple of what it is divided by: one more gives the same whole number"
+NOT_ADDED = "for rows behind the last one nothing is added"
+NO_COLUMN = "a thread without a column reads what is behind the last one, and stores nothing"
+NOT_USED = "what it reads for a row behind the last one is not used"
 BESIDE = "a piece of memory is larger than it needs, and all pieces fit into the workspace nevertheless"
 BEFORE_OUTPUT = "what lies before is a tile, which is made anew before it is read"
 NOT_MASKED = "a condition is tested where it holds for all"
@@ -219,6 +222,18 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
         if operator.contract.min_cols or all(o.space in ("rc", "c") for o in graph.outputs):
             return NO_COLUMNS
         return SHOWN if all_cases and all(t.space in ("rc", "c") for t in graph.inputs) else None
+    row = r"block0 \* BLOCK \+ i( \+ d)?"
+    past_rows = rf"(-1 if \(block0 \* BLOCK \+ («i»( \+ d)?|i \+ «d») >= rows|\+1 if \({row} >= «rows»)\) break;.*"
+    if re.fullmatch(past_rows, marked):
+        added = [line for line in block.splitlines() if re.search(r"\bacc_\w+\[.*\] = ", line)]
+        return NOT_ADDED if added and all("if (live" in line for line in added) else None
+    behind = (
+        r"(-1 const \w+ \w+ = («k» < end - i|k < end - «i»)|\+1 const \w+ \w+ = k < «end» - i) \? i \+ k : end - 1;"
+    )
+    if re.fullmatch(behind, marked) and "if (k >= end - i) continue;" in source[mutant.at :]:
+        return NOT_USED
+    if re.fullmatch(r"\+1 const int c = min\(column, «cols» - 1\);", marked):
+        return NO_COLUMN if "column < cols) {" in block and block.count("store") == 1 else None
     if re.fullmatch(r"-1 if \(«turn» < ends\[2\]\) \{", marked):
         past = source[_end_of_block(source, source.find("\n", mutant.at)) + 1 :]
         return NO_TURN if re.match(r"\s*\}", past) else None
@@ -280,7 +295,7 @@ def _stores_of_live(block: str) -> bool:
     return bool(lines) and all("if (live)" in x or any(x in some for some in within) for x in lines)
 
 
-DECLARATION = r"\s*const \w+\*?(?: const)? \w+ = [^{}\[]*;"
+DECLARATION = r"\s*const \w+\*?(?: const)? \w+ = [^{}\[]*;(?:  //.*)?"
 
 
 def _is_unused(mutant: Mutant, source: str) -> bool:
@@ -304,8 +319,10 @@ def _is_read_nowhere(declared: str, source: str, at: int, end: int) -> bool:
     for found in re.finditer(rf"(?<!\(void\))\b{declared}\b", source[end:past]):
         begin = source.rfind("\n", 0, end + found.start()) + 1
         line_end = source.find("\n", begin)
-        made = re.fullmatch(r"\s*const \w+ (\w+) = [^{}\[]*;", source[begin:line_end])
-        if made is None or made[1] == declared or not _is_read_nowhere(made[1], source, line_end, line_end):
+        made = re.findall(r"(\w+) = ", source[begin : end + found.start()])[-1:]
+        if not re.fullmatch(DECLARATION, source[begin:line_end]) or not made or made[0] == declared:
+            return False
+        if not _is_read_nowhere(made[0], source, line_end, line_end):
             return False
     return True
 
