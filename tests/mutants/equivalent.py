@@ -98,6 +98,7 @@ ROUNDED = "it is a multiple of what it is divided by: one more gives the same wh
 NOT_ADDED = "for rows behind the last one nothing is added"
 NO_COLUMN = "a thread without a column reads what is behind the last one, and stores nothing"
 NOT_USED = "what it reads for a row behind the last one is not used"
+NEXT_PIECE = "what it stores for a piece more is replaced by that piece's results, or lies behind the last column"
 BESIDE = "a piece of memory is larger than it needs, and all pieces fit into the workspace nevertheless"
 BEFORE_OUTPUT = "what lies before is a tile, which is made anew before it is read"
 NOT_MASKED = "a condition is tested where it holds for all"
@@ -232,6 +233,8 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
     )
     if re.fullmatch(behind, marked) and "if (k >= end - i) continue;" in source[mutant.at :]:
         return NOT_USED
+    if marked == "-1 UNROLL for (int p = 0; «p» < PIECES; ++p) {" and re.match(r"\s*spread_out\(", block):
+        return NEXT_PIECE
     if re.fullmatch(r"\+1 const int c = min\(column, «cols» - 1\);", marked):
         return NO_COLUMN if "column < cols) {" in block and block.count("store") == 1 else None
     if re.fullmatch(r"-1 if \(«turn» < ends\[2\]\) \{", marked):
