@@ -233,7 +233,7 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
     )
     if re.fullmatch(behind, marked) and "if (k >= end - i) continue;" in source[mutant.at :]:
         return NOT_USED
-    if marked == "-1 UNROLL for (int p = 0; «p» < PIECES; ++p) {" and re.match(r"\s*spread_out\(", block):
+    if marked == "-1 UNROLL for (int p = 0; «p» < PIECES; ++p) {" and re.match(r"\s*store_tile\(", block):
         return NEXT_PIECE
     if re.fullmatch(r"\+1 const int c = min\(column, «cols» - 1\);", marked):
         return NO_COLUMN if "column < cols) {" in block and block.count("store") == 1 else None
