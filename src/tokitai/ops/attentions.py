@@ -130,7 +130,7 @@ def _met(weights: Any, seen: Any, x: Any) -> Any:
 
 @attention.set_textbook
 def textbook(
-    q: Any, k: Any, v: Any, *, scale: float, accumulator: str, rounded: Rounded, limit: Any = None
+    q: Any, k: Any, v: Any, *, scale: float, accumulator: str = "f32", rounded: Rounded = np.asarray, limit: Any = None
 ) -> dict[str, Any]:
     """Vaswani et al., "Attention Is All You Need" (2017), equation 1; of weights that are rounded, where they are."""
     scores = scale * (q @ np.swapaxes(k, -1, -2))
@@ -144,8 +144,8 @@ def textbook(
 
 @attention_backward.set_textbook
 def textbook_backward(
-    dy: Any, q: Any, k: Any, v: Any, top: Any, total: Any, *, scale: float, accumulator: str, rounded: Rounded,
-    limit: Any = None,
+    dy: Any, q: Any, k: Any, v: Any, top: Any, total: Any, *, scale: float, accumulator: str = "f32",
+    rounded: Rounded = np.asarray, limit: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Dao et al., "FlashAttention" (2022), appendix B.2: the chain rule, with the Jacobian of softmax."""
     scores = scale * (q @ np.swapaxes(k, -1, -2))
