@@ -31,7 +31,7 @@ SHAPES = [
     (1, 2, 1, 70, 65, 64), (2, 4, 4, 130, 257, 128), (1, 3, 3, 33, 100, 80), (1, 2, 2, 64, 64, 96),
     (2, 2, 1, 50, 40, 16), (1, 1, 1, 5, 3, 7), (1, 2, 2, 40, 90, 33), (1, 1, 1, 100, 130, 192),
     (1, 1, 1, 70, 60, 256), (40, 6, 6, 150, 70, 64), (1, 1, 1, 9, 4200, 32), (1, 1, 1, 4200, 9, 32),
-    (210, 1, 1, 130, 90, 128),
+    (210, 1, 1, 130, 90, 128), (90, 4, 2, 100, 210, 40),
 ]  # fmt: skip
 
 
@@ -92,7 +92,12 @@ def test_bits_are_those_of_the_cpu(shape: tuple[int, ...], dtype: Any, kind: str
 def test_what_is_not_seen_does_not_matter(dtype: Any, wrong: float) -> None:
     """NaN and infinities behind the limit, inside a step that others see."""
     torch.manual_seed(2)
-    for shape in ((1, 2, 2, 70, 130, 64), (2, 1, 1, 130, 100, 128)):
+    for shape in (
+        (1, 2, 2, 70, 130, 64),
+        (2, 1, 1, 130, 100, 128),
+        (110, 1, 1, 70, 130, 64),
+        (60, 1, 1, 130, 100, 128),
+    ):
         q, k, v, dy = drawn(shape, dtype)
         limit = limits("any", shape[0], shape[1], shape[3], shape[4]).clamp(max=37)
         limit[..., 5] = 0
@@ -106,6 +111,7 @@ def test_what_is_not_seen_does_not_matter(dtype: Any, wrong: float) -> None:
 TILES: list[dict[str, Any]] = [
     {"rows": 64, "tiles": 1}, {"rows": 32, "tiles": 1}, {"rows": 32, "tiles": 1, "atom": False},
     {"rows": 64, "tiles": 1, "dim": 64, "whole": False},
+    {"rows": 64, "cols": 64, "tiles": 1, "warpgroups": True}, {"rows": 128, "cols": 64, "tiles": 1, "warpgroups": True},
 ]  # fmt: skip
 
 

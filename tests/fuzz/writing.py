@@ -11,8 +11,8 @@ NUMBERS = ("0", "1", "2", "-0.0", "0.5", "-3", "1e-5", "7.25", "-1e-30", "float(
 SMALL = (0, 1, 2, 3, 7)
 FLOATS = ("f16", "bf16", "f32", "storage")
 NAMED = (
-    "cos", "erf", "erfc", "exp", "exp2", "exp_down", "expm1", "gelu", "gelu_tanh", "log", "log1p", "normal_cdf",
-    "sigmoid", "silu", "sin", "softplus", "tanh", "gelu_slope", "gelu_tanh_slope", "silu_slope",
+    "cos", "erf", "erfc", "exp", "exp2", "exp_down", "exp_short", "expm1", "gelu", "gelu_tanh", "log", "log1p",
+    "normal_cdf", "sigmoid", "silu", "sin", "softplus", "tanh", "gelu_slope", "gelu_tanh_slope", "silu_slope",
 )  # fmt: skip
 INTEGERS = ("i32", "i64", "u32")
 ROWS, COLS = (0, 1, 2, 3, 5, 17, 33, 70), (0, 1, 2, 5, 8, 17, 33, 64, 130)

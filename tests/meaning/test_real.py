@@ -58,6 +58,7 @@ SCIPY: dict[str, Any] = {
     "log1p": lambda x: special.log1p(np.abs(x)),
     "exp": np.exp,
     "exp_down": np.exp,
+    "exp_short": lambda x: np.exp(np.minimum(x, 0)),
     "exp2": np.exp2,
     "log": lambda x: np.log(np.abs(x)),
     "sin": np.sin,

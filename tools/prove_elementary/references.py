@@ -33,6 +33,7 @@ class Reference:
 REFERENCES: dict[str, Reference] = {
     "exp": Reference("std::exp(x)", "glibc exp"),
     "exp_down": Reference("x > 0 ? NAN : std::exp(x)", "glibc exp", falling=True),
+    "exp_short": Reference("x > 0 ? 1.0 : std::exp(x)", "glibc exp, 1 above 0"),
     "exp2": Reference("std::exp2(x)", "glibc exp2"),
     "expm1": Reference("std::expm1(x)", "glibc expm1"),
     "log": Reference("std::log(x)", "glibc log"),

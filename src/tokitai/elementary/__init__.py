@@ -4,7 +4,7 @@ Each states its largest error in ulp, found by trying all 2^32 f32 inputs (docs/
 """
 
 from .error_function import erf, erfc
-from .exponential import exp, exp2, exp_down, expm1
+from .exponential import exp, exp2, exp_down, exp_short, expm1
 from .gelu import gelu, gelu_slope, gelu_tanh, gelu_tanh_slope, normal_cdf
 from .hyperbolic import tanh
 from .logarithm import log, log1p, softplus
@@ -12,6 +12,6 @@ from .logistic import sigmoid, silu, silu_slope
 from .trigonometric import cos, sin
 
 __all__ = [
-    "cos", "erf", "erfc", "exp", "exp2", "exp_down", "expm1", "gelu", "gelu_slope", "gelu_tanh", "gelu_tanh_slope",
-    "log", "log1p", "normal_cdf", "sigmoid", "silu", "silu_slope", "sin", "softplus", "tanh",
+    "cos", "erf", "erfc", "exp", "exp2", "exp_down", "exp_short", "expm1", "gelu", "gelu_slope", "gelu_tanh",
+    "gelu_tanh_slope", "log", "log1p", "normal_cdf", "sigmoid", "silu", "silu_slope", "sin", "softplus", "tanh",
 ]  # fmt: skip

@@ -46,7 +46,7 @@ Array = np.ndarray[Any, Any]
 FUNCTION_ULPS = 4.0
 QUOTIENT_ULPS = 2.0
 MISSED = 2.0**-40  # probability that a right kernel is further away than the probabilistic bound, in a case
-AT_ZERO = ("exp", "exp_down", "exp2", "cos")  # 1 at 0, exactly
+AT_ZERO = ("exp", "exp_down", "exp_short", "exp2", "cos")  # 1 at 0, exactly
 WHOLE = 1 / U  # whole numbers up to here are f32
 
 

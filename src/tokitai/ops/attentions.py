@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..elementary import exp, exp_down
+from ..elementary import exp, exp_down, exp_short
 from ..lang import (
     LARGEST,
     Contract,
@@ -22,7 +22,6 @@ from ..lang import (
     Operand,
     Outputs,
     Rows,
-    Value,
     column_index,
     f32,
     i32,
@@ -51,11 +50,6 @@ CONTRACT = Contract(
 SAVED = replace(CONTRACT, draw={"limit": "lengths", "top": "saved", "total": "saved"})
 
 
-def _weights(x: Value, accumulator: Accumulator) -> Value:
-    """Weights as a product takes them: those of a matrix unit in the storage format."""
-    return x if accumulator == "f32" else round_to(x, storage)
-
-
 @operator(contract=CONTRACT, gradient=Gradient(autocast="lower"))
 def attention(
     q: Operand[storage], k: Operand[storage], v: Operand[storage], limit: Rows[i32] | None, *, scale: float,
@@ -68,14 +62,15 @@ def attention(
     needs to come to the same probabilities; 0 and 1 where nothing is seen.
 
     With the accumulator fused16 both products are chains of steps of a matrix unit. The weights exp(score - top) are
-    rounded to the storage format, which the second one takes, and ``total`` is the sum of the rounded ones: so they add
-    up to 1.
+    rounded to the storage format, which the second one takes, so a short exponential does; ``total`` is the sum of the
+    rounded ones: so they add up to 1.
     """
     scores = matmul(q, k, "NT", accumulator) * scale
     seen = None if limit is None else column_index() < limit
     shown = scores if seen is None else where(seen, scores, -np.inf)
     top = row_max(shown)
-    e = _weights(exp_down(shown - top), accumulator)
+    wide = accumulator == "f32"
+    e = exp_down(shown - top) if wide else round_to(exp_short(shown - top), storage)
     e = e if seen is None else where(seen, e, 0)
     nothing = row_sum(e) == 0  # where anything is seen, the largest score adds 1
     total = where(nothing, 1, row_sum(e))
@@ -94,10 +89,13 @@ def attention_backward(
     The sum is taken over the probabilities, not over dy y: y was rounded to the storage format. With the accumulator
     fused16 p and ds are rounded to it where they meet dy, k and q.
     """
-    p = exp(matmul(q, k, "NT", accumulator) * scale - top) * (1 / total)
+    z = matmul(q, k, "NT", accumulator) * scale - top
+    p = (exp(z) if accumulator == "f32" else exp_short(z)) * (1 / total)
     dp = matmul(dy, v, "NT", accumulator)
     weighted = p * dp if limit is None else where(column_index() < limit, p * dp, 0)
-    ds, given = (_weights(x, accumulator) for x in (p * (dp - row_sum(weighted)), p))
+    ds, given = p * (dp - row_sum(weighted)), p
+    if accumulator != "f32":
+        ds, given = round_to(ds, storage), round_to(given, storage)
     return outputs(
         dq=weighted_sum(ds, k, limit, accumulator=accumulator) * scale,
         dk=weighted_sum(ds, q, limit, "rows", accumulator) * scale,

@@ -7,6 +7,9 @@
 // at a time.
 #pragma once
 #include "work.h"
+#if PLAN_WARPGROUPS
+#include "warpgroup.h"
+#endif
 
 namespace tokitai {
 
@@ -15,10 +18,20 @@ constexpr bool WHOLE = PLAN_WHOLE;
 constexpr int WARPS = ROWS / (16 * TILES), THREADS = 32 * WARPS;
 constexpr int THREAD_M = 2 * TILES, THREAD_N = COLS / 4;  // of a thread's scores
 constexpr int ACROSS = COLS / 8, PIECES = DIM / 8, CHUNKS = DIM / CHUNK;
-constexpr int PITCH = (CHUNKS | 1) * CHUNK;  // an odd number of 16 bytes: eight lines are in different banks
-constexpr int OWN_K_TILE = ROWS * PITCH, K_TILE = COLS * PITCH;
+// Where an element is in a K-tile. A warpgroup's unit reads boxes of 64 lines by 64 elements, whose chunks are swizzled;
+// elsewhere a line has an odd number of chunks. Either way eight lines are in different banks.
+constexpr bool WARPGROUPS = PLAN_WARPGROUPS;
+constexpr int PITCH = (CHUNKS | 1) * CHUNK, BOX = 64 * 64, BOXES = (DIM + 63) / 64;
+constexpr int OWN_K_TILE = WARPGROUPS ? ROWS / 64 * BOXES * BOX : ROWS * PITCH;
+constexpr int K_TILE = WARPGROUPS ? COLS / 64 * BOXES * BOX : COLS * PITCH;
+INLINE int place_of(int line, int k) {
+  if (!WARPGROUPS) return line * PITCH + k;
+  return (line / 64 * BOXES + k / 64) * BOX + line % 64 * 64 + ((k % 64 / CHUNK) ^ (line % 8)) * CHUNK + k % CHUNK;
+}
+static_assert(!WARPGROUPS || (ROWS % 64 == 0 && COLS == 64 && TILES == 1 && DIM % 64 == 0 && WHOLE), "whole boxes");
 static_assert(ROWS == 16 * TILES * WARPS && COLS % 16 == 0 && DIM % 16 == 0 && CHAIN % COLS == 0, "whole fragments");
 static_assert(WHOLE || CHAIN % DIM == 0, "a chain is whole k_tiles");
+static_assert((COLS & (COLS - 1)) == 0, "a step is a node of a tree");
 static_assert(ROWS <= THREADS && COLS <= THREADS && THREAD_M <= 4, "a thread for each line");
 constexpr int RESULTS = WARPS * 16 * DIM * int(sizeof(E));  // bytes of results on their way
 constexpr int more(int a, int b) { return a > b ? a : b; }
@@ -26,9 +39,12 @@ constexpr int more(int a, int b) { return a > b ? a : b; }
 #if TOKITAI_SIM
 #define SHARED_STORAGE(name, bytes) SHARED(Words16, name##_words, (bytes) / 16); char* const name = reinterpret_cast<char*>(name##_words)
 #else
-#define SHARED_STORAGE(name, bytes) SHARED_AT_LAUNCH(name)
+#define SHARED_STORAGE(name, bytes) SHARED_AT_LAUNCH(name##_given); char* const name = aligned(name##_given)
 #endif
 
+#if !TOKITAI_SIM
+INLINE char* aligned(char* p) { return WARPGROUPS ? p + (-int64_t(__cvta_generic_to_shared(p)) & 1023) : p; }
+#endif
 INLINE int warp_here() { return thread_index() / 32; }
 INLINE int row_at(int i) { return warp_here() * 16 * TILES + i / 2 * 16 + i % 2 * 8 + thread_index() % 32 / 4; }
 INLINE int column_here(int j) { return j / 2 * 8 + thread_index() % 4 * 2 + j % 2; }
@@ -54,7 +70,10 @@ template <bool LEFT> INLINE W absent() {
 template <int MAX> struct Copies {
   template <class P> INLINE void copy(W* to, const P* from) { copy16_to_shared(to, from); }
   INLINE void close() { close_copies(); }
-  template <int LATER> INLINE void wait() { wait_for_copies<LATER>(); }
+  template <int LATER> INLINE void wait() {
+    wait_for_copies<LATER>();
+    if (WARPGROUPS) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
 };
 #else  // they land as late as they may
 template <int MAX> struct Copies {
@@ -94,7 +113,7 @@ INLINE void fetch_k_tile(C& copies, W* k_tile, Operand<P> from, int64_t line, in
     if (LINES * CHUNKS % THREADS && i >= LINES * CHUNKS) break;
     const int l = i / CHUNKS, k = i % CHUNKS * CHUNK;
     const int64_t there = line + l < lines ? k_size - d - k : 0;
-    W* const to = k_tile + l * PITCH + k;
+    W* const to = k_tile + place_of(l, k);
     const P* const p = from.data + (line + l) * from.stride + d + k;
     if (WIDTH == CHUNK && there >= CHUNK) copies.copy(to, p);
     else
@@ -104,9 +123,9 @@ INLINE void fetch_k_tile(C& copies, W* k_tile, Operand<P> from, int64_t line, in
 
 // Sixteen lines by sixteen elements, four matrices of eight by eight: of lines 0 and 8, then those eight elements further
 // on; SWAPPED, the other way round. TRANSPOSED, pairs are of neighbouring lines.
-template <bool TRANSPOSED, bool SWAPPED> INLINE void fragments(Pair (&r)[4], const W* k_tile) {
+template <bool TRANSPOSED, bool SWAPPED> INLINE void fragments(Pair (&r)[4], const W* k_tile, int line, int k) {
   const int lane = thread_index() % 32, m = lane / 8, low = m & 1, high = m >> 1;
-  const W* const mine = k_tile + ((SWAPPED ? high : low) * 8 + lane % 8) * PITCH + (SWAPPED ? low : high) * 8;
+  const W* const mine = k_tile + place_of(line + (SWAPPED ? high : low) * 8 + lane % 8, k + (SWAPPED ? low : high) * 8);
 #if CUDA_ASM && !TOKITAI_STRUCTURE
   const uint32_t place = uint32_t(__cvta_generic_to_shared(mine));
   if (TRANSPOSED)
@@ -225,22 +244,39 @@ struct Chains {
   INLINE void pass(int64_t next) { ended = next / CHAIN; }
 };
 
-// Whether a warp has a line at all; `first` is the block's.
-INLINE bool has_lines(int64_t first, int64_t lines) { return first + warp_here() * 16 * TILES < lines; }
+// Whether a warp, or its warpgroup, has a line at all; `first` is the block's.
+INLINE bool has_lines(int64_t first, int64_t lines) {
+  return first + (WARPGROUPS ? warp_here() / 4 * 64 : warp_here() * 16 * TILES) < lines;
+}
 
 // ------------------------------------------------------------------ scores
 struct Scores : Sums<ACROSS> {
   // The products of k_tiles of the block's lines and of a step's, the first `count` of which are there.
   INLINE void multiply(const W* own, const W* other, int count, int64_t left) {
-    const W* const mine = own + warp_here() * 16 * TILES * PITCH;
+#if PLAN_WARPGROUPS
+    const uint32_t left_at = shared_address(own) + warp_here() / 4 * BOXES * BOX * 2, right_at = shared_address(other);
+    float d[COLS / 2];
+    each([&](E& x, int) { x = 0.0f; });
+    UNROLL for (int i = 0; i < COLS / 2; ++i) d[i] = 0.0f;
+    warpgroup_begin();
+    UNROLL for (int k = 0; k < DIM; k += UNIT_STEP)
+      warpgroup_step<COLS, false, false>(
+          d, operand_at<2 * BOX>(left_at + k / 64 * BOX * 2) + k % 64 * 2 / 16,
+          operand_at<2 * BOX>(right_at + k / 64 * BOX * 2) + k % 64 * 2 / 16, k > 0);
+    warpgroup_close();
+    warpgroup_wait<0>();
+    UNROLL for (int i = 0; i < COLS / 2; ++i) sum[0][i / 4][i % 4] = d[i];
+    return;
+#endif
+    const int first = warp_here() * 16 * TILES;
     ALL_STEPS for (int k = 0; k < DIM; k += UNIT_STEP) {
       if (!STEPS_BY_UNIT && k >= left) break;
       Pair a[TILES][4];
-      UNROLL for (int m = 0; m < TILES; ++m) fragments<false, false>(a[m], mine + m * 16 * PITCH + k);
+      UNROLL for (int m = 0; m < TILES; ++m) fragments<false, false>(a[m], own, first + m * 16, k);
       ALL_STEPS for (int n = 0; n < ACROSS; n += 2) {
         if (!STEPS_BY_UNIT && n * 8 >= count) break;
         Pair both_tiles[4];
-        fragments<false, true>(both_tiles, other + n * 8 * PITCH + k);
+        fragments<false, true>(both_tiles, other, n * 8, k);
         ALL_STEPS for (int i = 0; i < 2; ++i) {
           const Pair b[2] = {both_tiles[2 * i], both_tiles[2 * i + 1]};
           ALL_STEPS for (int m = 0; m < TILES; ++m) step_of_all(sum[m][n + i], a[m], b);
@@ -328,16 +364,45 @@ INLINE void fill(S (&x)[THREAD_M][THREAD_N], S with) {
     UNROLL for (int j = 0; j < THREAD_N; ++j) x[i][j] = with;
 }
 
-// The maximum of each row. take(x, count): of the columns of a step the first `count` are there.
+// Of the columns of a step the first `count` exist; others take a value that changes nothing.
+INLINE void neutralize(S (&x)[THREAD_M][THREAD_N], int count, S neutral) {
+  if (count == COLS) return;
+  UNROLL for (int j = 0; j < THREAD_N; ++j)
+    if (column_here(j) >= count)
+      UNROLL for (int i = 0; i < THREAD_M; ++i) x[i][j] = neutral;
+}
+
+// The maximum of each row.
 struct RowMax {
   S top[THREAD_M];
   INLINE RowMax() {
     UNROLL for (int i = 0; i < THREAD_M; ++i) top[i] = NEUTRAL_MAX;
   }
-  INLINE void take(const S (&x)[THREAD_M][THREAD_N], int count) {
+  INLINE void take(S (&x)[THREAD_M][THREAD_N], int count) {
+#if TOKITAI_STRUCTURE
     UNROLL for (int j = 0; j < THREAD_N; ++j)
       if (column_here(j) < count)
         UNROLL for (int i = 0; i < THREAD_M; ++i) top[i] = join_max(top[i], leaf_max(x[i][j]));
+#else
+    neutralize(x, count, NEUTRAL_MAX);
+    UNROLL for (int i = 0; i < THREAD_M; ++i) {
+      S best[THREAD_N / 2];  // a tree, as a chain would wait for each of its links
+      UNROLL for (int j = 0; j < THREAD_N / 2; ++j) best[j] = maximum(x[i][2 * j], x[i][2 * j + 1]);
+      UNROLL for (int n = THREAD_N / 4; n > 0; n /= 2)
+        UNROLL for (int j = 0; j < n; ++j) best[j] = maximum(best[j], best[j + n]);
+      top[i] = maximum(top[i], best[0]);
+    }
+#endif
+  }
+  // The columns from c0 up to `cols`, all of them this value.
+  INLINE void take_equal(S x, int64_t c0, int64_t cols) {
+#if TOKITAI_STRUCTURE
+    for (int64_t c = c0 + thread_index() % 4; c < cols; c += 4)
+      for (int i = 0; i < THREAD_M; ++i) top[i] = join_max(top[i], leaf_max(x));
+#else
+    if (c0 < cols)
+      UNROLL for (int i = 0; i < THREAD_M; ++i) top[i] = maximum(top[i], x);
+#endif
   }
   INLINE void result(S* to) {
     UNROLL for (int i = 0; i < THREAD_M; ++i) {
@@ -350,19 +415,26 @@ struct RowMax {
 // The balanced tree along each row: a step is one of its nodes. The tree over the steps of row i is lane i's.
 struct RowSum {
   BinaryCounter<Add> counter;
-  INLINE void take(const S (&x)[THREAD_M][THREAD_N], int count) {
-    S mine = NEUTRAL_SUM;
+  INLINE void take(S (&x)[THREAD_M][THREAD_N], int count) {
+    neutralize(x, count, NEUTRAL_SUM);
+    S of_lane = NEUTRAL_SUM;
     UNROLL for (int i = 0; i < THREAD_M; ++i) {
       S parts[ACROSS];
-      UNROLL for (int n = 0; n < ACROSS; ++n) {
-        S terms[2];
-        UNROLL for (int e = 0; e < 2; ++e) terms[e] = column_here(2 * n + e) < count ? x[i][2 * n + e] : NEUTRAL_SUM;
-        parts[n] = add(terms[0], terms[1]);
-      }
+      UNROLL for (int n = 0; n < ACROSS; ++n) parts[n] = add(x[i][2 * n], x[i][2 * n + 1]);
       over_lanes<Add, 4, 1, ACROSS, 1>(parts);
-      if (thread_index() % 4 == i) mine = parts[0];
+      if (thread_index() % 4 == i) of_lane = parts[0];
     }
-    counter.push(mine);
+    counter.push(of_lane);
+  }
+  // The columns from c0 up to `cols`, all of them this value.
+  INLINE void take_equal(S x, int64_t c0, int64_t cols) {
+    S step = x;
+    UNROLL for (int n = 1; n < COLS; n *= 2) step = add(step, step);
+    ROLLED for (; c0 + COLS <= cols; c0 += COLS) counter.push(step);
+    if (c0 >= cols) return;
+    S last[THREAD_M][THREAD_N];
+    fill(last, x);
+    take(last, int(cols - c0));
   }
   INLINE void result(S* to) {
     UNROLL for (int i = 0; i < THREAD_M; ++i)
@@ -381,13 +453,54 @@ INLINE Pair weights_of(S a, S b) {
 }
 #endif
 
+#if PLAN_WARPGROUPS
+// A step of a warpgroup's 64 rows, whose weights are in registers, and of lines whose neighbours are neighbours across k.
+#define WEIGHED_STEP_64(TYPE) \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; " \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+      "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1; }" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right), "r"(1))
+#define WEIGHED_STEP_128(TYPE) \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; " \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+      "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, " \
+      "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
+      "%62, %63" \
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; }" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right), "r"(1))
+template <int N> INLINE void weighed_step(float (&d)[N / 2], const Pair (&a)[4], uint64_t right) {
+  if constexpr (N == 64) {
+    if constexpr (LEFT_FRACTION_BITS == 10) WEIGHED_STEP_64("f16");
+    else WEIGHED_STEP_64("bf16");
+  } else {
+    if constexpr (LEFT_FRACTION_BITS == 10) WEIGHED_STEP_128("f16");
+    else WEIGHED_STEP_128("bf16");
+  }
+}
+#endif
+
 // Whether all of a step's lines are finite: in all lanes of a warp.
 INLINE bool finite_lines(const W* k_tile) {
 #if STEPS_BY_UNIT
   constexpr uint32_t EXPONENTS = LEFT_FRACTION_BITS == 10 ? 0x7C007C00u : 0x7F807F80u;
   uint32_t other = 0;
   ROLLED for (int i = thread_index() % 32; i < COLS * (DIM / 2); i += 32) {
-    const uint32_t both_of = reinterpret_cast<const uint32_t*>(k_tile + i / (DIM / 2) * PITCH)[i % (DIM / 2)] & EXPONENTS;
+    const uint32_t both_of = *reinterpret_cast<const uint32_t*>(k_tile + place_of(i / (DIM / 2), i % (DIM / 2) * 2)) & EXPONENTS;
     other |= (both_of & 0xFFFFu) == (EXPONENTS & 0xFFFFu) || both_of >> 16 == EXPONENTS >> 16;
   }
   UNROLL for (int d = 1; d < 32; d *= 2) other |= exchange(other, d);
@@ -403,6 +516,27 @@ template <bool SOME, class F>
 INLINE void weigh(
     Sums<PIECES>& to, const S (&x)[THREAD_M][THREAD_N], const W* k_tile, int count, int64_t left, bool idle, const F& attended) {
   if (idle) return;
+#if PLAN_WARPGROUPS
+  if (!SOME || finite_lines(k_tile)) {
+    Pair a[COLS / UNIT_STEP][4];
+    UNROLL for (int k = 0; k < COLS / UNIT_STEP; ++k)
+      UNROLL for (int i = 0; i < THREAD_M; ++i)
+        UNROLL for (int half = 0; half < 2; ++half) {
+          const int j = 4 * k + 2 * half;
+          const bool one = !SOME || attended(i, column_here(j)), two = !SOME || attended(i, column_here(j + 1));
+          a[k][2 * half + i] = weights_of(one ? x[i][j] : S{}, two ? x[i][j + 1] : S{});
+        }
+    float d[DIM / 2];
+    UNROLL for (int i = 0; i < DIM / 2; ++i) d[i] = to.sum[0][i / 4][i % 4];
+    const uint64_t right = operand_at<2 * BOX>(shared_address(k_tile));
+    warpgroup_begin();
+    UNROLL for (int k = 0; k < COLS / UNIT_STEP; ++k) weighed_step<DIM>(d, a[k], right + k * 2048 / 16);
+    warpgroup_close();
+    warpgroup_wait<0>();
+    UNROLL for (int i = 0; i < DIM / 2; ++i) to.sum[0][i / 4][i % 4] = d[i];
+    return;
+  }
+#else
   if (STEPS_BY_UNIT && (!SOME || finite_lines(k_tile))) {
     UNROLL for (int k = 0; k < COLS; k += UNIT_STEP) {
       Pair a[TILES][4];
@@ -414,7 +548,7 @@ INLINE void weigh(
         }
       UNROLL for (int n = 0; n < PIECES; n += 2) {
         Pair both_tiles[4];
-        fragments<true, false>(both_tiles, k_tile + k * PITCH + n * 8);
+        fragments<true, false>(both_tiles, k_tile, k, n * 8);
         UNROLL for (int i = 0; i < 2; ++i) {
           const Pair b[2] = {both_tiles[2 * i], both_tiles[2 * i + 1]};
           UNROLL for (int m = 0; m < TILES; ++m) step_of_all(to.sum[m][n + i], a[m], b);
@@ -423,6 +557,7 @@ INLINE void weigh(
     }
     return;
   }
+#endif
   // Rare, or slow anyway: what a place is in registers is found by comparing it with all, so that none is in memory.
   ROLLED for (int k = 0; k < COLS && k < count; k += UNIT_STEP)
     ROLLED for (int m = 0; m < TILES; ++m) {
@@ -437,7 +572,7 @@ INLINE void weigh(
       }
       ROLLED for (int n = 0; n < PIECES && n * 8 < left; ++n) {
         Pair both_tiles[4];
-        fragments<true, false>(both_tiles, k_tile + k * PITCH + n / 2 * 16);
+        fragments<true, false>(both_tiles, k_tile, k, n / 2 * 16);
         const Pair b[2] = {both_tiles[n % 2 ? 2 : 0], both_tiles[n % 2 ? 3 : 1]};
         E c[4];
         to.each_tile([&](E (&sum)[4], int at) {

@@ -27,7 +27,8 @@ def emit_attention(plan: AttentionPlan, tiling: WalkTiling | StepTiling) -> Kern
     """The source of attention's kernels for one tiling."""
     if isinstance(tiling, StepTiling):
         text = GpuStepEmitter(plan, tiling).text()
-        return KernelText(text, headers(of_products=True) | gpu_own("attention_steps.h"))
+        own = ("attention_steps.h", *(["warpgroup.h"] if tiling.warpgroups else []))
+        return KernelText(text, headers(of_products=True) | gpu_own(*own))
     return KernelText(
         GpuAttentionEmitter(plan, tiling).text(), headers(of_products=True) | gpu_own("attention.h")
     )  # fmt: skip
@@ -116,6 +117,8 @@ class GpuAttention(GpuFamily[AttentionPlan]):
         if not plan.format:
             return tilings.tiling_of(plan, sizes, width)
         target = kernel.target
+        if target.warpgroups and not kernel.structure and (found := steps.by_warpgroups(plan, sizes, width)):
+            return found
         return steps.tiling_of(plan, sizes, width, target.fused_units, kernel.structure, target.shared_bytes)
 
 

@@ -35,7 +35,7 @@ class GpuStepEmitter(GpuAttentionEmitter):
         plan = self.plan
         sizes = {
             "PRODUCTS": 1, "ROWS": t.rows, "COLS": t.cols, "TILES": t.tiles, "DIM": t.dim, "WHOLE": int(t.whole),
-            "WIDTH": t.width,
+            "WIDTH": t.width, "WARPGROUPS": int(t.warpgroups),
         }  # fmt: skip
         return (
             f"// {t}", *defines_of_units(plan.format, plan.format), f"#define UNIT_ATOM {int(t.atom)}",
@@ -173,13 +173,8 @@ class GpuStepEmitter(GpuAttentionEmitter):
         """What maxima and sums take of the steps that no query of a tile sees."""
         if not self.plan.limit:
             return
-        self.open("ROLLED for (; c0 < cols; c0 += COLS)")
-        self.line("const int count = int(min<int64_t>(COLS, cols - c0));")
         for n in reductions:
-            self.line(f"S value_{self.name[n]}[THREAD_M][THREAD_N];")
-            self.line(f"fill(value_{self.name[n]}, {self.name[self.plan.hidden[n]]});")
-            self.line(f"over_{self.name[n]}.take(value_{self.name[n]}, count);")
-        self.close()
+            self.line(f"over_{self.name[n]}.take_equal({self.name[self.plan.hidden[n]]}, c0, cols);")
 
     def room(self, i: int, along: str) -> str:
         """Where the chains of a sum wait."""
@@ -309,6 +304,19 @@ class GpuStepEmitter(GpuAttentionEmitter):
                         f"tile_{self.name[n]}.run_pieces(copies, k_tiles, stages, {sides}, k_size, pending, idle);"
                     )
         wanted = list(dict.fromkeys(roots))
+        masks = [n for n in compute if n.op == "lt" and n.args[0].op == "column_index" and n.args[1] is self.plan.limit]
+        if masks:
+            visible = "c0 + COLS <= limits.min" if self.queries else "min(c0 + ROWS, cols) <= limits.min"
+            self.open(f"if ({visible})")
+            self.elements(compute, wanted, masks)
+            self.close("} else {")
+            self.depth += 1
+        self.elements(compute, wanted, ())
+        if masks:
+            self.close()
+
+    def elements(self, compute: Sequence[Node], wanted: Sequence[Node], visible: Sequence[Node]) -> None:
+        """What is made of scores, element by element; where these masks hold everywhere."""
         outer, inner = ("i", "j") if self.queries else ("j", "i")
         self.open(EACH[outer])
         self.rows_beside(compute, AT[self.queries] if self.queries else f"half * COLS + {AT[False]}")
@@ -316,6 +324,8 @@ class GpuStepEmitter(GpuAttentionEmitter):
         for n in compute:
             if n.op == "matmul":
                 self.declare(n, f"result_of(tile_{self.name[n]}.at(i, j))", vector=False)
+            elif n in visible:
+                self.declare(n, "true", vector=False)
             elif n.op == "column_index":
                 self.declare(n, f"int32_t(c0 + {AT[not self.queries]})", vector=False)
             else:

@@ -30,6 +30,7 @@ class StepTiling:
     width: int = CHUNK  # elements to an access
     per_sm: int = 2
     atom: bool = False  # by matrix units; elsewhere their steps are computed by integers
+    warpgroups: bool = False  # by Hopper's instructions for four warps, which read K-tiles themselves
 
     @property
     def threads(self) -> int:
@@ -39,15 +40,16 @@ class StepTiling:
     def __str__(self) -> str:
         return (
             f"tiles of {self.rows} lines, {self.tiles * 16} a warp, {self.threads} threads, steps of {self.cols}, "
-            f"{self.dim} of the inner side at a time, {self.width} elements an access{', matrix units' * self.atom}"
+            f"{self.dim} of the inner side at a time, {self.width} elements an access"
+            f"{', warpgroups' if self.warpgroups else ', matrix units' * self.atom}"
         )
 
     def shared_bytes(self, own: int, others: int, element: int) -> int:
         """Bytes of shared memory for slabs of so many operands of either side; results pass through it."""
-        pitch = (self.dim // CHUNK | 1) * CHUNK
+        pitch = self.dim if self.warpgroups else (self.dim // CHUNK | 1) * CHUNK
         own, others = (own, STAGES * others) if self.whole else (1, 1)
         slabs = element * pitch * (own * self.rows + others * self.cols)
-        return max(slabs, max(4, element) * self.rows // self.tiles * self.dim)
+        return max(slabs, max(4, element) * self.rows // self.tiles * self.dim) + 1024 * self.warpgroups
 
 
 # From large to small; steps are half as long where lines are longer than WIDE, whose sums take the registers.
@@ -81,6 +83,20 @@ def offered(plan: AttentionPlan, inner: int, width: int, atom: bool) -> Iterator
         yield replace(t, cols=32 if dim > WIDE else t.cols, dim=dim, whole=whole, width=width, atom=atom)
 
 
+def by_warpgroups(plan: AttentionPlan, sizes: Sizes, width: int) -> StepTiling | None:
+    """The tiling for warpgroups, where there are blocks enough and lines are read in whole chunks. Sums of two results
+    over lines of 128 do not leave registers for it."""
+    several = len(plan.products) > 1
+    if 0 < sizes.inner <= 64:
+        found = StepTiling(64, 64, 1, 64, per_sm=2 if several else 3, atom=True, warpgroups=True)
+    elif 96 < sizes.inner <= 128 and not several:
+        found = StepTiling(128, 64, 1, 128, per_sm=1, atom=True, warpgroups=True)
+    else:
+        return None
+    side = sizes[0] if "work" in kernels_of(plan) else sizes[1]
+    return found if width == CHUNK and sizes.batch * -(-side // found.rows) >= ENOUGH // 2 else None
+
+
 def tiling_of(
     plan: AttentionPlan, sizes: Sizes, width: int, atom: bool = False, structure: bool = False, shared: int = 227 << 10
 ) -> StepTiling:
@@ -102,6 +118,10 @@ def fallbacks(tiling: StepTiling) -> Iterator[StepTiling]:
     """A tiling, then what to try where threads lack registers."""
     for per_sm in range(tiling.per_sm, 0, -1):
         yield replace(tiling, per_sm=per_sm)
+    if tiling.warpgroups:
+        small = replace(TILINGS[1], dim=tiling.dim, cols=32 if tiling.dim > WIDE else 64, atom=True)
+        yield from (small, replace(small, per_sm=1))
+        return
     for t in TILINGS:
         if t.rows < tiling.rows:
             yield replace(tiling, rows=t.rows, tiles=t.tiles, per_sm=t.per_sm)
