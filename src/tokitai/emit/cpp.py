@@ -1,7 +1,7 @@
 """C++ for the CPU: the source of a kernel with its headers, and what every such kernel is.
 
-One text serves every instruction set, and numbers as well as hashes: the headers in ``emit/cpu`` decide what a value is
-and how many a vector holds.
+One source serves every instruction set, and numbers as well as hashes: the headers in ``emit/cpu`` decide what a value
+is and how many a vector holds.
 
 The kernel's one symbol is::
 
@@ -26,7 +26,7 @@ OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "products.h")
 
 @dataclass(frozen=True)
 class KernelText:
-    """The emitted text with the headers that it includes, by name."""
+    """The emitted source with the headers that it includes, by name."""
 
     text: str
     headers: Mapping[str, str]

@@ -21,7 +21,7 @@ def streamed(graph: Graph) -> list[Output]:
 
 
 class Printer:
-    """Prints the text of one kernel; a subclass prints what stands between its braces."""
+    """Prints the source of one kernel; a subclass prints what stands between its braces."""
 
     defines: tuple[str, ...] = ()  # lines before the headers
     includes: tuple[str, ...] = ("rows.h",)
@@ -40,7 +40,7 @@ class Printer:
         raise NotImplementedError
 
     def text(self) -> str:
-        """The whole text."""
+        """The whole source."""
         g = self.graph
         self.line(f"// {g.name}, stored in {g.dtype}. Definition {g.digest[:16]}:")
         for row in str(g).splitlines():
@@ -59,7 +59,7 @@ class Printer:
         return "\n".join(self.lines) + "\n"
 
     def kernels(self) -> None:
-        """The kernels of the text: on the CPU there is one."""
+        """The kernels of the source: on the CPU there is one."""
         self.line('extern "C" __attribute__((visibility("default"))) int32_t tokitai_kernel(')
         self.line("    void* const* tensors, const int64_t* sizes, const void* scalar_table, void* workspace,")
         self.open("    int32_t threads)")

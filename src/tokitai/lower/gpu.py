@@ -18,7 +18,7 @@ FEW_SPILLS, FEW_SPILLS_OF_LONG = 32, 256
 
 @dataclass(frozen=True)
 class Step:
-    """One launch of a kernel of the text."""
+    """One launch of a kernel of the source."""
 
     name: str
     grid: int

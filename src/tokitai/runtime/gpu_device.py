@@ -136,7 +136,7 @@ def gpu_device(index: int) -> GpuDevice:
 def kernel_on(
     where: GpuDevice, operator: Operator, dtype: str, present: frozenset[str], options: tuple[tuple[str, object], ...]
 ) -> GpuKernel:
-    """The kernels of an operator on a device; texts are compiled when a shape first needs them."""
+    """The kernels of an operator on a device; sources are compiled when a shape first needs them."""
     graph = operator.trace(dtype, present, dict(options))
     return GpuKernel(operator, graph, gpu_plan(graph, "cuda"), False, where.target)
 

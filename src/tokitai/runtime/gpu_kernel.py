@@ -1,4 +1,4 @@
-"""Kernels for GPUs and for the simulated device: one text for each schedule, compiled when a shape first needs it.
+"""Kernels for GPUs and for the simulated device: one source for each schedule, compiled when a shape first needs it.
 
 Which schedule a call takes follows from its number of columns and from how its tensors are aligned (`families`); a
 schedule decides speed, never a bit.
@@ -83,7 +83,7 @@ class GpuKernel(KernelBase):
         """How much workspace a launch needs; ``entries`` of a table that is summed into."""
         return self.plan.family.gpu.workspace_bytes(self, self.plan, shapes, threads, entries)
 
-    # ------------------------------------------------------------------ texts
+    # ------------------------------------------------------------------ sources
     def program(self, key: object, make: Callable[[], KernelText]) -> Program:
         """The kernels for one schedule, built when they are first needed."""
         if key not in self.programs:

@@ -359,7 +359,7 @@ def build_text(
     isa: Isa | None = None,
     structure: bool = False,
 ) -> Kernel:
-    """A kernel from a given text, which need not be the emitted one: the verifier's own tests alter it."""
+    """A kernel from a given source, which need not be the emitted one: the verifier's own tests alter it."""
     source = Source(text, headers, graph.name)
     artifact = build(source, find_compiler(compiler), isa or native_isa(), structure)
     return Kernel(operator, graph, plan, KernelText(text, headers), artifact, structure)

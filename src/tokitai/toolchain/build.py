@@ -30,7 +30,7 @@ Isa = Literal["avx512", "avx2", "neon", "scalar"]
 
 COMPILE_SECONDS = 300.0
 
-# -ffp-contract=off    a*b+c is two roundings unless the text says fma
+# -ffp-contract=off    a*b+c is two roundings unless the source says fma
 # -fno-math-errno      sqrt is one instruction; only errno is lost
 # -fno-trapping-math   conditional arithmetic may be vectorised; only exception flags are lost, no value depends on it.
 #                      Clang does so anyway; GCC needs to be told. (It permits neither reassociation, nor reciprocals,
@@ -50,7 +50,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
 SIMULATED = "TOKITAI_SIM=1"  # blocks run one after another: statics, their shared memory, need no locks
 STRUCTURE = ("-Og",)  # hashes and fibers need no speed, and a build takes a third of the time
 # They need no vector instructions either: a structure build of any instruction set is made for the plainest one, so
-# that the text for wide vectors can be checked on every processor of its architecture.
+# that the source for wide vectors can be checked on every processor of its architecture.
 
 # The simulated device stops a thread that leaves an array of its own (`device.sim` has what is called then). Clang
 # counts a reference behind the end as an access; of GCC, copies through one are found by the size of the object.
@@ -103,7 +103,7 @@ class Artifact:
 
     ``digest`` is the sha256 of the file at ``path``; ``seconds`` is how long its compilation took, in this call or in
     the one that filled the cache (``cached``); ``healed`` says that a damaged cache entry was replaced, and how it was
-    damaged. The text and the compiler's messages lie beside ``path``.
+    damaged. The source and the compiler's messages lie beside ``path``.
     """
 
     path: Path
@@ -123,7 +123,7 @@ def build(
 ) -> Artifact:
     """Compile `source` for `isa`, or take it from the cache. ``defines`` are ``"NAME"`` or ``"NAME=VALUE"``.
 
-    The text sees ``TOKITAI_ISA_<NAME>=1`` and, in a structure build, ``TOKITAI_STRUCTURE=1``. Everything but what it
+    The source sees ``TOKITAI_ISA_<NAME>=1`` and, in a structure build, ``TOKITAI_STRUCTURE=1``. Everything but what it
     marks ``__attribute__((visibility("default")))`` is hidden.
 
     Raises UnknownNameError, ArgumentError, CompileError, CompilerMissingError (no OpenMP runtime) and CacheError.

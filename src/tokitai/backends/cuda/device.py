@@ -254,7 +254,7 @@ def open_device(index: int = 0) -> Device:
 
 
 class Module:
-    """The kernels of one text on one GPU. It stays loaded for as long as the process lives."""
+    """The kernels of one source on one GPU. It stays loaded for as long as the process lives."""
 
     def __init__(self, device: Device, artifact: CudaArtifact) -> None:
         self.device, self.artifact = device, artifact

@@ -316,7 +316,7 @@ def warpgroups_take_fused_steps(device: Any) -> bool:
 
 
 def source() -> Source:
-    """The text of the test."""
+    """The source of the test."""
     return Source(TEXT.replace("STEPS", str(STEPS)), headers(of_products=True), "try_out")
 
 

@@ -1,6 +1,6 @@
-"""Compile one text of kernels for an NVIDIA architecture by NVRTC, with options that leave its bits alone.
+"""Compile one source of kernels for an NVIDIA architecture by NVRTC, with options that leave its bits alone.
 
-NVRTC needs no driver and no GPU, so kernels of every architecture are built and examined anywhere. The text sees its
+NVRTC needs no driver and no GPU, so kernels of every architecture are built and examined anywhere. The source sees its
 own headers and nothing else: no include path is given, and the one that NVRTC adds by itself is taken away.
 
 `OPTIONS` ask for ptxas' resource report (``-Xptxas=-v``), which NVRTC 13 puts into the program log and which leaves the
@@ -31,10 +31,10 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120
 SPECIFIC = ("sm_90a",)  # with instructions that only this generation has; taken where a kernel needs them
 HINT = "install it with `pip install 'tokitai[cuda]'`"
 
-# -fmad=false              a*b+c is two roundings unless the text says __fmaf_rn
+# -fmad=false              a*b+c is two roundings unless the source says __fmaf_rn
 # -ftz=false               subnormal numbers are numbers
 # -prec-div, -prec-sqrt    correctly rounded, as IEEE 754 has them
-# -no-source-include       an #include finds the headers given with the text, never a file that lies about
+# -no-source-include       an #include finds the headers given with the source, never a file that lies about
 OPTIONS: tuple[str, ...] = (
     "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
     "--device-as-default-execution-space", "-no-source-include", "-no-cache", "-Xptxas=-v",
@@ -69,7 +69,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class CudaArtifact:
-    """A cubin that holds the kernels of one text, and the PTX that it was made from.
+    """A cubin that holds the kernels of one source, and the PTX that it was made from.
 
     ``digest`` is the sha256 of the file at ``path``; ``seconds`` is how long its compilation took, in this call or in
     the one that filled the cache (``cached``); ``healed`` says that a damaged cache entry was replaced.
@@ -101,7 +101,7 @@ class CudaArtifact:
 def build(source: Source, arch: str, structure: bool = False, defines: Sequence[str] = ()) -> CudaArtifact:
     """Compile `source` for `arch` (``"sm_90"``), or take it from the cache. ``defines``: ``"NAME"``, ``"NAME=VALUE"``.
 
-    The text sees ``TOKITAI_STRUCTURE=1`` in a structure build. Every ``extern "C" __global__`` function is a kernel.
+    The source sees ``TOKITAI_STRUCTURE=1`` in a structure build. Every ``extern "C" __global__`` function is a kernel.
 
     Raises UnknownNameError, ArgumentError, CompileError, CompilerMissingError and CacheError.
     """

@@ -57,7 +57,7 @@ class CudaTarget:
         return self.device.describe()
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
-        """Compile a text by NVRTC, or take it from the build cache, and load it."""
+        """Compile a source by NVRTC, or take it from the build cache, and load it."""
         arch = f"{self.device.arch}a" if "warpgroup.h" in text.headers else self.device.arch
         made = nvrtc.build(Source(text.text, text.headers, stem), arch, structure)
         about = ("nvrtc", made.nvrtc.version, made.nvrtc.digest, made.arch, made.options)
@@ -105,7 +105,7 @@ class CudaTarget:
 
 
 class CudaProgram:
-    """The kernels of one text on a GPU."""
+    """The kernels of one source on a GPU."""
 
     def __init__(self, module: Any) -> None:
         self.module = module

@@ -1,7 +1,7 @@
-"""Compile one text of kernels for an AMD architecture by clang alone: no GPU, no driver, nothing of ROCm is needed.
+"""Compile one source of kernels for an AMD architecture by clang alone: no GPU, no driver, nothing of ROCm is needed.
 
-A build has three steps, each by the same clang: the text becomes LLVM's intermediate text, that becomes assembly, and
-the assembly becomes the code object that a driver loads. So both texts that `amd_asm.scan` reads are those that the
+A build has three steps, each by the same clang: the source becomes LLVM IR, that becomes assembly, and
+the assembly becomes the code object that a driver loads. So both listings that `amd_asm.scan` reads are those that the
 binary was made of. A build whose kernels do not hold what the scan asks for is refused: that is how a compiler shows
 that leaves square roots approximate.
 """
@@ -40,13 +40,13 @@ ROCM = "/opt/rocm/llvm/bin/clang++"
 CANDIDATES = ("clang++", "clang++-21", "clang++-20", "clang++-19", "clang++-18", "clang++-17", ROCM, "hipcc")
 HINT = "install one with `apt install clang-19 lld-19`, or name one in " + ENV_COMPILER
 
-# -ffp-contract=off     a*b+c is two roundings unless the text says fma
+# -ffp-contract=off     a*b+c is two roundings unless the source says fma
 # -fhip-fp32-...        division and square root are correctly rounded, as IEEE 754 has them
 # -fno-gpu-flush-...    subnormal numbers are numbers
-# -fno-slp-vectorize    no operation on pairs: then those of both texts can be counted, one by one, and are the same
+# -fno-slp-vectorize    no operation on pairs: then those of IR and assembly can be counted, and are the same
 # -fno-strict-aliasing  chunks are read by words and used by elements
 # -fuse-cuid=none       no symbol that is named after the build: the same source gives the same bytes
-# -nogpuinc, -nogpulib, -nostdinc    an #include finds the headers given with the text, never a file that lies about
+# -nogpuinc, -nogpulib, -nostdinc    an #include finds the headers given with the source, never a file that lies about
 FRONT: tuple[str, ...] = (
     "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-nostdinc", "-std=c++17", "-O3",
     "-ffp-contract=off", "-fhip-fp32-correctly-rounded-divide-sqrt", "-fno-gpu-flush-denormals-to-zero",
@@ -87,7 +87,7 @@ class HipCompiler:
 
 @dataclass(frozen=True)
 class HipArtifact:
-    """A code object that holds the kernels of one text, with the texts that it was made of.
+    """A code object that holds the kernels of one source, with the IR and the assembly that it was made of.
 
     ``digest`` is the sha256 of the file at ``path``; ``seconds`` is how long its compilation took, in this call or in
     the one that filled the cache (``cached``); ``healed`` says that a damaged cache entry was replaced.
@@ -122,9 +122,9 @@ def build(
     """Compile `source` for `arch` (``"gfx942"``), or take it from the cache. ``fma_allowed``, ``f64_allowed``: whether
     the definition holds fused multiply-adds, and sums in f64.
 
-    The text sees ``TOKITAI_HIP=1`` and, in a structure build, ``TOKITAI_STRUCTURE=1``. Every kernel takes one argument
+    The source sees ``TOKITAI_HIP=1``, and ``TOKITAI_STRUCTURE=1`` in a structure build. Every kernel takes one argument
     by value. Raises UnknownNameError, ArgumentError, CompilerMissingError, CacheError, and CompileError also where the
-    scan of the made texts finds something, or a kernel takes more of a GPU than there is.
+    scan of IR and assembly finds something, or a kernel takes more of a GPU than there is.
     """
     flags = flags_of(arch, structure, defines)
     check_names(source)
@@ -145,7 +145,7 @@ def build(
 
 
 def flags_of(arch: str, structure: bool = False, defines: Sequence[str] = ()) -> tuple[str, ...]:
-    """The flags that the text is compiled with. Raises UnknownNameError and ArgumentError."""
+    """The flags that the source is compiled with. Raises UnknownNameError and ArgumentError."""
     if arch not in ARCHITECTURES:
         raise UnknownNameError("architecture", arch, ARCHITECTURES)
     for define in defines:

@@ -3,7 +3,7 @@
 Whatever schedule a run on the simulated device takes is also compiled for the architecture by clang, and refused where
 the scan of its assembly finds something, or where it takes another call, fewer threads or other wavefronts than the
 launch has. The fibers run the same source with the same header, over the builtins of AMD GPUs that `sim.h` has; so what
-is shown is the text's bits and structure, and that the code of the architecture has the operations of the text.
+is shown is the source's bits and structure, and that the code of the architecture has the operations of the source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import clang as hip
 
 class HipTarget:
     """One AMD architecture. ``fma``, ``f64``: whether the definition holds fused multiply-adds, and sums in f64;
-    ``inspect``: false leaves the compilation for the architecture out, and runs the text alone.
+    ``inspect``: false leaves the compilation for the architecture out, and runs the source alone.
 
     Raises UnknownNameError, and CompilerMissingError without a clang for AMD GPUs or a C++ compiler.
     """
@@ -45,7 +45,7 @@ class HipTarget:
         self.sim = SimTarget(compiler, self.warp, hip=True)
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
-        """Compile a text for the fibers and, where it computes with numbers, for the architecture."""
+        """Compile a source for the fibers and, where it computes with numbers, for the architecture."""
         runs, ran = self.sim.build(text, stem, structure)
         if structure or self.clang is None:  # hashes are never launched on a GPU that is not there
             return runs, ran
@@ -78,7 +78,7 @@ class HipTarget:
 
 
 class HipProgram(Inspected):
-    """The kernels of one text, compiled for an architecture and run by fibers."""
+    """The kernels of one source, compiled for an architecture and run by fibers."""
 
     def __init__(self, artifact: hip.HipArtifact, runs: Program, ran: Identity) -> None:
         self.artifact, self.runs, self.beside = artifact, runs, (ran,)

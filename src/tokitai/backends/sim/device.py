@@ -1,4 +1,4 @@
-"""Run the text of GPU kernels on this machine's processor: every thread a fiber, warps and barriers in software.
+"""Run the source of GPU kernels on this machine's processor: every thread a fiber, warps and barriers in software.
 
 A stand-in for a GPU that checks bits, structure, barriers and shuffles of a kernel, slowly; it says nothing of speed.
 """
@@ -62,7 +62,7 @@ extern "C" __attribute__((visibility("default"))) char* tokitai_outside() { retu
 def build_sim(
     source: Source, compiler: Compiler, structure: bool = False, warp: int = 32, hip: bool = False
 ) -> Artifact:  # fmt: skip
-    """Compile a text of GPU kernels for the simulated device: as CUDA or, over AMD's builtins, as HIP.
+    """Compile a source of GPU kernels for the simulated device: as CUDA or, over AMD's builtins, as HIP.
 
     Raises what `toolchain.build.build` raises.
     """
@@ -71,7 +71,7 @@ def build_sim(
 
 
 class _Stacks(threading.local):
-    """Memory for the fibers of whatever text a thread runs: kept by each, it would add up to gigabytes."""
+    """Memory for the fibers of whatever source a thread runs: kept by each, it would add up to gigabytes."""
 
     size, address = 0, 0
 

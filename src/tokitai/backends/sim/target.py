@@ -36,7 +36,7 @@ class SimTarget:
         return {**cpu.describe(), "simulated": True, "warp": self.warp}
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, Identity]:
-        """Compile a text as C++, or take it from the build cache, and load it."""
+        """Compile a source as C++, or take it from the build cache, and load it."""
         source = Source(text.text, text.headers, stem)
         made = build_sim(source, self.compiler, structure, self.warp, self.hip)
         isa = f"sim{', HIP' * self.hip}, warps of {self.warp}"
@@ -64,7 +64,7 @@ class SimTarget:
 
 
 class SimProgram:
-    """The kernels of one text as C++."""
+    """The kernels of one source as C++."""
 
     def __init__(self, loaded: Any) -> None:
         self.loaded = loaded

@@ -1,4 +1,4 @@
-"""C++ for the CPU: the text of an element-wise kernel over a list of tensors, from its plan.
+"""C++ for the CPU: the source of an element-wise kernel over a list of tensors, from its plan.
 
 The ABI is that of ``emit.cpp``, repeated for each tensor of the list: ``sizes`` are the number of tensors, then for
 each one rows, columns and row strides; ``tensors`` are the inputs and results of the first, then of the second ...;

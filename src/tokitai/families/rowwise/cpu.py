@@ -1,4 +1,4 @@
-"""C++ for the CPU: the text of a row-wise kernel, from its plan."""
+"""C++ for the CPU: the source of a row-wise kernel, from its plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """CUDA C++, also for the CPU's fibers, of a row-wise kernel, from its plan and a schedule.
 
-A text has up to four kernels, launched one after another: ``early`` (sums that rows need before they begin), ``work``
+A source has up to four kernels, launched one after another: ``early`` (sums that rows need before they begin), ``work``
 (the rows), ``columns`` (sums down blocks of rows, where rows are too long for ``work`` to hold those as well),
 ``finish`` (column sums over all blocks, and what is made of them). All take one ``Call`` by value: ``tensors`` are the
 inputs, then the results; ``sizes`` are rows, columns, the row stride in elements of every rows x cols tensor in the

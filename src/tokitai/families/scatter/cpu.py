@@ -1,4 +1,4 @@
-"""C++ for the CPU: the text of a sum over the entries that rows choose, from its plan.
+"""C++ for the CPU: the source of a sum over the entries that rows choose, from its plan.
 
 Rows are sorted by entry on one thread, by counting: that takes far less than moving them. Then threads share the blocks
 of long segments, and the entries with short ones.
