@@ -24,6 +24,11 @@ from tokitai.torch import functional
 every = pytest.mark.parametrize("call", list(EVERY.values()), ids=list(EVERY))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SEED = 20261130
+BATCHED = {  # rows that do not know of each other: what `torch.vmap` batches
+    "add_layer_norm", "add_rms_norm", "clip", "geglu", "gelu", "gelu_erf", "gelu_tanh", "layer_norm", "linear",
+    "load_balance_loss", "log_softmax", "masked_softmax", "rms_norm", "rotary", "rotate_pairs", "router",
+    "router_logits", "scale", "silu", "softmax", "swiglu", "scaled_square",
+}  # fmt: skip
 MUTATIONS = 12  # of each function's shapes
 
 
@@ -202,7 +207,7 @@ def test_transforms_without_a_rule_are_refused_by_name(call: Call) -> None:
     refused = rf"^({name}|gelu_tanh|attention|matmul): .*accepted: "
     for transform in (
         lambda: torch.func.jvp(of, (x,), (x,)),
-        lambda: torch.func.vmap(of)(x[None]),
+        *([] if name in BATCHED else [lambda: torch.func.vmap(of)(x[None])]),
         lambda: torch.func.grad(lambda t: of(t).sum())(x),
         lambda: torch.func.vjp(of, x),
         lambda: torch.func.jacfwd(of)(x),
@@ -214,6 +219,35 @@ def test_transforms_without_a_rule_are_refused_by_name(call: Call) -> None:
             transform()
     with torch.autograd.forward_ad.dual_level(), pytest.raises(ArgumentError, match=refused):
         of(torch.autograd.forward_ad.make_dual(x, x))
+
+
+@pytest.mark.parametrize("name", [n for n, c in EVERY.items() if c.function.__name__ in BATCHED])
+def test_a_batch_is_more_rows(name: str) -> None:
+    """`torch.vmap` gives the bits of one call for each element of a batch, forward and backward."""
+    call = EVERY[name]
+    inputs = call.tensors()
+    place = next(i for i, t in enumerate(inputs) if call.sloped(i, t))
+
+    def of(t: Tensor) -> tuple[Tensor, ...]:
+        return call.results(*inputs[:place], t, *inputs[place + 1 :])
+
+    for dim in (0, 1):
+        x = torch.stack([inputs[place], -inputs[place], inputs[place] / 3], dim=dim).requires_grad_()
+        found = torch.vmap(of, in_dims=dim)(x)
+        want = [torch.stack(each) for each in zip(*map(of, x.unbind(dim)), strict=True)]
+        same(list(found), want)
+        with_slopes = [i for i, w in enumerate(want) if w.requires_grad]
+        slopes = [torch.randn(want[i].shape) for i in with_slopes]
+        gradients = [torch.autograd.grad([of_all[i] for i in with_slopes], x, slopes) for of_all in (found, want)]
+        same(list(gradients[0]), list(gradients[1]))
+
+
+def test_a_batch_of_what_rows_share_is_refused() -> None:
+    x, w = torch.randn(3, 4, 8), torch.randn(3, 8)
+    with pytest.raises(ArgumentError, match=r"^rms_norm: torch.vmap over gamma, which .*accepted: over x$"):
+        torch.vmap(lambda a, b: functional.rms_norm(a, (8,), b))(x, w)
+    with pytest.raises(ArgumentError, match=r"^linear: torch.vmap over weight, .*accepted: over x, residual$"):
+        torch.vmap(functional.linear)(x, torch.randn(3, 5, 8))
 
 
 @pytest.mark.slow

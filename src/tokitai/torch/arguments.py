@@ -22,12 +22,12 @@ WHOLE = (int, np.integer, torch.SymInt)
 NUMBERS: dict[Any, tuple[type, ...]] = {int: WHOLE, float: (*WHOLE, float, np.floating, torch.SymFloat)}
 
 
-def checked(function: F, signature: inspect.Signature | None = None) -> F:
+def checked(function: F, signature: inspect.Signature | None = None, batched: bool = False) -> F:
     """The function, with arguments that are checked: by number, name, and type where the annotation is one of tensors,
     numbers, words or truth values.
 
-    ``signature`` is for a function that takes any arguments. Raises ArgumentError, also for a tensor that carries a
-    tangent of forward-mode differentiation.
+    ``signature`` is for a function that takes any arguments, ``batched`` for one that `torch.vmap` may batch. Raises
+    ArgumentError, also for a tensor that carries a tangent of forward-mode differentiation.
     """
     shown = signature or inspect.signature(function)
     name, accepted = function.__name__, f"{function.__name__}{plain_signature(shown)}"
@@ -58,7 +58,7 @@ def checked(function: F, signature: inspect.Signature | None = None) -> F:
                 shown_value = "a tensor" if isinstance(value, Tensor) else repr(value)
                 refuse(f"{n} is {shown_value} of type {type(value).__name__}")
             if isinstance(value, Tensor):
-                refuse_transforms(name, value)
+                refuse_transforms(name, value, batched)
         return function(*args, **kwargs)
 
     # Code of its own: torch.compile keeps graphs by code, and no more than a few for each.
@@ -66,6 +66,11 @@ def checked(function: F, signature: inspect.Signature | None = None) -> F:
     made.__code__ = made.__code__.replace(co_name=name)
     made.__signature__ = shown
     return typing.cast("F", made)
+
+
+def batched(function: F) -> F:
+    """As `checked`, of a function that `torch.vmap` may batch."""
+    return checked(function, batched=True)
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:

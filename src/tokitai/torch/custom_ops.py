@@ -19,6 +19,7 @@ from ..errors import ArgumentError, DefinitionError
 from ..lang import Graph, Operator
 from .accumulators import Accumulators
 from .assertions import assert_values, refuse_capture
+from .batching import as_more_rows, is_of_rows
 from .dispatch import CustomOp
 from .shapes import FORMATS, empty_results
 from .transforms import refuse_second_derivatives, refuse_vmap
@@ -69,7 +70,8 @@ class TorchOp:
         schema = f"({self._arguments()}) -> {returned}"
         self.op = CustomOp(f"{NAMESPACE}::{name}", self._run, schema, named or None)
         self.op.register_fake(self._shapes)
-        self.op.register_vmap(refuse_vmap(operator.name))
+        self.batched = not several and is_of_rows(operator, graph)
+        self.op.register_vmap(as_more_rows(operator, graph, self.op) if self.batched else refuse_vmap(operator.name))
         if several:
             self.op.register_autograd(refuse_second_derivatives((operator.backward_of or operator).name))
 

@@ -5,8 +5,8 @@ live, and the gradient is the operator that is `backward_of` it. That one is fou
 takes ``dy``, beside it any inputs and results of the forward operator by their own names; for an input x it returns
 ``dx``. Several backward operators may share the work. An input of floats without a gradient must be said to be one.
 
-What is not defined is refused with an ArgumentError, never ignored: gradients of gradients, forward mode, `torch.vmap`,
-and the gradient of a result that no backward operator takes.
+What is not defined is refused with an ArgumentError, never ignored: gradients of gradients, forward mode, `torch.vmap`
+where a batch is not more rows, and the gradient of a result that no backward operator takes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def differentiable(
 
     It returns what the operator returns, to the bit, less what only its backward pass needs (the mean of a row, say).
     A scalar may be a tensor that holds one number; inputs of int32 may be given as int64. Where an operator looks at
-    whole numbers or for NaN before it runs, ``check=False`` leaves that out for tensors on a GPU, as it waits for the
-    GPU.
+    whole numbers or for NaN, a GPU asserts that they are right, and ``check=False`` leaves that out (see `assertions`).
+    `torch.vmap` takes functions whose rows do not know of each other.
 
     ``backward`` names the operators that give gradients, where they are not among `tokitai.ops`. ``same`` says whose
     gradient is also another input's: of x + residual, x's is residual's; ``constant`` which inputs have none, and which
@@ -100,7 +100,7 @@ def differentiable(
     function.__name__ = function.__qualname__ = operator.name
     function.__module__ = sys._getframe(1).f_globals.get("__name__", __name__)  # where it is assigned: so it pickles
     function.__doc__ = f"{operator.__doc__}\n\n    Returns {', '.join(rule.results[i] for i in rule.returned)}."
-    return checked(function, _signature(operator))
+    return checked(function, _signature(operator), batched=forward.batched and not rule.refused)
 
 
 class _Rule:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from . import operators
-from .arguments import checked
+from .arguments import batched, checked
 from .linear_loss import linear_cross_entropy as linear_cross_entropy
 from .masks import limits_of, limits_of_mask
 from .products import embedding as embedding
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 # ------------------------------------------------------------------ softmax
-@checked
+@batched
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """exp(x - max) / sum(exp(x - max)) along ``dim``, as `ops.softmax`; ``dtype`` converts x first.
 
@@ -52,7 +52,7 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
     return _along("softmax", operators.softmax, x, dim, dtype)
 
 
-@checked
+@batched
 def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """x - max - log(sum(exp(x - max))) along ``dim``, as `ops.log_softmax`; ``dtype`` converts x first.
 
@@ -77,7 +77,7 @@ def _dimension(name: str, x: Tensor, dim: int) -> int:
 
 
 # ------------------------------------------------------------------ norms
-@checked
+@batched
 def layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
@@ -92,7 +92,7 @@ def layer_norm(
     return made if made.shape == x.shape else made.reshape(x.shape)  # no view, where there need not be one
 
 
-@checked
+@batched
 def rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
@@ -127,7 +127,7 @@ def _rows(
 
 
 # ------------------------------------------------------------------ activations, dropout
-@checked
+@batched
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x), as `ops.gelu_erf`; with ``approximate="tanh"`` as `ops.gelu_tanh`. Raises ArgumentError."""
     if approximate not in ("none", "tanh"):
@@ -175,7 +175,7 @@ def cross_entropy(
     weights of the targets that are kept. ``z_loss`` adds z_loss log(sum(exp(logits)))**2.
 
     ``return_lse`` returns (loss, lse), where lse = log(sum(exp(logits))) of each row has no gradient: a backward pass
-    through it raises. ``check=False`` leaves the check of targets out on a GPU, which waits for the device.
+    through it raises. On a GPU targets are asserted on the device; ``check=False`` leaves that out.
     Raises ArgumentError.
     """
     if input.ndim == 0:
@@ -273,7 +273,7 @@ def scaled_dot_product_attention(
 
 
 # ------------------------------------------------------------------ rotary positions
-@checked
+@batched
 def rotary(
     x1: Tensor, x2: Tensor, position: Tensor | None = None, frequency: Tensor | None = None, *,
     cos: Tensor | None = None, sin: Tensor | None = None,

@@ -13,7 +13,7 @@ from .. import ops
 from ..errors import ArgumentError, UnknownNameError
 from ..ops.embeddings import NO_PADDING
 from ..runtime.binding import check_entry
-from .arguments import checked
+from .arguments import batched, checked
 from .assertions import assert_in_range
 from .autocast import cast
 from .custom_ops import plain, torch_op
@@ -35,7 +35,7 @@ def _gradient(name: str, *tensors: Tensor, **words: Any) -> Tensor:
 
 
 # ------------------------------------------------------------------ linear layers
-@checked
+@batched
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
     accumulator: str | None = None,

@@ -18,17 +18,18 @@ BATCHED = (
 )
 
 
-def refuse_transforms(name: str, x: Tensor) -> None:
-    """Raise ArgumentError for a tensor of `torch.func.jvp`, `jacfwd`, `vmap`, `grad` or `vjp`, or a dual number.
+def refuse_transforms(name: str, x: Tensor, batched: bool = False) -> None:
+    """Raise ArgumentError for a tensor of `torch.func.jvp`, `jacfwd`, `grad` or `vjp`, a dual number, or, unless
+    the function is ``batched``, one of `vmap`.
 
     Below a custom op torch would take the tangent of its result for zero."""
     if torch._C._are_functorch_transforms_active():
-        _refuse_levels(name, x)
+        _refuse_levels(name, x, batched)
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
         raise ArgumentError(f"{name}: forward-mode differentiation is not defined for it; {REVERSE}")
 
 
-def _refuse_levels(name: str, x: Tensor) -> None:
+def _refuse_levels(name: str, x: Tensor, batched: bool) -> None:
     """Raise ArgumentError where a tensor, or one that it wraps, belongs to a transform that is going on."""
     going_on = {i.level(): i.key().name for i in _functorch.get_interpreter_stack() or ()}
     found = set()
@@ -37,7 +38,7 @@ def _refuse_levels(name: str, x: Tensor) -> None:
         x = _functorch.get_unwrapped(x)
     if "Jvp" in found:
         raise ArgumentError(f"{name}: forward-mode differentiation (torch.func.jvp, jacfwd) is not defined; {REVERSE}")
-    if "Vmap" in found:
+    if "Vmap" in found and not batched:
         raise ArgumentError(f"{name}: {BATCHED}")
     if "Grad" in found:
         raise ArgumentError(f"{name}: torch.func.grad and vjp do not pass through custom operators of torch; {REVERSE}")
