@@ -233,8 +233,8 @@ def attention(
     What each query sees is said by name: ``lengths`` of (batch), the keys of each sequence that are there, the rest
     being padding; ``causal``, query i sees the keys up to i; or ``limit``, how many keys each query sees, of (queries)
     or of all leading dimensions, (..., heads, queries), where any may be 1. int32 or int64. Given together, the
-    smallest holds. ``scale`` is 1 / sqrt(dim) by default. ``check=False`` leaves the check of limits out on a GPU,
-    which waits for the device. With the ``accumulator`` fused16, of f16 and bf16, all products are those of a matrix
+    smallest holds. ``scale`` is 1 / sqrt(dim) by default. On a GPU limits are asserted on the device;
+    ``check=False`` leaves that out. With the ``accumulator`` fused16, of f16 and bf16, all products are those of a matrix
     unit, forward and backward; None means that of the context `accumulate` if it is offered here, else f32. Raises
     ArgumentError.
     """
