@@ -234,9 +234,9 @@ def attention(
     being padding; ``causal``, query i sees the keys up to i; or ``limit``, how many keys each query sees, of (queries)
     or of all leading dimensions, (..., heads, queries), where any may be 1. int32 or int64. Given together, the
     smallest holds. ``scale`` is 1 / sqrt(dim) by default. On a GPU limits are asserted on the device;
-    ``check=False`` leaves that out. With the ``accumulator`` fused16, of f16 and bf16, all products are those of a matrix
-    unit, forward and backward; None means that of the context `accumulate` if it is offered here, else f32. Raises
-    ArgumentError.
+    ``check=False`` leaves that out. With the ``accumulator`` fused16, of f16 and bf16, all products are those of a
+    matrix unit, forward and backward; None means that of the context `accumulate` if it is offered here, else f32.
+    Raises ArgumentError.
     """
     limit = limits_of(q, k, limit, lengths, causal)
     chosen = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
