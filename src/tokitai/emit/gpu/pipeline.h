@@ -181,20 +181,31 @@ struct Accumulators {
     }
   }
 
-  // at(r, c, sums, count) for the elements of a tile, `count` of EIGHT neighbours in a row at a time. The accumulators go
-  // through shared memory, BAND columns of each product at a time, so that the code for elements is there once, and
-  // neighbouring threads have neighbouring columns. `staging` is this warpgroup's.
-  template <class F> INLINE void results(const Work& work, const Unit& unit, float* staging, const F& at) {
-    constexpr int BANDS = COLS / BAND;
+  // at(r, c, sums, count, operands) for the elements of a tile, `count` of EIGHT neighbours in a row at a time. The
+  // accumulators go through shared memory, BAND columns of each product at a time, so that the code for elements is there
+  // once, and neighbouring threads have neighbouring columns. fetch(r, c, count) gives the operands of the next ones, which
+  // are on their way while these are computed. `staging` is this warpgroup's.
+  template <class G, class F>
+  INLINE void results(const Work& work, const Unit& unit, float* staging, const G& fetch, const F& at) {
+    constexpr int BANDS = COLS / BAND, OCTETS = 64 * (BAND / EIGHT);
     const int group = thread_index() / 128 - 1, t = thread_index() % 128;
     ROLLED for (int pass = 0; pass < HIGH * BANDS; ++pass) {
+      const int64_t r0 = unit.r0 + (first_block() + pass / BANDS) * 64, c0 = unit.c0 + pass % BANDS * BAND;
+      const auto row_of = [&](int e) { return r0 + e / (BAND / EIGHT); };
+      const auto col_of = [&](int e) { return c0 + e % (BAND / EIGHT) * EIGHT; };
+      const auto count_of = [&](int e) {
+        const int64_t left = work.cols - col_of(e);
+        return row_of(e) < work.rows && left > 0 ? int(min<int64_t>(EIGHT, left)) : 0;
+      };
+      auto next = fetch(row_of(t), col_of(t), count_of(t));
       UNROLL for (int q = 0; q < HIGH * BANDS; ++q)
         if (q == pass) put(staging, q / BANDS, q % BANDS);
       warpgroup_barrier(group);
-      ROLLED for (int e = t; e < 64 * (BAND / EIGHT); e += 128) {
-        const int row = e / (BAND / EIGHT), octet = e % (BAND / EIGHT);
-        const int64_t r = unit.r0 + (first_block() + pass / BANDS) * 64 + row, c = unit.c0 + pass % BANDS * BAND + octet * EIGHT;
-        if (r >= work.rows || c >= work.cols) continue;
+      ROLLED for (int e = t; e < OCTETS; e += 128) {
+        const int row = e / (BAND / EIGHT), octet = e % (BAND / EIGHT), count = count_of(e);
+        const auto operands = next;
+        if (e + 128 < OCTETS) next = fetch(row_of(e + 128), col_of(e + 128), count_of(e + 128));
+        if (count == 0) continue;
         E sums[PRODUCTS][EIGHT];
         UNROLL for (int n = 0; n < PRODUCTS; ++n) {
           const int index = (n * (BAND / EIGHT) + octet) ^ (row & 7);
@@ -204,7 +215,7 @@ struct Accumulators {
             sums[n][4 * i] = x.x, sums[n][4 * i + 1] = x.y, sums[n][4 * i + 2] = x.z, sums[n][4 * i + 3] = x.w;
           }
         }
-        at(r, c, sums, int(min<int64_t>(EIGHT, work.cols - c)));
+        at(row_of(e), col_of(e), sums, count, operands);
       }
       warpgroup_barrier(group);
     }
@@ -231,15 +242,23 @@ template <class P> INLINE bool in_eights(const P* p, int64_t stride) {
 template <class P> struct alignas(16) Eight {
   P e[EIGHT];
 };
-template <class P> INLINE void load_eight(S (&x)[EIGHT], const P* p, int count, bool whole) {
-  if (whole && count == EIGHT) {
-    Eight<P> held;
+template <class P> INLINE Eight<P> fetch_eight(const P* p, int count, bool whole) {
+  Eight<P> held;
+  if (whole && count == EIGHT)
     UNROLL for (int i = 0; i < int(sizeof held) / 16; ++i)
       reinterpret_cast<uint4*>(&held)[i] = reinterpret_cast<const uint4*>(p)[i];
-    UNROLL for (int i = 0; i < EIGHT; ++i) x[i] = load1(&held.e[i]);
-  } else {
-    UNROLL for (int i = 0; i < EIGHT; ++i) x[i] = i < count ? load1(p + i) : 0.0f;
-  }
+  else
+    UNROLL for (int i = 0; i < EIGHT; ++i) held.e[i] = i < count ? p[i] : P{};
+  return held;
+}
+template <class P> INLINE void decode_eight(S (&x)[EIGHT], const Eight<P>& held) {
+  UNROLL for (int i = 0; i < EIGHT; ++i) x[i] = load1(&held.e[i]);
+}
+// One of eight values in registers, which have no index.
+INLINE S one_of(const S (&x)[EIGHT], int index) {
+  S found = x[0];
+  UNROLL for (int i = 1; i < EIGHT; ++i) found = i == index ? x[i] : found;
+  return found;
 }
 INLINE uint32_t narrow_pair(const f16*, S a, S b) {
   uint32_t w;

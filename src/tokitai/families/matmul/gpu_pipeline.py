@@ -7,6 +7,8 @@ parameter up to a multiple of 64 bytes.
 
 from __future__ import annotations
 
+from ...emit.gpu_printer import QuotientPrinter, divides
+from ...emit.text import POINTER
 from ...lang import Node
 from .gpu import GpuProductEmitter
 from .plan import ProductPlan
@@ -19,10 +21,10 @@ def padding(tensors: int, sizes: int, scalars: int) -> int:
     return -rest % 8
 
 
-class GpuPipelineEmitter(GpuProductEmitter):
+class GpuPipelineEmitter(GpuProductEmitter, QuotientPrinter):
     """The kernel that one warp feeds."""
 
-    includes: tuple[str, ...] = ("pipeline.h",)
+    includes: tuple[str, ...] = ("pipeline.h", "quotients.h")
     by_eights = False
 
     def __init__(self, plan: ProductPlan, tiling: Tiling) -> None:
@@ -31,6 +33,7 @@ class GpuPipelineEmitter(GpuProductEmitter):
         sizes = {"PRODUCTS": len(plan.products), "ROWS": t.rows, "COLS": t.cols, "STAGES": t.stages}
         sizes["ALTERNATE"] = int(t.alternate)
         defines = [d for d in self.defines if not d.startswith("#define PLAN_")]
+        self.divided = any(map(divides, plan.graph.functions)) or any(n.op == "div" for n in plan.graph.nodes)
         self.defines = (*defines, *(f"#define PLAN_{name} {value}" for name, value in sizes.items()))
 
     def call_begin(self, tensors: int, sizes: int) -> None:
@@ -88,8 +91,23 @@ class GpuPipelineEmitter(GpuProductEmitter):
                 self.line(f"const bool {name}_in_eights = in_eights({name}, {stride});")
         self.line("float* const stagings = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);")
         self.line("float* const staging = stagings + (thread_index() / 128 - 1) * STAGING_SIZE;")
-        eight = "const E (&eight)[PRODUCTS][EIGHT], int count"
-        self.open(f"accumulators.results({self.mine}, unit, staging, [&](int64_t {self.row}, int64_t c0, {eight})")
+        operands = [n for n in self.plan.compute if n.op == "input" and n.space in ("rc", "c")]
+        kinds = " ".join(f"Eight<{POINTER[str(n.data[1])]}> {n.data[0]};" for n in operands)
+        self.line(f"struct Operands {{ {kinds} }};" if kinds else "struct Operands {};")
+        self.open(f"const auto fetch = [&](int64_t {self.row}, int64_t c0, int count)")
+        self.begin_result()
+        self.line("Operands next;")
+        self.line("(void)r, (void)c0, (void)count;")
+        for n in operands:
+            name = f"in_{n.data[0]}"
+            row = f" + r * {name}_stride" if n.space == "rc" else ""
+            self.line(f"next.{n.data[0]} = fetch_eight({name}{row} + c0, count, {name}_in_eights);")
+        self.line("return next;")
+        self.close("};")
+        eight = "const E (&eight)[PRODUCTS][EIGHT], int count, const Operands& operands"
+        self.line("const auto elements =")
+        self.open(f"    [&](int64_t {self.row}, int64_t c0, {eight})")
+        self.line("(void)operands;")
         self.begin_result()
         self.open("if (work.slices > 1)")
         self.open("UNROLL for (int n = 0; n < PRODUCTS; ++n)")
@@ -99,28 +117,40 @@ class GpuPipelineEmitter(GpuProductEmitter):
         self.close()
         self.line("return;")
         self.close()
-        for n in self.plan.compute:
-            if n.op == "input" and n.space in ("rc", "c"):
-                name = f"in_{n.data[0]}"
-                self.line(f"S {name}_eight[EIGHT];")
-                row = f" + r * {name}_stride" if n.space == "rc" else ""
-                self.line(f"load_eight({name}_eight, {name}{row} + c0, count, {name}_in_eights);")
+        for n in operands:
+            self.line(f"S in_{n.data[0]}_eight[EIGHT];")
+            self.line(f"decode_eight(in_{n.data[0]}_eight, operands.{n.data[0]});")
         for o in self.graph.outputs:
             self.line(f"S {o.name}_eight[EIGHT];")
+        if self.divided:
+            self.line("bool odd = false;")
+            self.line("const Quick quotients{&odd};")
+            self.way = "quotients"
         self.open("UNROLL for (int i = 0; i < EIGHT; ++i)")
         self.line("const int64_t c = c0 + i;")
         self.line("E sums[PRODUCTS];")
         self.line("UNROLL for (int n = 0; n < PRODUCTS; ++n) sums[n] = eight[n][i];")
         self.by_eights = True
         self.values()
-        self.by_eights = False
+        self.by_eights, self.way = False, None
         for o in self.graph.outputs:
             self.line(f"{o.name}_eight[i] = {self.name[o.node]};")
         self.close()
+        if self.divided:
+            self.open("if (odd)")
+            self.open("ROLLED for (int i = 0; i < count; ++i)")
+            self.line("const int64_t c = c0 + i;")
+            self.line("E sums[PRODUCTS];")
+            self.line("UNROLL for (int n = 0; n < PRODUCTS; ++n) sums[n] = one_of(eight[n], i);")
+            self.elements()
+            self.close()
+            self.line("return;")
+            self.close()
         for o in self.graph.outputs:
             to = f"out_{o.name} + r * out_{o.name}_stride + c0"
             self.line(f"store_eight({to}, {o.name}_eight, count, out_{o.name}_in_eights);")
-        self.close("});")
+        self.close("};")
+        self.line(f"accumulators.results({self.mine}, unit, staging, fetch, elements);")
         self.close()
         self.close()
 
