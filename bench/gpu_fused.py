@@ -91,9 +91,11 @@ def groups(dtype: str) -> Iterator[Case]:
 
 
 def layers(dtype: str) -> Iterator[Case]:
-    """Epilogues beside the bare product of the same size."""
+    """Epilogues beside the bare product of the same size. Sums have the size of one, as in a model: functions of larger
+    numbers take other ways through their code."""
     m, n, k = 8192, 4096, 1024
     x, w, bias, residual = (noise(*s, dtype=dtype) for s in ((m, k), (n, k), (n,), (m, n)))
+    w *= k**-0.5
     made: list[tuple[str, Any, Any]] = [
         ("bias", (bias,), {}),
         ("bias and gelu", (bias,), {"activation": "gelu"}),
