@@ -13,26 +13,30 @@ class Pending:
 
     def __init__(self, flag: Tensor) -> None:
         self.event: torch.cuda.Event | None = None
-        self.here = flag
-        if flag.device.type == "cuda":
-            self.here = torch.empty((), dtype=torch.bool, pin_memory=True)
-            self.here.copy_(flag, non_blocking=True)
-            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.event.record(torch.cuda.current_stream(flag.device))
-            _on_the_way.add(self)
+        if flag.device.type != "cuda":
+            self.value = bool(flag.numpy())
+            return
+        self.here = _free.pop() if _free else torch.empty((), dtype=torch.bool, pin_memory=True)
+        self.here.copy_(flag, non_blocking=True)
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record(torch.cuda.current_stream(flag.device))
+        _on_the_way.add(self)
 
     def wait(self) -> None:
         """Until the value is here."""
         if self.event is not None:
             self.event.synchronize()
-            self.event = None
+            self.event, self.value = None, bool(self.here.numpy())
             _on_the_way.discard(self)
+            _free.append(self.here)
 
     def __bool__(self) -> bool:
         self.wait()
-        return bool(self.here.numpy())
+        return self.value
 
 
+# Pinned memory is kept: torch marks what it frees by an event, which would belong to a graph that is being captured.
+_free: list[Tensor] = []
 _on_the_way: weakref.WeakSet[Pending] = weakref.WeakSet()
 
 
