@@ -1,5 +1,6 @@
-"""``python -m bench.products [REPEATS]``: matrix products on two threads beside NumPy's, which are OpenBLAS's; then
-products of 64 uneven groups beside one product of the same arithmetic, `python -m bench.products REPEATS groups` alone.
+"""``python -m bench.products [REPEATS]``: matrix products on two threads beside NumPy's, which are OpenBLAS's, and by
+other accumulators beside our chain in f32; then products of 64 uneven groups beside one product of the same arithmetic,
+`python -m bench.products REPEATS groups` alone.
 
 One JSON object a line: milliseconds, the fastest of calls that take turns. OpenBLAS's threads spin for a while after a
 call, and would take the processors from ours: each call waits until they sleep. Set no OPENBLAS_CORETYPE.
@@ -16,10 +17,14 @@ from functools import partial
 import numpy as np
 
 from tokitai import ops
+from tokitai.lang import FIXED_BITS
 
 THREADS = 2
 SIZES = ((512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 1024))  # rows, cols, inner
-KINDS = (("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f32", "f64"))  # stored in, accumulated in
+KINDS = (  # stored in, accumulated in
+    ("f16", "f32"), ("bf16", "f32"), ("f32", "f32"), ("f32", "f64"), ("bf16", "fused16"),
+    *(("bf16", name) for name in FIXED_BITS),
+)  # fmt: skip
 GROUPED, GROUPS = ((4096, 1024, 1024), (16384, 1024, 1024)), 64
 SLEEP = 0.1
 
@@ -81,7 +86,7 @@ def main() -> None:
         for rows, cols, inner in SIZES:
             a = rng.standard_normal((rows, inner)).astype(FORMATS[dtype].dtype)
             b = rng.standard_normal((inner, cols)).astype(FORMATS[dtype].dtype)
-            wide = [x.astype(FORMATS[accumulator].dtype) for x in (a, b)]
+            wide = [x.astype(np.float64 if accumulator == "f64" else np.float32) for x in (a, b)]
             given = {"NN": (a, b), "NT": (a, b.T.copy()), "TN": (a.T.copy(), b)}
             out = np.empty((rows, cols), a.dtype)
             calls: dict[str, Callable[[], object]] = {"numpy": lambda w=wide: w[0] @ w[1]}  # type: ignore[misc]
@@ -89,7 +94,8 @@ def main() -> None:
                 calls[layout] = lambda p=pair, l=layout, k=accumulator, o=out: ops.matmul(  # type: ignore[misc]
                     *p, layout=l, accumulator=k, threads=THREADS, out=o
                 )
-            found = fastest(calls, repeats)
+            chain = partial(ops.matmul, *given["NT"], layout="NT", threads=THREADS, out=out)
+            found = fastest(calls | {"chain in f32, NT": chain}, repeats)
             record = dict(dtype=dtype, accumulator=accumulator, rows=rows, cols=cols, inner=inner, ms=found)
             print(json.dumps(record | dict(ratio={n: found["numpy"] / found[n] for n in given})), flush=True)
 

@@ -189,7 +189,7 @@ class Bounds:
 
     def _fixed_point(self, node: Node, plain: Sequence[Array], bits: int) -> Array:
         """The error of sums of operands in fixed point (`fixed_point`). In a block an element differs by half a unit of
-        its line, at most 2**(2 - b) of the line's largest magnitude, or by a whole one next to twice that power of two;
+        its line, at most 2**(1 - b) of the line's largest magnitude, or by a whole one next to twice that power of two;
         zeros are exact. So an outlier costs all of its line: a product differs by what each operand does, times
         the other, and by both. The sum is exact, rounded once as f32, and once more where it is subnormal."""
         errors, totals = [], []

@@ -178,7 +178,7 @@ def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False,
 
 def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
     """A tiling, then what to try where threads lack registers: fewer blocks on a multiprocessor, of groups shorter
-    slabs, fewer instructions that follow each other, smaller tiles."""
+    slabs, fewer instructions that follow each other, smaller tiles; in fixed point more threads."""
     if tiling.stages:
         yield tiling
         yield from (t for t in pipelines(plan) if t.cols <= tiling.cols and not t.alternate and t != tiling)
@@ -194,6 +194,8 @@ def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
     for t in offered(plan, tiling.width, tiling.matrix or tiling.atom):
         if t.rows * t.cols < tiling.rows * tiling.cols:
             yield replace(t, once=tiling.once)
+    if plan.fixed:  # more threads, that have fewer columns each
+        yield replace(t, wide=2, once=tiling.once)
 
 
 def tiles_of(tiling: Tiling, sizes: Sizes) -> int:
