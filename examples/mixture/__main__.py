@@ -1,7 +1,7 @@
 """Train a small mixture of experts on a text, on tokitai's operators alone:
 
 python -m examples.mixture [TEXT] [--steps N] [--dtype f32|f16|bf16] [--device cpu|cuda|cuda:N] [--seed N]
-                           [--accumulator f32|fused16] [--router-logits f32|storage] [--lr RATE]
+                           [--accumulator f32|fused16|...] [--router-logits f32|storage] [--lr RATE]
                            [--batch N] [--length N] [--block N] [--parallel ddp|fsdp] [--config FILE]
                            [--checkpoint FILE] [--record FILE] [--folder FOLDER] [--layers N] [--picture FILE]
 python -m examples.mixture [TEXT] --again FILE [--device cpu|cuda|cuda:N]
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tokitai.bench.report import check_plot
 from tokitai.errors import ArgumentError, TokitaiError
+from tokitai.lang.graph import ACCUMULATORS
 from tokitai.torch import ranks
 from tokitai.torch.replay import Record
 
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("text", nargs="?", type=Path, default=TEXT, help="a file, read byte by byte")
     parser.add_argument("--steps", type=int, default=Training.steps)
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16")
-    parser.add_argument("--accumulator", choices=("f32", "fused16"), default="f32", help="how products are summed")
+    parser.add_argument("--accumulator", choices=ACCUMULATORS, default="f32", help="how products are summed")
     parser.add_argument("--lr", type=float, default=Training.lr, help="the learning rate")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import tokitai.experts
 from tokitai import ops
 from tokitai.errors import ArgumentError, UnknownNameError
+from tokitai.lang.graph import ACCUMULATORS
 from tokitai.routing import permutation
 from tokitai.torch import accumulate, functional, nn, recomputation, replace, restore
 from tokitai.torch.accumulators import in_force
@@ -184,6 +185,16 @@ def test_operands_in_f32(name: str) -> None:
         assert run(called, *wide, **FUSED)[0].dtype == run(called, *given, **FUSED)[0].dtype
 
 
+@pytest.mark.slow
+def test_every_accumulator_of_an_operator_is_a_choice() -> None:
+    found = []
+    for accumulator in ACCUMULATORS:
+        with accumulate(accumulator):
+            found.append(run(CALLS["linear"][0], X, W))
+        assert same(found[-1], by_linear(accumulator)), accumulator
+    assert len({f[0].numpy().tobytes() for f in found}) == len(ACCUMULATORS)
+
+
 def test_logits_of_a_router_stay_sums_in_f32() -> None:
     want = run(functional.router_logits, X, ROUTER)
     with accumulate("fused16"):
@@ -349,7 +360,7 @@ def test_what_cannot_be_told_of_a_context_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in CALLS if n != "experts"])
+@pytest.mark.parametrize("name", list(CALLS))
 def test_a_compiled_function_has_a_graph_for_each_choice(name: str) -> None:
     called, given, reference = CALLS[name]
     compiled = torch.compile(called, backend="aot_eager", fullgraph=True)
