@@ -136,7 +136,7 @@ def by_units(shape: tuple[int, int, int, int, int], repeats: int) -> list[dict[s
     wide = [x[:1, :1].double() for x in (q, k, v)]
     exact = torch.nn.functional.scaled_dot_product_attention(wide[0], wide[1], wide[2], is_causal=True)
     made = {"tokitai": y} | {n: calls["forward"][n]() for n in BACKENDS}
-    error = {n: float((x[:1, :1].double() - exact).norm() / exact.norm()) for n, x in made.items()}
+    error = {n: float((x[:1, :1].detach().double() - exact).norm() / exact.norm()) for n, x in made.items()}
     found: list[dict[str, object]] = []
     for direction, of in calls.items():
         operations = {"forward": 2, "backward": 5}[direction] * batch * heads * tokens * tokens * dim

@@ -36,6 +36,11 @@ static_assert(ROWS <= THREADS && COLS <= THREADS && THREAD_M <= 4, "a thread for
 constexpr int RESULTS = WARPS * 16 * DIM * int(sizeof(E));  // bytes of results on their way
 constexpr int more(int a, int b) { return a > b ? a : b; }
 
+#if CUDA_ASM && !TOKITAI_STRUCTURE
+#define RARE __device__ __noinline__ static
+#else
+#define RARE INLINE
+#endif
 #if TOKITAI_SIM
 #define SHARED_STORAGE(name, bytes) SHARED(Words16, name##_words, (bytes) / 16); char* const name = reinterpret_cast<char*>(name##_words)
 #else
@@ -105,12 +110,11 @@ template <int MAX> struct Copies {
 #endif
 constexpr int EACH = (more(ROWS, COLS) * CHUNKS + THREADS - 1) / THREADS;  // chunks of a k_tile that a thread copies
 
-// LINES lines of an operand from `line` on, of `lines` in all, and of each DIM elements from d on, of `k_size`.
+// LINES lines of an operand from `line` on, of `lines` in all, and of each DIM elements from d on, of `k_size`: some of
+// them may not exist. It is a function of its own, as few tiles need it and others need its registers.
 template <int LINES, bool LEFT, class C, class P>
-INLINE void fetch_k_tile(C& copies, W* k_tile, Operand<P> from, int64_t line, int64_t lines, int64_t d, int64_t k_size) {
-  UNROLL for (int n = 0; n < (LINES * CHUNKS + THREADS - 1) / THREADS; ++n) {
-    const int i = n * THREADS + thread_index();
-    if (LINES * CHUNKS % THREADS && i >= LINES * CHUNKS) break;
+RARE void fetch_partial(C& copies, W* k_tile, Operand<P> from, int64_t line, int64_t lines, int64_t d, int64_t k_size) {
+  ROLLED for (int i = thread_index(); i < LINES * CHUNKS; i += THREADS) {
     const int l = i / CHUNKS, k = i % CHUNKS * CHUNK;
     const int64_t there = line + l < lines ? k_size - d - k : 0;
     W* const to = k_tile + place_of(l, k);
@@ -118,6 +122,20 @@ INLINE void fetch_k_tile(C& copies, W* k_tile, Operand<P> from, int64_t line, in
     if (WIDTH == CHUNK && there >= CHUNK) copies.copy(to, p);
     else
       UNROLL for (int e = 0; e < CHUNK; ++e) to[e] = e < there ? k_tile_value(p[e]) : absent<LEFT>();
+  }
+}
+// The same; where all of it exists, a thread's chunks are a fixed number of lines from each other.
+template <int LINES, bool LEFT, class C, class P>
+INLINE void fetch_k_tile(C& copies, W* k_tile, Operand<P> from, int64_t line, int64_t lines, int64_t d, int64_t k_size) {
+  constexpr int DOWN = THREADS / CHUNKS, LINE = WARPGROUPS ? 64 : PITCH;
+  constexpr bool REGULAR = THREADS % CHUNKS == 0 && DOWN % 8 == 0 && LINES % DOWN == 0 && LINES <= 64;
+  if (REGULAR && WIDTH == CHUNK && line + LINES <= lines && d + DIM <= k_size) {
+    const int l = thread_index() / CHUNKS, k = thread_index() % CHUNKS * CHUNK;
+    const P* p = from.data + (line + l) * from.stride + d + k;
+    W* const to = k_tile + place_of(l, k);
+    UNROLL for (int n = 0; n < LINES / DOWN; ++n, p += DOWN * from.stride) copies.copy(to + n * DOWN * LINE, p);
+  } else {
+    fetch_partial<LINES, LEFT>(copies, k_tile, from, line, lines, d, k_size);
   }
 }
 
