@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.call.fake_gpu import OnGpu, SimCard, installed
+from tests.call.fake_gpu import OnGpu, SimGpu, installed
 from tokitai import ops
 from tokitai.arrays import device_array
 from tokitai.arrays.libraries import place_of_torch
@@ -39,7 +39,7 @@ def view(name: str, x: Any) -> device_array.DeviceView:
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> SimCard:
+def fake(monkeypatch: pytest.MonkeyPatch) -> SimGpu:
     monkeypatch.setattr(dispatch, "PLAIN", {*dispatch.PLAIN, There})
     monkeypatch.setattr(device_array, "_of_torch", view)
     return installed(monkeypatch)
@@ -95,9 +95,7 @@ def test_a_skipped_step_is_taken_back_by_whoever_looks(monkeypatch: pytest.Monke
     assert optimizer.state[params[0]]["step"] == 2 and len(looked) == 3
 
 
-def test_a_replay_has_the_options_and_the_number_of_steps_of_now(
-    monkeypatch: pytest.MonkeyPatch, fake: SimCard
-) -> None:
+def test_a_replay_has_the_options_and_the_number_of_steps_of_now(monkeypatch: pytest.MonkeyPatch, fake: SimGpu) -> None:
     """The launches of a captured step, run with the scalars of later steps, are those steps."""
     workspace = on_gpu(torch.zeros(1 << 16, dtype=torch.uint8))  # a graph's own, which nothing else gets
     monkeypatch.setattr(gpu_lists, "torch_workspace", lambda example, nbytes: lambda: workspace)
@@ -138,7 +136,7 @@ def test_a_replay_has_the_options_and_the_number_of_steps_of_now(
         step.scalars()
 
 
-def test_indices_are_asserted_where_they_lie(monkeypatch: pytest.MonkeyPatch, fake: SimCard) -> None:
+def test_indices_are_asserted_where_they_lie(monkeypatch: pytest.MonkeyPatch, fake: SimGpu) -> None:
     """No value is read back; torch's assertion says what is wrong, here at once."""
     logits, target = on_gpu(torch.randn(3, 5)), torch.tensor([0, -100, 4])
     want = functional.cross_entropy(torch.randn(3, 5) * 0 + logits.as_subclass(Tensor), target)
@@ -154,7 +152,7 @@ def test_indices_are_asserted_where_they_lie(monkeypatch: pytest.MonkeyPatch, fa
     assert not [said for said in fake.said if said[0] in ("read", "wait")]
 
 
-def test_a_token_with_logits_of_nan_gets_nan(fake: SimCard) -> None:
+def test_a_token_with_logits_of_nan_gets_nan(fake: SimGpu) -> None:
     draw = torch.Generator().manual_seed(2)
     x, *layer = (torch.randn(*s, generator=draw) for s in ((5, 6), (3, 6), (3, 8, 6), (3, 6, 4)))
     want, _ = expert_layer(x, Experts(*layer), k=2)
