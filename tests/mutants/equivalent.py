@@ -233,6 +233,8 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
     )
     if re.fullmatch(behind, marked) and "if (k >= end - i) continue;" in source[mutant.at :]:
         return NOT_USED
+    if re.fullmatch(r"\+1 .*weigh<\w+>\(\w+\[p\], .*, d0 \+ p \* COLS, «k_size», .*", marked):
+        return BEHIND if "d >= k_size) continue;" in source else None
     if marked == "-1 UNROLL for (int p = 0; «p» < PIECES; ++p) {" and re.match(r"\s*store_tile\(", block):
         return NEXT_PIECE
     if re.fullmatch(r"\+1 const int c = min\(column, «cols» - 1\);", marked):
