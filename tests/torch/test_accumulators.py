@@ -311,10 +311,21 @@ def test_threads_and_tasks_have_their_own() -> None:
 
 
 # ------------------------------------------------------------------ computed again, compiled
-@pytest.mark.parametrize("name", ["linear", "experts"])
-def test_what_is_computed_again_has_the_choice_of_the_forward_pass(name: str) -> None:
-    called, given, reference = CALLS[name]
-    plain, fused = reference("f32"), reference("fused16")
+def two_layers(x: Tensor, w: Tensor, v: Tensor, **more: Any) -> Tensor:
+    """Whose backward pass needs the result of the first."""
+    made: Tensor = functional.linear(functional.linear(x, w, **more), v, **more)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("called", "given"),
+    [(two_layers, (X, W, noise(11, 40, COLS))), (experts, CALLS["experts"][1])], ids=["two layers", "experts"],
+)  # fmt: skip
+def test_what_is_computed_again_has_the_choice_of_the_forward_pass(
+    called: Callable[..., Any], given: tuple[Tensor, ...]
+) -> None:
+    plain, fused = run(called, *given, **F32), run(called, *given, **FUSED)
+    assert not any(map(torch.equal, plain, fused))
 
     def again(*args: Tensor) -> Any:
         return checkpoint(called, *args, use_reentrant=False)
