@@ -26,7 +26,7 @@ def noise(*shape: int, dtype: Any) -> Any:
     """Normal numbers, some lines far smaller, with an outlier here and there."""
     x = torch.randn(*shape, dtype=torch.float32, device="cuda")
     x[..., ::7, :] *= 2.0**-9
-    x[..., ::5, -1] *= 100
+    x[..., ::5, -1:] *= 100
     return x.to(dtype)
 
 

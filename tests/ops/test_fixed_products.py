@@ -213,7 +213,7 @@ SIM_SLIPS = {
     "no saturation": ("x < TOP ? x : TOP : -TOP", "x < TOP ? x : TOP + 1 : -TOP", NEXT),
     "units of subnormal numbers": ("? 127 : 276", "? 127 : 275", SUBNORMAL),
     "the lowest digit is signed": ("SIGNED ? int32_t(int8_t(", "true ? int32_t(int8_t(", BLOCKS),
-    "what fills a K-tile": ("S x = {};", "S x = constant(1.0f, S{});", BLOCKS),
+    "what fills a K-tile": ("x[e] = S{};", "x[e] = constant(1.0f, S{});", BLOCKS),
 }
 
 

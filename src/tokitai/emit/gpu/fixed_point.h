@@ -7,14 +7,14 @@ namespace tokitai {
 
 constexpr int FIXED_BITS = PLAN_FIXED_BITS, THREAD_M = PLAN_THREAD_M, THREAD_N = PLAN_THREAD_N;
 constexpr int THREADS = ROWS / THREAD_M * (COLS / THREAD_N);
-constexpr int CUT_LINES = 32, CUT_K = 64, CUT_THREADS = 256;  // of what a block cuts at a time
+constexpr int CUT_LINES = 32, CUT_THREADS = 256;  // of what a block cuts at a time
 
 #if TOKITAI_STRUCTURE
 typedef S Bytes;     // an element
 typedef S Power;  // of a line in a block: the hash of all its elements
 typedef S Sum;
 constexpr Tag FIXED = Tag(33 + FIXED_BITS / 8), FIXED_UNIT = Tag(37);
-constexpr int DIGITS = 1, PER_WORD = 1, K_TILE_WORDS = 4, PITCH = 6;
+constexpr int CUT_K = 64, DIGITS = 1, PER_WORD = 1, K_TILE_WORDS = 4, PITCH = 6;
 #else
 typedef uint32_t Bytes;    // four neighbours along k, the first one lowest
 typedef int32_t Power;   // the exponent of a line's unit
@@ -23,7 +23,7 @@ constexpr Power WITHOUT = 1 << 20;
 // An integer is DIGITS of eight bits, the highest signed, the others not. In a block of 4096 the sums of products of slices
 // that count alike stay below 2^31: two signed ones below 2^26, a signed and another one 2^27, two others 2^28, and no
 // more than three of these are added: of 24 bits 4096 (2 * 255 * 128 + 255^2) < 2^30.
-constexpr int DIGITS = FIXED_BITS / 8, PER_WORD = 4, K_TILE_WORDS = PLAN_DEPTH / 4, PITCH = K_TILE_WORDS + 4;
+constexpr int CUT_K = 128, DIGITS = FIXED_BITS / 8, PER_WORD = 4, K_TILE_WORDS = PLAN_DEPTH / 4, PITCH = K_TILE_WORDS + 4;
 static_assert(CHAIN == 4096, "sums fit");
 #endif
 constexpr int WEIGHTS = 2 * DIGITS - 1;                 // sums for each element, by what they count
@@ -31,7 +31,9 @@ constexpr int K_TILE = K_TILE_WORDS * PER_WORD;           // products along k at
 constexpr int LINES = DIGITS * (ROWS + PRODUCTS * COLS);  // of a K-tile
 constexpr int PIECE = 16 / int(sizeof(Bytes)), LINE_PIECES = K_TILE_WORDS / PIECE, LINE = ROWS / THREAD_M;
 struct alignas(16) Piece { Bytes e[PIECE]; };
-constexpr int MEMORY = 2 * LINES * PITCH / PIECE;  // pieces of shared memory
+constexpr int TILE_WORDS = LINES * PITCH, SHARED_BYTES = 48 << 10, FIT = SHARED_BYTES / (TILE_WORDS * int(sizeof(Bytes)));
+constexpr int STAGES = FIT < 2 ? 2 : FIT < 4 ? FIT : 4;  // K-tiles in shared memory
+constexpr int MEMORY = STAGES * TILE_WORDS / PIECE;      // pieces of shared memory
 static_assert(CHAIN % K_TILE == 0 && CUT_K % K_TILE == 0 && PITCH % PIECE == 0, "whole k_tiles and pieces");
 static_assert(PRODUCTS * LINE * COLS * sizeof(E) <= MEMORY * sizeof(Piece), "sums of rows fit where k_tiles were");
 
@@ -120,12 +122,20 @@ struct CutMemory { S e[CUT_LINES][CUT_K + 1]; };
 // Elements of `count` lines at most, from k on: of the lines and of the `length` of k what is there, and zeros.
 template <bool ALONG_K, class P>
 INLINE void load_lines(CutMemory& memory, Operand<P> from, int64_t count, int64_t k0, int64_t length) {
+  constexpr int EACH = CUT_LINES * CUT_K / CUT_THREADS;
+  S x[EACH];  // all on their way at once
+  const auto line_of = [](int i) { return ALONG_K ? i / CUT_K : i % CUT_LINES; };
+  const auto k_of = [](int i) { return ALONG_K ? i % CUT_K : i / CUT_LINES; };
+  UNROLL for (int e = 0; e < EACH; ++e) {
+    const int i = thread_index() + e * CUT_THREADS, line = line_of(i);
+    const int64_t k = k0 + k_of(i);
+    x[e] = S{};
+    if (line < count && k < length) x[e] = load1(from.data + (ALONG_K ? line * from.stride + k : k * from.stride + line));
+  }
   barrier();
-  ROLLED for (int i = thread_index(); i < CUT_LINES * CUT_K; i += CUT_THREADS) {
-    const int line = ALONG_K ? i / CUT_K : i % CUT_LINES, k = ALONG_K ? i % CUT_K : i / CUT_LINES;
-    S x = {};
-    if (line < count && k0 + k < length) x = load1(from.data + (ALONG_K ? line * from.stride + k0 + k : (k0 + k) * from.stride + line));
-    memory.e[line][k] = x;
+  UNROLL for (int e = 0; e < EACH; ++e) {
+    const int i = thread_index() + e * CUT_THREADS;
+    memory.e[line_of(i)][k_of(i)] = x[e];
   }
   barrier();
 }
@@ -210,8 +220,30 @@ INLINE void multiply_add(Sum& c0, Sum& c1, Sum& c2, Sum& c3, const Bytes (&a)[4]
   else if constexpr (RIGHT_SIGNED) INTEGER_MMA("u8", "s8");
   else INTEGER_MMA("u8", "u8");
 }
+// Of rows of 16 bytes: eight in each of four (two) matrices, whose addresses lanes give in order; a lane gets the four bytes
+// that it has in such an operand.
+INLINE uint32_t shared_place(const Bytes* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+INLINE void load_rows(Bytes (&a)[4], const Bytes* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(shared_place(p)) : "memory");
+}
+INLINE void load_rows(Bytes (&b)[2], const Bytes* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(b[0]), "=r"(b[1]) : "r"(shared_place(p)) : "memory");
+}
 #else
 #define PRODUCTS_BY_UNIT 0
+#endif
+
+// Copies into shared memory, past registers where the device has such.
+#if CUDA_ASM
+INLINE void copy_piece(Bytes* to, const Piece* from) { copy16_to_shared(to, from); }
+INLINE void close_pieces() { close_copies(); }
+INLINE void pieces_landed() { wait_for_copies<STAGES - 2>(); }
+#else
+INLINE void copy_piece(Bytes* to, const Piece* from) { *reinterpret_cast<Piece*>(to) = *from; }
+INLINE void close_pieces() {}
+INLINE void pieces_landed() {}
 #endif
 
 // 32 threads are 4 side by side and 8 below each other; each has two neighbouring columns at a time.
@@ -241,18 +273,17 @@ struct Tile {
 
 #if PRODUCTS_BY_UNIT
   INLINE void multiply(const Bytes* k_tile) {
-    const int g = thread_index() % 32 / 4, t = thread_index() % 4, first = column_here(0) - t * 2;
+    const int lane = thread_index() % 32, row = thread_index() / 32 / GROUPS * 8 * THREAD_M + lane % 16;
+    const int column = thread_index() / 32 % GROUPS * 4 * THREAD_N + lane % 8;
     UNROLL for (int k = 0; k < K_TILE_WORDS; k += 8) {
       Bytes a[DIGITS][THREAD_M / 2][4], b[DIGITS][THREAD_N / 2][2];
       UNROLL for (int s = 0; s < DIGITS; ++s)
-        UNROLL for (int i = 0; i < THREAD_M; ++i)
-          UNROLL for (int high = 0; high < 2; ++high)
-            a[s][i / 2][2 * high + i % 2] = left_line(k_tile, s, row_at(line_here(), i))[k + 4 * high + t];
+        UNROLL for (int i = 0; i < THREAD_M / 2; ++i)
+          load_rows(a[s][i], left_line(k_tile, s, row + i * 16) + k + lane / 16 * 4);
       UNROLL for (int n = 0; n < PRODUCTS; ++n) {
         UNROLL for (int s = 0; s < DIGITS; ++s)
           UNROLL for (int j = 0; j < THREAD_N / 2; ++j)
-            UNROLL for (int high = 0; high < 2; ++high)
-              b[s][j][high] = right_line(k_tile, n, s, first + j * 8 + g)[k + 4 * high + t];
+            load_rows(b[s][j], right_line(k_tile, n, s, column + j * 8) + k + lane / 8 % 2 * 4);
         each_pair([&](auto pair) { multiply_slices(n, a, b, pair); });
       }
     }
@@ -281,12 +312,11 @@ struct Tile {
   }
 #endif
 
-  // One block of `length` products; while a K-tile is worked on the next one is fetched.
+  // One block of `length` products; while a K-tile is worked on the next ones are fetched.
   INLINE void run_block(
       const Work& work, const Unit& unit, const Digits& left, const Digits (&right)[PRODUCTS], int64_t block, int length,
       Bytes* k_tiles) {
     constexpr int PIECES = (LINES * LINE_PIECES + THREADS - 1) / THREADS;
-    Piece held[PIECES];
     const Piece* from[PIECES];  // of a K-tile's lines: those of each digit of the left operand, then of each of the right ones
     UNROLL for (int p = 0; p < PIECES; ++p) {
       const int place = thread_index() + p * THREADS, line = place / LINE_PIECES;
@@ -303,32 +333,35 @@ struct Tile {
             from[p] = reinterpret_cast<const Piece*>(right[n].at(rest / COLS % DIGITS, c, word));
       }
     }
-    const auto fetch = [&] {
-      UNROLL for (int p = 0; p < PIECES; ++p) {
-        held[p] = Piece{};
-        if (from[p]) held[p] = *from[p], from[p] += LINE_PIECES;
-      }
+    // Lines behind the last one stay zeros.
+    const auto place_of = [](int p) {
+      const int place = thread_index() + p * THREADS;
+      return place / LINE_PIECES * PITCH + place % LINE_PIECES * PIECE;
     };
-    const auto put = [&](Bytes* k_tile) {
-      UNROLL for (int p = 0; p < PIECES; ++p) {
-        const int place = thread_index() + p * THREADS, line = place / LINE_PIECES, at = place % LINE_PIECES * PIECE;
-        if (line < LINES) *reinterpret_cast<Piece*>(k_tile + line * PITCH + at) = held[p];
-      }
+    UNROLL for (int p = 0; p < PIECES; ++p)
+      if (!from[p] && thread_index() + p * THREADS < LINES * LINE_PIECES)
+        for (int s = 0; s < STAGES; ++s) *reinterpret_cast<Piece*>(k_tiles + s * TILE_WORDS + place_of(p)) = Piece{};
+    const auto fetch = [&](Bytes* k_tile) {
+      UNROLL for (int p = 0; p < PIECES; ++p)
+        if (from[p]) copy_piece(k_tile + place_of(p), from[p]), from[p] += LINE_PIECES;
     };
     each([&](int n, int i, int j) {
       UNROLL for (int weight = 0; weight < WEIGHTS; ++weight) exact[n][i][j][weight] = Sum{};
     });
-    fetch();
-    put(k_tiles);
-    barrier();
-    int half = 0;
-    ROLLED for (int k = 0; k < length; k += K_TILE, half ^= 1) {
-      const bool more = k + K_TILE < length;
-      if (more) fetch();
-      multiply(k_tiles + half * LINES * PITCH);
-      if (more) put(k_tiles + (half ^ 1) * LINES * PITCH);
-      barrier();
+    const int count = (length + K_TILE - 1) / K_TILE;
+    UNROLL for (int t = 0; t < STAGES - 1; ++t) {
+      if (t < count) fetch(k_tiles + t * TILE_WORDS);
+      close_pieces();
     }
+    ROLLED for (int t = 0; t < count; ++t) {
+      pieces_landed();
+      barrier();
+      const int next = t + STAGES - 1;
+      if (next < count) fetch(k_tiles + next % STAGES * TILE_WORDS);
+      close_pieces();
+      multiply(k_tiles + t % STAGES * TILE_WORDS);
+    }
+    barrier();
     each([&](int n, int i, int j) {
       const int64_t r = unit.r0 + row_at(line_here(), i), c = unit.c0 + column_here(j);
       if (r < work.rows && c < work.cols)

@@ -95,9 +95,9 @@ FUSED_TILINGS = (  # whose slabs have room in 48 KiB as hashes, too
 
 FIXED_TILINGS = {  # by bits: each slice of an operand has lines of its own in shared memory, each weight its sums
     "fixed8": (
-        Tiling(128, 128, 8, 8, 64, 4, 16, 8),
-        Tiling(64, 64, 4, 8, 64, 4, 16, 8, per_sm=2),
-        Tiling(32, 32, 4, 4, 64, 4, 16, 8, per_sm=4),
+        Tiling(128, 128, 8, 8, 32, 4, 16, 8),
+        Tiling(64, 64, 4, 8, 32, 4, 16, 8, per_sm=2),
+        Tiling(32, 32, 4, 4, 32, 4, 16, 8, per_sm=4),
     ),
     "fixed16": (Tiling(128, 64, 4, 8, 32, 4, 16, 8), Tiling(32, 32, 4, 4, 32, 4, 16, 8, per_sm=4)),
     "fixed24": (Tiling(64, 64, 4, 4, 32, 4, 16, 8), Tiling(32, 32, 2, 4, 32, 4, 16, 8, per_sm=2)),
