@@ -10,12 +10,11 @@ milliseconds of a step of both, and which share of ours the reduce-scatter takes
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -24,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from bench.gpu_timing import Spans
 from bench.plain_mixture import Plain
 from bench.ranks import where
 from bench.training import BATCH, LARGE, LENGTH, WARM, WORDS, batches
@@ -49,24 +49,6 @@ def timed(step: Callable[[Tensor], object], tokens: Sequence[Tensor]) -> float:
     return statistics.median(taken[WARM:])
 
 
-@contextlib.contextmanager
-def exchanges() -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
-    """Events around each reduce-scatter."""
-    seen: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-    called = exchange.reduce_scatter
-
-    def between(*arguments: Any) -> Tensor:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        made = called(*arguments)
-        end.record()
-        seen.append((begin, end))
-        return made
-
-    with mock.patch.object(gradients, "reduce_scatter", between):
-        yield seen
-
-
 def by_tokitai(tokens: Sequence[Tensor], accumulator: str) -> dict[str, Any]:
     """Blocks of 4,096 tokens, their gradients added in the tree; the digest of the weights behind the last step."""
     model = Mixture(LARGE, torch.bfloat16, "cuda")
@@ -84,10 +66,11 @@ def by_tokitai(tokens: Sequence[Tensor], accumulator: str) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
 
-    with exchanges() as seen, accumulate(accumulator):
+    exchanges = Spans(exchange.reduce_scatter)
+    with mock.patch.object(gradients, "reduce_scatter", exchanges), accumulate(accumulator):
         taken = timed(step, tokens)
-    spent = sum(a.elapsed_time(b) for a, b in seen) / len(tokens)
-    return {"milliseconds": round(taken, 2), "exchange": round(spent / taken, 4), "weights": digest_of(model)}
+    share = exchanges.seconds() * 1e3 / len(tokens) / taken
+    return {"milliseconds": round(taken, 2), "exchange": round(share, 4), "weights": digest_of(model)}
 
 
 def by_torch(tokens: Sequence[Tensor]) -> dict[str, Any]:
