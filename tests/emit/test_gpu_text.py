@@ -17,11 +17,13 @@ from tokitai.backends.cuda.nvrtc import CudaArtifact
 from tokitai.backends.cuda.ptx import START, Finding, opcodes, scan
 from tokitai.emit.cpp import KernelText
 from tokitai.families import make_plan
+from tokitai.families.attention import step_tiling
+from tokitai.families.attention.gpu_kernels import emit_attention
 from tokitai.families.attention.plan import AttentionPlan
 from tokitai.families.matmul import tiling as gpu_product
 from tokitai.families.matmul.gpu_kernels import emit_product
 from tokitai.families.matmul.plan import ProductPlan
-from tokitai.lang import FIXED_BITS, Graph, Node, Operator
+from tokitai.lang import FIXED_BITS, Graph, Node, Operator, Sizes
 from tokitai.lower.gpu import FEW_SPILLS, Step
 from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import Edit, GpuKernel
@@ -304,6 +306,21 @@ def test_products_in_fixed_point_by_matrix_units_compile(accumulator: str, name:
         found = {o for a in made for o in opcodes(a.read_ptx()) if "mma" in o}
         assert len(found) == (1 if accumulator == "fixed8" else 4)
         assert all(re.fullmatch(r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.[su]8\.[su]8\.s32", o) for o in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [Sizes(4096, 4096, 64, 16), Sizes(4096, 4096, 128, 16)], ids=str)
+def test_attention_by_warpgroups_compiles(sizes: Sizes) -> None:
+    """Almost nothing is spilled, and the only products are the matrix unit's."""
+    plan = make_plan(registry()["attention"].trace("bf16", None, {"accumulator": "fused16"}))
+    assert isinstance(plan, AttentionPlan)
+    tiling = step_tiling.by_warpgroups(plan, sizes, 8)
+    assert tiling is not None and tiling.warpgroups
+    text = emit_attention(plan, tiling)
+    made = nvrtc.build(Source(text.text, text.headers, "attention"), "sm_90a")
+    assert made.resources["work"].spill_loads <= step_tiling.FEW_SPILLS
+    found = {o for o in opcodes(made.read_ptx()) if o.startswith(("mma", "wgmma.mma"))}
+    assert found and all(".f32.bf16.bf16" in o for o in found), found
 
 
 def test_products_in_f64_are_found_where_they_are_not_defined() -> None:
