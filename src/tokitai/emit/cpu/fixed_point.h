@@ -9,7 +9,8 @@ namespace tokitai {
 constexpr int FIXED_BITS = PLAN_FIXED_BITS;
 
 #if TOKITAI_STRUCTURE
-constexpr Tag FIXED = Tag(33 + FIXED_BITS / 8), FIXED_UNIT = Tag(37);
+constexpr Tag FIXED8 = Tag(34), FIXED16 = Tag(35), FIXED24 = Tag(36), FIXED_UNIT = Tag(37);
+constexpr Tag FIXED = FIXED_BITS == 8 ? FIXED8 : FIXED_BITS == 16 ? FIXED16 : FIXED24;
 typedef E Exact;
 typedef E Packed;
 typedef S Unit;  // the hash of all elements of a line in a block
