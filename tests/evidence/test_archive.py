@@ -32,9 +32,9 @@ from tools import certificates as tool
 
 EVIDENCE = Path(__file__).parents[2] / "evidence"
 V1 = Path(__file__).parent / "v1"
-FOLDERS = [EVIDENCE / "cuda", EVIDENCE / "fused16"]
+FOLDERS = [EVIDENCE / "cuda", EVIDENCE / "fused16", EVIDENCE / "fixed24"]
 ONE = "matmul.f16.cuda.json"
-LARGEST = 3_000_000  # bytes of all evidence
+LARGEST = 4_000_000  # bytes of all evidence: nine tenths of them are digests, which nothing shortens
 
 
 # ---------------------------------------------------------------------- what is kept

@@ -117,8 +117,8 @@ class GpuAttention(GpuFamily[AttentionPlan]):
         if not plan.format:
             return tilings.tiling_of(plan, sizes, width)
         target = kernel.target
-        if target.warpgroups and not kernel.structure and (found := steps.by_warpgroups(plan, sizes, width)):
-            return found
+        # `steps.by_warpgroups` is faster on Hopper and not chosen: its bits were compared on no device yet. A schedule
+        # can ask for it, as tests/device/test_fused_attention_cuda.py does.
         return steps.tiling_of(plan, sizes, width, target.fused_units, kernel.structure, target.shared_bytes)
 
 

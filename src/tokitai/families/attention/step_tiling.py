@@ -84,8 +84,8 @@ def offered(plan: AttentionPlan, inner: int, width: int, atom: bool) -> Iterator
 
 
 def by_warpgroups(plan: AttentionPlan, sizes: Sizes, width: int) -> StepTiling | None:
-    """The tiling for warpgroups, where there are blocks enough and lines are read in whole chunks. Sums of two results
-    over lines of 128 do not leave registers for it."""
+    """A tiling for warpgroups, for those who ask for it: where blocks are enough and lines are read in whole chunks.
+    Sums of two results over lines of 128 do not leave registers for it."""
     several = len(plan.products) > 1
     if 0 < sizes.inner <= 64:
         found = StepTiling(64, 64, 1, 64, per_sm=2 if several else 3, atom=True, warpgroups=True)

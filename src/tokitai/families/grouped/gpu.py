@@ -16,7 +16,7 @@ from .plan import GroupedPlan
 class GpuGroupedEmitter(GpuProductEmitter):
     """Prints the kernels of one operator for one tiling."""
 
-    includes = ("groups.h", "products.h")
+    includes: tuple[str, ...] = ("groups.h", "products.h")
     mine, item, row = "mine", "group.index", "row"
 
     def __init__(self, plan: GroupedPlan, tiling: Tiling) -> None:

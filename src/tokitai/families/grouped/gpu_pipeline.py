@@ -11,10 +11,12 @@ from .plan import GroupedPlan
 class GpuGroupedPipelineEmitter(GpuPipelineEmitter, GpuGroupedEmitter):
     """Prints the kernels of one operator for one tiling."""
 
-    includes = ("groups.h", "pipeline.h")
+    includes: tuple[str, ...] = ("groups.h", "pipeline.h")
 
     def __init__(self, plan: GroupedPlan, tiling: Tiling) -> None:
         super().__init__(plan, tiling)
+        if self.divided:
+            self.includes = (*self.includes, "quotients.h")
         along_k = ("#define PLAN_GROUPS_ALONG_K 1",) if self.share == "k" else ()
         self.defines = (*self.defines, *along_k)
 

@@ -137,6 +137,8 @@ class GpuPipelineEmitter(GpuProductEmitter, QuotientPrinter):
             self.line(f"{o.name}_eight[i] = {self.name[o.node]};")
         self.close()
         if self.divided:
+            for o in self.graph.outputs:
+                self.line(f"odd |= any_nan({o.name}_eight);")
             self.open("if (odd)")
             self.open("ROLLED for (int i = 0; i < count; ++i)")
             self.line("const int64_t c = c0 + i;")
