@@ -43,7 +43,7 @@ $(DOCS)
 endef
 
 verify: $(STAMPS)
-	$(BIN)/python -m tools.obligations --sample 30 --target $(if $(filter cuda%,$(DEVICE)),cuda,cpu)
+	$(BIN)/python -m tools.obligations --sample 10 --target $(if $(filter cuda%,$(DEVICE)),cuda,cpu)
 	$(BIN)/python -m examples.real_input --device "$${DEVICE-cpu}"
 
 similarity: $(STAMPS)
