@@ -226,7 +226,7 @@ def test_blocks_change_no_bit(name: str, blocking: str, isa: Isa) -> None:
     """The expression that is evaluated, at every element: no block size shows in it. On any processor, as a structure
     build has no wide instruction in it."""
     if (blocking, isa) == ("panels twice as wide", "avx512"):
-        with pytest.raises(CompileError, match="the workspace has room for such panels"):
+        with pytest.raises(CompileError, match="such panels fit into the workspace"):
             altered(name, BLOCKINGS[blocking], structure=True, isa=isa)
         return
     kernel = altered(name, BLOCKINGS[blocking], structure=True, isa=isa)
