@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from ..lang import Graph, Node
+from ..lang import FIXED_BITS, Graph, Node
 from ..meaning.bounds import TINY, Bounded, Bounds, U, evaluate
 from ..meaning.product import operands, turned
 from ..verification.cases import Case
@@ -158,7 +158,9 @@ class AnyOrder(Bounds):
         made = super()._product(node, plain, shape)
         left, right = (np.abs(x.astype(np.float64)) for x in operands(node, *plain))
         size = left @ right
-        error = np.where(self._exact(size, left, right), 0, made.error)
+        bits = FIXED_BITS.get(str(node.data[1]), 0)  # of fixed point, in which larger operands are rounded
+        rounded = bits and max(float(x.max(initial=0)) for x in (left, right)) >= 2.0 ** (bits - 1)
+        error = made.error if rounded else np.where(self._exact(size, left, right), 0, made.error)
         self.sums[node] = left.shape[1], size, error
         return Bounded(made.value, error)
 
