@@ -190,13 +190,13 @@ def test_a_sum_in_a_narrow_format() -> None:
 def test_torchs_kernels_are_explained(
     kernel: str, dtype: str, result: str, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bench import theirs
+    from bench import third_party
 
     def first(*given: Any) -> Any:
-        made = getattr(theirs, kernel)(*given)
-        return made if isinstance(made, theirs.torch.Tensor) else made[0]
+        made = getattr(third_party, kernel)(*given)
+        return made if isinstance(made, third_party.torch.Tensor) else made[0]
 
     monkeypatch.setattr(judgement, "trials", few)
-    made = tokitai.judge(first, get(theirs.JUDGED[kernel][0]), dtype=dtype, device="cpu", seed=0, results=[result])
+    made = tokitai.judge(first, get(third_party.JUDGED[kernel][0]), dtype=dtype, device="cpu", seed=0, results=[result])
     found = next(c for c in made.causes if c.of == "ordinary values")
     assert (found.result, ", ".join(found.models)) == (result, cause) and found.same_bits > 0.9
