@@ -59,4 +59,6 @@ def test_a_missing_gpu_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["attention", "attention_backward"])
 def test_the_simulated_device_is_verified_at_one_shape(name: str) -> None:
     verdict = verify(ops.get(name), dtype="bf16", device="sim", case="structure/all inputs@3x5x7x2#0")
-    assert (verdict.verdict, verdict.failure) == ("verified", None) and verdict.cases == 3, "with and without a limit, in steps"
+    assert (verdict.verdict, verdict.failure) == ("verified", None) and verdict.cases == 3, (
+        "with a limit, without, in steps"
+    )
