@@ -159,11 +159,15 @@ def test_wrong_calls_name_what_is_accepted(called: Any, name: str) -> None:
         replace(torch.nn.Linear(2, 2), ["linear"])  # type: ignore[list-item]
 
 
-def test_vmap_is_refused_by_name() -> None:
+def test_vmap_over_a_replaced_layer() -> None:
+    """Over rows it is the layer; over weights it is refused by name."""
     model = torch.nn.Linear(4, 4)
     replace(model)
+    x = noise(3, 4)
+    assert torch.equal(torch.vmap(model)(x), model(x))
+    weights = {n: torch.stack([p.detach()] * 3) for n, p in model.named_parameters()}
     with pytest.raises(ArgumentError, match=r"linear.*vmap"):
-        torch.vmap(model)(noise(3, 4))
+        torch.vmap(lambda w, row: torch.func.functional_call(model, w, (row,)))(weights, x)
 
 
 # ------------------------------------------------------------------ experts that are chosen elsewhere
