@@ -16,6 +16,7 @@ from tokitai.errors import ArgumentError, UsageError
 from tokitai.experts import Experts as Weights
 from tokitai.experts import expert_layer, expert_layer_backward
 from tokitai.torch import functional, nn
+from tokitai.torch.custom_ops import TorchOp
 from tokitai.torch.experts import experts
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -150,9 +151,12 @@ def test_a_router_of_ones_own(dtype: torch.dtype) -> None:
 
 def tensors_of(node: Any) -> list[Tensor]:
     """What a node of the graph holds where neither hooks nor torch's own release can see it."""
-    held, seen = list(vars(node).values()), list[Tensor]()
+    held, seen, met = list(vars(node).values()), list[Tensor](), set[int]()
     while held:
         value = held.pop()
+        if id(value) in met or isinstance(value, TorchOp):  # which all calls of an operator share
+            continue
+        met.add(id(value))
         if isinstance(value, Tensor):
             seen.append(value)
         elif isinstance(value, (list, tuple)):
@@ -181,7 +185,7 @@ def test_all_that_backward_needs_is_saved_by_autograd() -> None:
     places = 2 * 18
     hidden = sum(t.numel() == places * HIDDEN for t in seen)
     wide = sum(t.numel() == places * FEATURES for t in seen)
-    assert (hidden, wide) == (1, 2) and len(seen) == 4 + 4 + 6
+    assert (hidden, wide) == (1, 2) and len([t for t in seen if t.ndim]) == 4 + 4 + 6  # beside a number
     (y.sum() + logits.sum()).backward()
     packed = [t.grad for t in layer.all]
     assert tensors_of(node) == []
