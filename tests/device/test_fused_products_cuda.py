@@ -75,6 +75,8 @@ def test_bits_of_layers_and_groups(dtype: Any) -> None:
         made = ops.linear(x, w, bias, residual, activation=activation, **FUSED)
         assert equal(made, ops.linear(x.cpu(), w.cpu(), bias.cpu(), residual.cpu(), activation=activation, **FUSED))
     assert equal(ops.linear_swiglu(x, w, up, **FUSED), ops.linear_swiglu(x.cpu(), w.cpu(), up.cpu(), **FUSED))
+    x[7, 3], x[8, 5] = float("inf"), 0.0  # sums of either infinity, of which silu divides
+    assert equal(ops.linear_swiglu(x, w, up, **FUSED), ops.linear_swiglu(x.cpu(), w.cpu(), up.cpu(), **FUSED))
     many = [0, 900, 1, 64, 1300, 5, 257]  # tiles enough for warpgroups that alternate
     for counts, wide in (([0, 130, 1, 64, 300, 5, 257], 264), ([0, 4500, 1, 64], 264), (many, 1032)):
         offsets = torch.tensor(np.concatenate([[0], np.cumsum(counts)]))

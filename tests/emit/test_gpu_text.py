@@ -20,6 +20,8 @@ from tokitai.families import make_plan
 from tokitai.families.attention import step_tiling
 from tokitai.families.attention.gpu_kernels import emit_attention
 from tokitai.families.attention.plan import AttentionPlan
+from tokitai.families.grouped.gpu_kernels import emit_grouped
+from tokitai.families.grouped.plan import GroupedPlan
 from tokitai.families.matmul import tiling as gpu_product
 from tokitai.families.matmul.gpu_kernels import emit_product
 from tokitai.families.matmul.plan import ProductPlan
@@ -258,14 +260,16 @@ IN_STEPS = Variant(frozenset(), (("accumulator", "fused16"),))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("name", ["linear", "linear_swiglu", "grouped_linear_backward_weight"])
+@pytest.mark.parametrize("name", ["linear", "linear_swiglu", "grouped_linear_swiglu", "grouped_linear_backward_weight"])
 def test_products_by_warpgroups_compile(name: str, dtype: str) -> None:
-    """Every tile that is offered: nothing is spilled, and the only products are the matrix unit's."""
+    """Every tile that is offered: nothing is spilled, and the only products are the matrix unit's. Results of quotients
+    without a branch are looked at for NaN, which an infinite dividend gives."""
     op = registry()[name]
     plan = make_plan(op.trace(dtype, (), {"accumulator": "fused16"}))
     assert isinstance(plan, ProductPlan)
     for tiling in gpu_product.pipelines(plan):
-        text = emit_product(plan, tiling)
+        text = (emit_grouped if isinstance(plan, GroupedPlan) else emit_product)(plan, tiling)
+        assert ("const Quick quotients" in text.text) is ("odd |= any_nan(" in text.text) is ("swiglu" in name)
         made = nvrtc.build(Source(text.text, text.headers, name), "sm_90a")
         assert spilled([made]) == {} and made.resources["work"].stack == 0
         found = {o for o in opcodes(made.read_ptx()) if "mma" in o}

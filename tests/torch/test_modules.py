@@ -185,7 +185,8 @@ def test_all_that_backward_needs_is_saved_by_autograd() -> None:
     places = 2 * 18
     hidden = sum(t.numel() == places * HIDDEN for t in seen)
     wide = sum(t.numel() == places * FEATURES for t in seen)
-    assert (hidden, wide) == (1, 2) and len([t for t in seen if t.ndim]) == 4 + 4 + 6  # beside a number
+    assert (hidden, wide) == (1, 2) and len(seen) == 4 + 4 + 6 + 1
+    assert [int(t) for t in seen if t.ndim == 0] == [places]
     (y.sum() + logits.sum()).backward()
     packed = [t.grad for t in layer.all]
     assert tensors_of(node) == []
