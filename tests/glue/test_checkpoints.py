@@ -173,6 +173,7 @@ import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp, to
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from tokitai.torch import ranks
 
 def model():
     torch.manual_seed(0)
@@ -185,7 +186,7 @@ def run(rank, folder):
     dcp.save(sharded.state_dict(), checkpoint_id=f"{folder}/dcp")
     writer = HuggingFaceStorageWriter(f"{folder}/hf", save_distributed=True)
     dcp.save(sharded.state_dict(), storage_writer=writer)
-    dist.destroy_process_group()
+    ranks.stop()
 
 if __name__ == "__main__":
     mp.spawn(run, (sys.argv[1],), 2)

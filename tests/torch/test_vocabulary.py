@@ -21,6 +21,7 @@ PROGRAM = """
 import sys, torch, torch.distributed as dist
 from tests.torch.test_vocabulary import drawn
 from tokitai.errors import ArgumentError
+from tokitai.torch.ranks import stop
 from tokitai.torch.vocabulary import parallel_cross_entropy
 place, rank, dtype, *ends = sys.argv[1], int(sys.argv[2]), getattr(torch, sys.argv[3]), *map(int, sys.argv[4:])
 dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=len(ends))
@@ -38,7 +39,7 @@ for wrong in (target.clone().fill_(100), target.clone().fill_(-1)):
     except ArgumentError as error:
         made[str(int(wrong[0]))] = str(error)
 torch.save(made, f"{place}/{rank}.pt")
-dist.destroy_process_group()
+stop()
 """
 
 

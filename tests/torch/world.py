@@ -22,6 +22,8 @@ def _serve(rank: int, ranks: int, meeting: str, pipe: Connection, device: str) -
     import torch
     import torch.distributed as dist
 
+    from tokitai.torch import ranks as ranks_of_torch
+
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -36,7 +38,7 @@ def _serve(rank: int, ranks: int, meeting: str, pipe: Connection, device: str) -
             traceback.print_exc()
             made = error
         pipe.send(made)
-    dist.destroy_process_group()
+    ranks_of_torch.stop()
 
 
 class World:
