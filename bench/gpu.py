@@ -31,22 +31,15 @@ from tokitai.meaning import bits
 from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import GpuKernel
 from tokitai.toolchain.build import Source
+from tokitai.torch.peers import COUNTERPARTS, OPERATORS
 from tokitai.verification.cases import defaults, settled
 
-from .gpu_peers import RESULTS as PEER_RESULTS
 from .gpu_peers import peers
 from .gpu_timing import InPlace, seconds
 
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
-TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "i64": torch.int64}
 NORMS = ((32768, 1024), (16384, 4096), (8192, 8192), (2048, 32768))
-SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
-    **dict.fromkeys(("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"), NORMS),
-    **dict.fromkeys(("add_layer_norm", "add_rms_norm", "softmax", "softmax_backward"), NORMS),
-    "cross_entropy_with_grad": ((8192, 32768),),
-    **dict.fromkeys(("silu", "gelu_erf", "gelu_tanh", "swiglu"), ((16384, 4096),)),
-    **dict.fromkeys(("swiglu_backward", "gelu_erf_backward"), ((16384, 4096),)),
-}
+TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "i64": torch.int64}
 COPY = r"""
 #include "threads.h"
 struct Call { const char* from; char* to; int64_t n; };
@@ -86,6 +79,16 @@ def tensor(space: str, fmt: str, rows: int, cols: int, name: str) -> Any:
     if name == "rstd":
         values = values.abs() + 0.5
     return values.to(TORCH[fmt])
+
+
+def shapes_of(name: str) -> tuple[tuple[int, int], ...]:
+    """Rows and columns that an operator is timed on."""
+    if "cross_entropy" in name:
+        return ((8192, 32768),)
+    plan = make_plan(registry()[name].trace("f16"))
+    return (
+        ((32768, 1024), (16384, 4096), (8192, 8192), (2048, 32768)) if isinstance(plan, RowPlan) else ((16384, 4096),)
+    )
 
 
 def measure(
@@ -136,9 +139,9 @@ def measure(
         times["tokitai"] = min(seconds([partial(ours, *s) for s in sets]), times.get("tokitai", math.inf))
         for who, make in peers(name).items() if others else ():
             try:
-                timed = [make(given, made, params) for given, made in sets]
+                timed = [make(given | params) for given, made in sets]
                 t = seconds(timed)
-                shares[who] = hold(kernel, first[0], timed[0](), PEER_RESULTS[name], params, who)
+                shares[who] = hold(kernel, first[0], timed[0](), COUNTERPARTS[name][1], params, who)
             except Exception as error:  # a peer that fails here is reported, and does not stop the others
                 print(f"{who} {name}: {str(error)[:100]}", flush=True)
                 continue
@@ -177,7 +180,8 @@ def hold(
     some = {t.name: as_numpy(given[t.name][:8] if t.space in ("rc", "r") else given[t.name]) for t in graph.inputs}
     wanted = held.in_rows(graph, some, rows, next(a.shape[1] for a in some.values() if a.ndim == 2), params)
     several = returned if isinstance(returned, (tuple, list)) else (returned,)
-    results = {n: [as_numpy(t[:8].contiguous())] for n, t in zip(names, several, strict=False) if t.ndim}
+    in_rows = {o.name for o in graph.outputs if o.space in ("rc", "r")}
+    results = {n: [as_numpy(t[:8].contiguous())] for n, t in zip(names, several, strict=False) if n in in_rows}
     return held.hold_theirs(graph.name, who, [w for w in wanted if w.name in results], results, names, graph.dtype)
 
 
@@ -244,9 +248,9 @@ def main() -> None:
     torch.zeros(1, device="cuda")
     copy = copy_bandwidth(target)
     print(f"{about(target)} copy {copy / 1e9:.0f} GB/s", flush=True)
-    for name in options.operators or [*SHAPES, "adamw"]:
+    for name in options.operators or OPERATORS:
         for dtype in options.dtype:
-            for rows, cols in SHAPES.get(name, ((0, 0),)):
+            for rows, cols in ((0, 0),) if name == "adamw" else shapes_of(name):
                 try:
                     if name == "adamw":
                         record = adamw(target, dtype, copy)

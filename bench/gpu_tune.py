@@ -25,7 +25,7 @@ from tokitai.ops import registry
 from tokitai.runtime.gpu_kernel import gpu_plan
 from tokitai.toolchain.build import Source
 
-from .gpu import NORMS, SHAPES, copy_bandwidth, measure
+from .gpu import copy_bandwidth, measure, shapes_of
 
 
 def candidates(plan: RowPlan, cols: int, width: int, warp: int) -> Iterator[Schedule]:
@@ -64,7 +64,7 @@ def main() -> None:
     torch.zeros(1, device="cuda")
     copy = copy_bandwidth(target)
     for name in sys.argv[1:]:
-        for rows, cols in SHAPES.get(name, NORMS):
+        for rows, cols in shapes_of(name):
             found = []
             plan = gpu_plan(registry()[name].trace("f16"), "cuda")
             assert isinstance(plan, RowPlan)

@@ -6,58 +6,16 @@ Each is called as the operator of tokitai is: `tokitai judge bench/third_party.p
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from tokitai.torch.peers import COUNTERPARTS, Make
+
 Tensor = torch.Tensor
-
-
-def torch_layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, *, eps: float) -> Tensor:
-    return F.layer_norm(x, x.shape[1:], gamma, beta, eps)
-
-
-def torch_layer_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor) -> Any:
-    wide = [t[:, None].to(x.dtype if x.device.type == "cpu" else torch.float32) for t in (mean, rstd)]
-    dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(dy, x, x.shape[1:], *wide, gamma, gamma, [True] * 3)
-    return dx, dbeta, dgamma
-
-
-def torch_rms_norm(x: Tensor, gamma: Tensor, *, eps: float) -> Tensor:
-    return F.rms_norm(x, x.shape[1:], gamma, eps)
-
-
-def torch_softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
-
-
-def torch_softmax_backward(dy: Tensor, y: Tensor) -> Any:
-    return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
-
-
-def torch_log_softmax(x: Tensor) -> Tensor:
-    return torch.log_softmax(x, -1)
-
-
-def torch_gelu(x: Tensor) -> Tensor:
-    return F.gelu(x)
-
-
-def torch_gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def torch_gelu_backward(dy: Tensor, x: Tensor) -> Any:
-    return torch.ops.aten.gelu_backward(dy, x)
-
-
-def torch_silu(x: Tensor) -> Tensor:
-    return F.silu(x)
-
-
-def torch_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate) * up
 
 
 def torch_embedding(table: Tensor, ids: Tensor) -> Tensor:
@@ -94,17 +52,6 @@ def liger_swiglu(gate: Tensor, up: Tensor) -> Any:
 
 # kernel: (operator, its results or None for all, optional inputs that are not given)
 JUDGED: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
-    "torch_layer_norm": ("layer_norm", "y", ()),
-    "torch_layer_norm_backward": ("layer_norm_backward", None, ()),
-    "torch_rms_norm": ("rms_norm", "y", ()),
-    "torch_softmax": ("softmax", None, ()),
-    "torch_softmax_backward": ("softmax_backward", None, ()),
-    "torch_log_softmax": ("log_softmax", None, ()),
-    "torch_gelu": ("gelu_erf", None, ()),
-    "torch_gelu_tanh": ("gelu_tanh", None, ()),
-    "torch_gelu_backward": ("gelu_erf_backward", None, ()),
-    "torch_silu": ("silu", None, ()),
-    "torch_swiglu": ("swiglu", None, ()),
     "torch_embedding": ("embedding", None, ()),
     "torch_linear": ("linear", None, ("bias", "residual")),
     "liger_layer_norm": ("layer_norm", "y", ()),
@@ -112,3 +59,19 @@ JUDGED: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "liger_softmax": ("softmax", None, ()),
     "liger_swiglu": ("swiglu", None, ()),
 }
+OTHERWISE = ("rms_norm_backward", "cross_entropy_with_grad")  # computed with scalars of the timed calls
+
+
+def _called(make: Make) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def call(*tensors: Tensor, **scalars: float) -> Any:
+        return make(*tensors, **scalars)()
+
+    return call
+
+
+for _operator, (_make, _results) in COUNTERPARTS.items():
+    if _operator not in OTHERWISE:
+        _name = f"torch_{_operator.replace('_erf', '')}"  # PyTorch's gelu is that of erf
+        globals()[_name] = _called(_make)
+        JUDGED[_name] = _operator, ",".join(_results), ()

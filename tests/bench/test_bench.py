@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,22 +65,24 @@ def test_bytes_are_each_tensor_once() -> None:
 
 
 # ------------------------------------------------------------------ inputs
-def few(names: tuple[str, ...]) -> list[Any]:
+def few(names: Iterable[str]) -> list[Any]:
     """All of them, most as slow tests: each is a kernel to compile."""
     return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
-@pytest.mark.parametrize("name", few(workload.OPERATORS))
-@pytest.mark.parametrize("dtype", workload.FORMATS)
-def test_inputs_are_seeded_and_within_the_contract(name: str, dtype: str) -> None:
+@pytest.mark.parametrize("name", few(o.name for o in workload.operators()))
+def test_inputs_are_seeded_within_the_contract_and_timed(name: str) -> None:
     op = ops.get(name)
     shapes = ((1, 40), (1, 0), (1, 7)) if workload.takes_lists(op) else ((6, 40),)
-    one, two = (workload.workload(op, dtype, shapes) for _ in range(2))
-    for t in one.kernel.graph.inputs:
-        assert [a.tobytes() for a in one.tensors[t.name]] == [a.tobytes() for a in two.tensors[t.name]]
-        assert len(one.tensors[t.name]) == len(shapes)
-        assert all(np.isfinite(a.astype(np.float64)).all() for a in one.tensors[t.name])
-    assert one.kernel.graph.dtype == dtype
+    for dtype in op.contract.formats if name in QUICK else op.contract.formats[:1]:
+        one, two = (workload.workload(op, dtype, shapes) for _ in range(2))
+        for t in one.kernel.graph.inputs:
+            assert [a.tobytes() for a in one.tensors[t.name]] == [a.tobytes() for a in two.tensors[t.name]]
+            assert len(one.tensors[t.name]) == len(shapes)
+            assert all(np.isfinite(a.astype(np.float64)).all() for a in one.tensors[t.name])
+        assert one.kernel.graph.dtype == dtype
+    record = measure.measure(op, op.contract.formats[0], shapes, 1, 1, None)
+    assert set(record) == RECORD and record["not_held"] == {}
 
 
 def test_a_backward_pass_gets_what_its_forward_pass_saved() -> None:
@@ -119,6 +122,18 @@ def test_counterparts_compute_the_same_function(name: str, dtype: str) -> None:
 
 
 # ------------------------------------------------------------------ the command
+@pytest.mark.parametrize(("words", "names"), [
+    ([], {o.name for o in workload.operators()}), (["--against", "torch"], set(tokitai.torch.peers.OPERATORS)),
+])  # fmt: skip
+def test_all_are_timed_where_none_are_named(
+    words: list[str], names: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "measure", lambda operator, *_: {"operator": operator.name})
+    monkeypatch.setattr(report, "table", lambda *_, **__: "")
+    assert command("--dtype", "f32", *words, "--out", tmp_path / "kept.jsonl") == 0
+    assert {json.loads(line)["operator"] for line in (tmp_path / "kept.jsonl").open()} == names
+
+
 def test_json_is_one_object_and_records_are_added(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     kept, words = tmp_path / "deep" / "kept.jsonl", ("--dtype", "f16", "--shape", "8x64", "--blocks", "2", "--json")
     for times in (1, 2):

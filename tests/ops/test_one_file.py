@@ -95,7 +95,7 @@ for k, leaf in enumerate(leaves):
 DERIVED = (  # the tests that run over all operators
     "tests/torch/test_derived.py", "tests/ops/test_textbooks.py",
     "tests/meaning/test_derivative.py", "tests/meaning/test_bounds.py", "tests/mutants/test_mutants.py",
-    "tests/cases/test_every_operator.py",
+    "tests/cases/test_every_operator.py", "tests/bench/test_bench.py",
 )  # fmt: skip
 BOTH = ("softsign_gain", "softsign_gain_backward")
 

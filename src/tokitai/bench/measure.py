@@ -20,7 +20,7 @@ from ..runtime.host_executor import prepare_lists
 from . import held
 from .count import bytes_of, operations_of
 from .timing import Copy, alternate
-from .workload import Array, Workload, workload
+from .workload import Array, Workload, operators, workload
 
 PEERS = ("torch",)
 POISON = 0xA5
@@ -49,19 +49,21 @@ class Peer(Protocol):
         """The results of a call by our names, from what it returned."""
 
 
-def check_peer(against: str | None, operators: Sequence[Operator]) -> None:
-    """Raise UnknownNameError or UnavailableError where `against` is nobody, is not installed, or lacks an operator."""
+def check_peer(against: str | None, named: Sequence[Operator]) -> list[Operator]:
+    """The operators to time: those that are named, else all with a counterpart where one is asked for. Raises
+    UnknownNameError or UnavailableError where `against` is nobody, is not installed, or lacks an operator."""
     if against is None:
-        return
+        return list(named) or operators()
     if against not in PEERS:
         raise UnknownNameError("library to time against", against, PEERS)
     if find_spec("torch") is None:
         raise UnavailableError("--against torch: PyTorch is not installed; install it with `pip install torch`")
     from ..torch.peers import OPERATORS
 
-    for operator in operators:
+    for operator in named:
         if operator.name not in OPERATORS:
             raise UnknownNameError("operator with a counterpart in PyTorch", operator.name, OPERATORS)
+    return list(named) or [o for o in operators() if o.name in OPERATORS]
 
 
 def measure(

@@ -12,17 +12,13 @@ from ..errors import ArgumentError
 from ..formats import format_of
 from ..lang import GROUPS, Operator, TensorSpec
 from ..meaning.structure import drawn_entries
+from ..ops import registry
 from ..runtime.kernel import Kernel, host_kernel, is_attention, is_product
 from ..runtime.shapes import allowed, in_groups
 from ..verification import cases
 
 Array = np.ndarray[Any, Any]
 
-OPERATORS = (
-    "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward", "softmax", "softmax_backward",
-    "gelu_erf", "gelu_erf_backward", "gelu_tanh", "gelu_tanh_backward", "silu", "swiglu", "cross_entropy_with_grad",
-    "adamw",
-)  # fmt: skip
 FORMATS = ("f16", "bf16", "f32")
 SHAPES = ((4096, 1024), (8192, 4096))  # rows, columns: one that fits into many a last-level cache, one that does not
 VOCABULARY = ((2048, 32000),)  # where a row is a distribution over words
@@ -50,6 +46,14 @@ class Workload:
         """The tensors as the operator's positional arguments; those that are left out are None."""
         found = (self.tensors.get(t.name) for t in self.operator.tensors)
         return tuple(a if a is None or self.lists else a[0] for a in found)
+
+
+def operators() -> list[Operator]:
+    """Those that are timed where none are named: all on rows, elements and lists. The shapes of products, tables and
+    groups are their reader's."""
+    plain = {"rc", "r", "c", "s"}
+    every = ((o, o.trace(o.contract.formats[0])) for o in registry().values())
+    return [o for o, graph in every if {t.space for t in o.tensors} | {t.space for t in graph.outputs} <= plain]
 
 
 def takes_lists(operator: Operator) -> bool:

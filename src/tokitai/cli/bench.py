@@ -18,7 +18,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 
 def bench(
     operators: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP]...", help=f"Operators, or {parse.OWN_FILE}; all that are usual.")
+        list[str] | None,
+        typer.Argument(metavar="[OP]...", help=f"Operators, or {parse.OWN_FILE}; all on rows."),
     ] = None,
     against: Annotated[str | None, typer.Option(metavar="torch", help="Time its counterparts in turns.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="f16, bf16 or f32; all by default.")] = None,
@@ -37,13 +38,12 @@ def bench(
     from ..toolchain import folders
 
     cpu.check_threads(threads, "--threads")
-    chosen = [parse.operator_named(name) for name in operators or workload.OPERATORS]
+    chosen = measure.check_peer(against, [parse.operator_named(name) for name in operators or []])
     formats = {o: [f for name in dtype or workload.FORMATS for f in parse.formats_of(o, name)] for o in chosen}
     asked = None if not shape else [shape_named(text) for text in shape]
     shapes = {o: workload.shapes_of(o, asked) for o in chosen}
     if plot is not None:
         report.check_plot(plot)
-    measure.check_peer(against, chosen)
     try:
         kept = out or folders.user_state_folder() / "bench.jsonl"
     except ArgumentError as error:

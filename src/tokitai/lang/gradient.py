@@ -19,11 +19,14 @@ class Gradient:
 
     ``constant`` names inputs of floats that have no gradient, and results of floats that change with no input.
     ``same`` says whose gradient is also another input's: of x + residual, residual's is x's, ``{"residual": "x"}``.
+    ``composed``: several operators, tables or groups make the gradient, which `tokitai.torch` puts together in code of
+    its own.
     """
 
     constant: tuple[str, ...] = ()
     same: Mapping[str, str] = field(default_factory=dict)
     autocast: Autocast = "widest"
+    composed: bool = False
 
 
 def gradient_faults(gradient: Gradient, inputs: Sequence[str], results: Sequence[str]) -> Iterator[tuple[str, str]]:

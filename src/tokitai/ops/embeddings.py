@@ -9,6 +9,7 @@ import numpy as np
 
 from ..lang import (
     Contract,
+    Gradient,
     HardInput,
     Index,
     Matrix,
@@ -28,7 +29,7 @@ from ..lang import (
 CONTRACT = Contract(domain="all values", indices={"ids": Index(entries=True)})
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(composed=True))
 def embedding(table: Table[storage], ids: Rows[i64]) -> Outputs:
     """y[r] = table[ids[r]], bit for bit but for NaN, of which there is one. A negative id is out of range."""
     return outputs(y=gather(table, ids))

@@ -15,6 +15,7 @@ import numpy as np
 from ..elementary import silu
 from ..lang import (
     Contract,
+    Gradient,
     Groups,
     HardInput,
     Matrix,
@@ -33,7 +34,7 @@ from .products import DOMAIN, Accumulator
 CONTRACT = Contract(domain=DOMAIN)
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(composed=True))
 def grouped_linear(
     x: Operand[storage], weight: Operand[storage], offsets: Groups[i64], *, accumulator: Accumulator = "f32"
 ) -> Outputs:

@@ -12,7 +12,21 @@ from typing import Any, Literal
 import numpy as np
 
 from ..elementary import gelu, gelu_tanh, silu
-from ..lang import Cols, Contract, HardInput, Matrix, Operand, Outputs, col_sum, f32, matmul, operator, outputs, storage
+from ..lang import (
+    Cols,
+    Contract,
+    Gradient,
+    HardInput,
+    Matrix,
+    Operand,
+    Outputs,
+    col_sum,
+    f32,
+    matmul,
+    operator,
+    outputs,
+    storage,
+)
 from .gated import textbook_silu
 from .gelu import textbook as textbook_gelu
 from .gelu import textbook_tanh
@@ -22,7 +36,7 @@ Activation = Literal["none", "gelu", "gelu_tanh", "silu"]
 CONTRACT = Contract(domain=DOMAIN)
 
 
-@operator(contract=CONTRACT)
+@operator(contract=CONTRACT, gradient=Gradient(composed=True))
 def linear(
     x: Operand[storage], weight: Operand[storage], bias: Cols[storage] | None, residual: Matrix[storage] | None,
     *, activation: Activation = "none", accumulator: Accumulator = "f32",

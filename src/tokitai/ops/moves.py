@@ -9,6 +9,7 @@ import numpy as np
 
 from ..lang import (
     Contract,
+    Gradient,
     HardInput,
     Index,
     Matrix,
@@ -35,7 +36,7 @@ from .routing import K
 MOVES = Contract(domain="all values", indices={"order": Index(entries=True)})
 
 
-@operator(contract=MOVES)
+@operator(contract=MOVES, gradient=Gradient(composed=True))
 def dispatch(x: Table[storage], order: Rows[i64], weights: Rows[f32] | None) -> Outputs:
     """y[s] = x[order[s]], times weights[s] where those are given: tokens in the order of their experts, each as often
     as it is chosen. With weights it is also the gradient of what `combine` adds up."""
@@ -56,7 +57,7 @@ def dispatch_backward(dy: Matrix[storage], order: Rows[i64], weights: Rows[f32] 
 PLACES = Contract(domain="all values", indices={"place": Index(besides="dropped", entries=True)})
 
 
-@operator(contract=PLACES)
+@operator(contract=PLACES, gradient=Gradient(composed=True))
 def combine(y: Table[storage], weights: Slots[f32], place: Slots[i64], *, k: K = 2, dropped: int = -1) -> Outputs:
     """x[t] = the sum of weights[t, j] * y[place[t, j]] over the slots j, in their order: a chain of fused
     multiply-adds from 0 on, rounded once to storage. A slot whose place is ``dropped`` is not read, whatever its

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..lang import Contract, HardInput, Matrix, Operand, Outputs, fma, operator, outputs, storage
+from ..lang import Contract, Gradient, HardInput, Matrix, Operand, Outputs, fma, operator, outputs, storage
 from ..lang import matmul as product
 
 Layout = Literal["NN", "NT", "TN"]
@@ -19,7 +19,7 @@ CONTRACT = Contract(domain=DOMAIN, batched=True)
 SCALED = Contract(domain=DOMAIN, batched=True, defaults={"alpha": 0.75, "beta": 0.5}, switches={"add_c": "beta"})
 
 
-@operator(contract=SCALED)
+@operator(contract=SCALED, gradient=Gradient(composed=True))
 def matmul(
     a: Operand[storage], b: Operand[storage], c: Matrix[storage] | None, *, alpha: float = 1.0, beta: float = 1.0,
     layout: Layout = "NN", accumulator: Accumulator = "f32", add_c: bool = True,

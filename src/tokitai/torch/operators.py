@@ -4,8 +4,9 @@ Each is a custom op of `torch.library`, so that autograd takes its gradient and 
 graph. All tensors of a call share one storage format; results and gradients are what the operators of the same names
 give, to the last bit. `functional` has what torch has too, named and shaped as there.
 
-Every operator with a backward operator is here, made of its definition. A file with such an operator in `tokitai.ops`
-is all that another one takes.
+Every operator with a backward operator is here, made of its definition, but for those whose gradient is composed of
+several operators, tables or groups (`lang.Gradient`). A file with such an operator in `tokitai.ops` is all that another
+one takes.
 """
 
 from __future__ import annotations
@@ -16,14 +17,10 @@ from typing import Any
 from .. import ops
 from .derive import differentiable
 
-COMPOSED = frozenset({  # gradients of several operators, tables or groups, which `products` and `experts` put together
-    "linear", "matmul", "embedding", "grouped_linear", "dispatch", "combine",
-})  # fmt: skip
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: differentiable(ops.get(name))
     for name in sorted({o.backward_of.name for o in ops.registry().values() if o.backward_of is not None})
-    if name not in COMPOSED
+    if not ops.get(name).gradient.composed
 }
 """The functions by name."""
 

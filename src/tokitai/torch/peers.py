@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +11,13 @@ import ml_dtypes
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
+from .. import ops
 
 Array = np.ndarray[Any, Any]
-OPERATORS = (
-    "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward", "softmax", "softmax_backward", "log_softmax",
-    "gelu_erf", "gelu_erf_backward", "gelu_tanh", "gelu_tanh_backward", "silu", "silu_backward", "swiglu",
-    "cross_entropy_with_grad", "adamw",
-)  # fmt: skip
+Make = Callable[..., Callable[[], Any]]
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -63,69 +63,18 @@ def peer(
     """The counterpart of an operator of `OPERATORS`, on the memory of these tensors; scalars that are not given have
     our defaults."""
     torch.set_num_threads(threads)
+    given: dict[str, Any] = {p.name: p.default for p in ops.get(operator).params if p.default is not None}
+    given |= scalars
     if operator == "adamw":
-        return _adamw(tensors, scalars)
-    t = {name: as_tensor(arrays[0]) for name, arrays in tensors.items()}
-    name, _, backward = operator.partition("_backward")
-    return (_gradient if "_backward" in operator else _forward)(name if backward == "" else operator, t)
+        return _adamw(tensors, given)
+    made, results = call_of(operator, {n: as_tensor(arrays[0]) for n, arrays in tensors.items()} | given)
+    return TorchPeer(made, results)
 
 
-def _forward(operator: str, t: Mapping[str, Any]) -> TorchPeer:
-    x: Any = t.get("x")
-    match operator:
-        case "layer_norm":
-            cols = tuple(t["gamma"].shape)
-            return TorchPeer(lambda: F.layer_norm(x, cols, t["gamma"], t["beta"], 1e-5), ("y",))
-        case "rms_norm":
-            return TorchPeer(lambda: F.rms_norm(x, tuple(t["gamma"].shape), t["gamma"], 1e-6), ("y",))
-        case "softmax":
-            return TorchPeer(lambda: torch.softmax(x, -1), ("y",))
-        case "log_softmax":
-            return TorchPeer(lambda: torch.log_softmax(x, -1), ("y",))
-        case "gelu_erf" | "gelu_tanh":
-            how = "none" if operator == "gelu_erf" else "tanh"
-            return TorchPeer(lambda: F.gelu(x, approximate=how), ("y",))
-        case "silu":
-            return TorchPeer(lambda: F.silu(x), ("y",))
-        case "swiglu":
-            a, b = list(t.values())[:2]
-            return TorchPeer(lambda: F.silu(a) * b, ("y",))
-        case "cross_entropy_with_grad":
-            leaf, target = t["logits"].clone().requires_grad_(), t["target"].to(torch.int64)
-
-            def loss_and_gradient() -> Any:
-                loss = F.cross_entropy(leaf, target)
-                return loss.detach(), *torch.autograd.grad(loss, leaf)
-
-            return TorchPeer(loss_and_gradient, ("loss", "dlogits"))
-    raise KeyError(operator)
-
-
-def _gradient(operator: str, t: Mapping[str, Any]) -> TorchPeer:
-    dy, x, gamma = t["dy"], t.get("x"), t.get("gamma")
-    match operator:
-        case "layer_norm":
-            cols = tuple(t["gamma"].shape)
-            beta = torch.zeros_like(t["gamma"])
-            _, mean, rstd = torch.native_layer_norm(t["x"], cols, gamma, beta, 1e-5)  # in the formats PyTorch keeps
-            backward = functools.partial(
-                torch.ops.aten.native_layer_norm_backward, dy, x, cols, mean, rstd, gamma, beta, [True, True, True]
-            )
-            return TorchPeer(backward, ("dx", "dgamma", "dbeta"))
-        case "rms_norm":
-            leaves = t["x"].clone().requires_grad_(), t["gamma"].clone().requires_grad_()
-            result = F.rms_norm(leaves[0], tuple(t["gamma"].shape), leaves[1], 1e-6)
-            grad = functools.partial(torch.autograd.grad, result, leaves, dy, retain_graph=True)
-            return TorchPeer(grad, ("dx", "dgamma"))
-        case "softmax":
-            y = t["y"]
-            return TorchPeer(lambda: torch._softmax_backward_data(dy, y, -1, dy.dtype), ("dx",))
-        case "gelu_erf" | "gelu_tanh":
-            how = "none" if operator == "gelu_erf" else "tanh"
-            return TorchPeer(lambda: torch.ops.aten.gelu_backward(dy, x, approximate=how), ("dx",))
-        case "silu":
-            return TorchPeer(lambda: torch.ops.aten.silu_backward(dy, x), ("dx",))
-    raise KeyError(operator)
+def call_of(operator: str, given: Mapping[str, Any]) -> tuple[Callable[[], Any], tuple[str, ...]]:
+    """The counterpart's call on tensors and scalars by name, and our names for what it returns."""
+    make, results = COUNTERPARTS[operator]
+    return make(**{n: given[n] for n in inspect.signature(make).parameters}), results
 
 
 def _adamw(tensors: Mapping[str, Sequence[Array]], scalars: Mapping[str, float]) -> TorchPeer:
@@ -134,11 +83,8 @@ def _adamw(tensors: Mapping[str, Sequence[Array]], scalars: Mapping[str, float])
     leaves = [as_tensor(p.copy()).requires_grad_() for p in tensors["param"]]
     for leaf, g in zip(leaves, tensors["grad"], strict=True):
         leaf.grad = as_tensor(g.copy())
-    every = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "step": 1.0, **scalars}
-    step = torch.optim.AdamW(
-        leaves, lr=every["lr"], betas=(every["beta1"], every["beta2"]), eps=every["eps"],
-        weight_decay=every["weight_decay"], fused=True,
-    )  # fmt: skip
+    words: dict[str, Any] = {n: scalars[n] for n in ("lr", "eps", "weight_decay")}
+    step = torch.optim.AdamW(leaves, betas=(scalars["beta1"], scalars["beta2"]), fused=True, **words)
     step.step()  # makes the state
     for i, leaf in enumerate(leaves):
         leaf.detach().copy_(as_tensor(tensors["param"][i]))
@@ -151,9 +97,66 @@ def _adamw(tensors: Mapping[str, Sequence[Array]], scalars: Mapping[str, float])
     def given() -> tuple[Mapping[str, Sequence[Array]], Mapping[str, float]]:
         moments = {n: [as_array(t.float()).copy() for t in state(n)] for n in ("exp_avg", "exp_avg_sq")}
         weights = {"param": [as_array(leaf).copy() for leaf in leaves], "grad": tensors["grad"]}
-        return {**weights, **moments}, {**every, "step": float(step.state[leaves[0]]["step"]) + 1}
+        return {**weights, **moments}, {**scalars, "step": float(step.state[leaves[0]]["step"]) + 1}
 
     def look() -> Sequence[Any]:
         return leaves, state("exp_avg"), state("exp_avg_sq")
 
     return TorchPeer(step.step, ("param", "exp_avg", "exp_avg_sq"), look, given)
+
+
+def _layer_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor) -> Callable[[], Any]:
+    kept = [t[:, None].to(torch.float32 if x.is_cuda else x.dtype) for t in (mean, rstd)]  # as PyTorch keeps them
+    backward = aten.native_layer_norm_backward
+    return lambda: backward(dy, x, x.shape[1:], *kept, gamma, gamma, [True] * 3)
+
+
+def _rms_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> Callable[[], Any]:
+    if x.is_cuda:  # on a CPU it is several operations, which autograd knows
+        backward = aten._fused_rms_norm_backward
+        return lambda: backward(dy, x, x.shape[1:], rstd[:, None], gamma, [True] * 2)
+    leaves = x.clone().requires_grad_(), gamma.clone().requires_grad_()
+    result = F.rms_norm(leaves[0], x.shape[1:], leaves[1], 1e-6)
+    return lambda: torch.autograd.grad(result, leaves, dy, retain_graph=True)
+
+
+def _cross_entropy_with_grad(logits: Tensor, target: Tensor) -> Callable[[], Any]:
+    """The mean loss and its gradient, by the operations that autograd takes."""
+    classes = target.to(torch.int64)
+
+    def call() -> Any:
+        logarithms = torch.log_softmax(logits, -1)
+        loss, total = aten.nll_loss_forward(logarithms, classes, None, 1, -100)
+        slope = aten.nll_loss_backward(torch.ones_like(loss), logarithms, classes, None, 1, -100, total)
+        return loss, aten._log_softmax_backward_data(slope, logarithms, -1, logits.dtype)
+
+    return call
+
+
+COUNTERPARTS: dict[str, tuple[Make, tuple[str, ...]]] = {
+    "layer_norm": (lambda x, gamma, beta, *, eps: lambda: F.layer_norm(x, x.shape[1:], gamma, beta, eps), ("y",)),
+    "layer_norm_backward": (_layer_norm_backward, ("dx", "dgamma", "dbeta")),
+    "add_layer_norm": (
+        lambda x, residual, gamma, beta, *, eps: lambda: F.layer_norm(x + residual, x.shape[1:], gamma, beta, eps),
+        ("y",),
+    ),
+    "rms_norm": (lambda x, gamma, *, eps: lambda: F.rms_norm(x, x.shape[1:], gamma, eps), ("y",)),
+    "rms_norm_backward": (_rms_norm_backward, ("dx", "dgamma")),
+    "add_rms_norm": (
+        lambda x, residual, gamma, *, eps: lambda: F.rms_norm(x + residual, x.shape[1:], gamma, eps), ("y",)
+    ),
+    "softmax": (lambda x: lambda: torch.softmax(x, -1), ("y",)),
+    "softmax_backward": (lambda dy, y: lambda: torch._softmax_backward_data(dy, y, -1, y.dtype), ("dx",)),
+    "log_softmax": (lambda x: lambda: torch.log_softmax(x, -1), ("y",)),
+    "gelu_erf": (lambda x: lambda: F.gelu(x), ("y",)),
+    "gelu_erf_backward": (lambda dy, x: lambda: aten.gelu_backward(dy, x), ("dx",)),
+    "gelu_tanh": (lambda x: lambda: F.gelu(x, approximate="tanh"), ("y",)),
+    "gelu_tanh_backward": (lambda dy, x: lambda: aten.gelu_backward(dy, x, approximate="tanh"), ("dx",)),
+    "silu": (lambda x: lambda: F.silu(x), ("y",)),
+    "silu_backward": (lambda dy, x: lambda: aten.silu_backward(dy, x), ("dx",)),
+    "swiglu": (lambda gate, up: lambda: F.silu(gate) * up, ("y",)),
+    "cross_entropy_with_grad": (_cross_entropy_with_grad, ("loss", "dlogits")),
+}  # fmt: skip
+"""By operator: from its tensors and scalars, by name, to a call; and our names for what the call returns, in order."""
+OPERATORS = (*COUNTERPARTS, "adamw")
+"""Those with a counterpart."""
