@@ -90,7 +90,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> SimGpu:
         monkeypatch.setattr(module, "stream_of", lambda x: STREAM)
     monkeypatch.setattr(gpu_executor, "torch_streams", lambda: lambda index: STREAM)
     launch_cache.LAUNCHES.clear()
-    monkeypatch.setattr(gpu_lists, "_layouts", {})
     return made
 
 

@@ -101,7 +101,7 @@ class GpuExecutor(Executor[GpuKernel]):
         launch = gpu_launch_of(
             kernel, problem, self.ready, self.arrays.device, self.checks, example, self.scalars_size, torch_streams()
         )
-        LAUNCHES.keep(signature, replay_of(signature, kernel.graph, supplied, launch, new, columns, copies))
+        LAUNCHES.keep(signature.key, replay_of(signature, kernel.graph, supplied, launch, new, columns, copies))
 
     def _with_workspace(self, ready: Ready, parameter: bytes) -> None:
         """Launch all kernels of a call. Its workspace is its own: of torch's or CuPy's pool, else of the driver's."""

@@ -24,10 +24,10 @@ from .gpu_device import GpuDevice, gpu_device, kernel_on
 from .gpu_kernel import GpuKernel, Ready, Table
 from .gpu_launch import Frame, torch_workspace
 from .kernel import KernelBase
+from .launch_cache import LAUNCHES
 from .lists import Array, Prepared, prepare
 from .problem import storage_format
 
-MOST_LISTS = 16  # that are kept
 _recorded: list[object] = []  # what a captured graph reads whenever it is replayed: it stays
 _spare: dict[tuple[GpuDevice, int], list[Array]] = {}  # pinned memory for a table of so many bytes of a next capture
 
@@ -226,10 +226,10 @@ def prepare_on_gpu(
     again where lists of the same
     formats, shapes and strides were before: their addresses are.
     """
-    signature = _ListSignature.of(operator, given, options)
-    found = None if signature is None else _layouts.get(signature.key)
-    if signature is not None and found is not None and signature.is_disjoint(found.items, found.counts):
-        return found.with_tensors(given, signature)
+    signature = _signature_of(operator, given, options)
+    found: _CheckedLists | None = None if signature is None else LAUNCHES.find(*signature)
+    if signature is not None and found is not None:
+        return found.with_tensors(given, signature[1])
     name, example = next((n, v[0]) for n, v in given.items() if isinstance(v, (list, tuple)) and v)
     arrays = DeviceArrays(name, example)
 
@@ -240,9 +240,7 @@ def prepare_on_gpu(
     made = prepare(operator, given, build, arrays, copy, PreparedOnGpu)
     assert isinstance(made, PreparedOnGpu)
     if signature is not None and not arrays.copies and set(made.made) == {name for _, name in made.single}:
-        if len(_layouts) >= MOST_LISTS:
-            _layouts.clear()
-        _layouts[signature.key] = _CheckedLists(made, given)
+        LAUNCHES.keep(signature[0], _CheckedLists(made, given))
     return made
 
 
@@ -250,51 +248,39 @@ def _libraries(values: Sequence[Any]) -> set[str]:
     return {library_of(x) for x in {type(x): x for x in values}.values()}
 
 
-class _ListSignature:
-    """The layout of lists of torch tensors, and their addresses."""
-
-    def __init__(self, key: object, addresses: Array) -> None:
-        self.key, self.addresses = key, addresses
-
-    @classmethod
-    def of(cls, operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]) -> _ListSignature | None:
-        """None where it has other arrays than torch's."""
-        key: list[object] = [operator, *sorted(options.items())]
-        addresses, shapes = [], None
-        for name, values in given.items():
-            if not isinstance(values, (list, tuple)) or any(library != "torch" for library in _libraries(values)):
-                return None
-            try:
-                each = [
-                    (x.data_ptr(), x.shape, x.dtype, x.get_device(), x.requires_grad or x.is_neg(), x.is_contiguous())
-                    for x in values
-                ]
-            except RuntimeError:  # a tensor without memory
-                return None
-            if not each:
-                return None
-            where, these, formats, devices, odd, contiguous = zip(*each, strict=True)
-            if any(odd) or not all(contiguous) or shapes not in (None, these):
-                return None
-            if formats.count(formats[0]) + devices.count(devices[0]) != 2 * len(each):
-                return None
-            shapes = these
-            addresses.append(where)
-            key += name, formats[0], devices[0]
-        return cls((*key, shapes), np.array(addresses, np.int64))
-
-    def is_disjoint(self, items: Array, counts: Array) -> bool:
-        """Whether no two tensors of the lists share memory, as far as a quick look tells, and all are aligned."""
-        begin, size = self.addresses.ravel(), (items * counts).ravel()
-        order = np.argsort(begin, kind="stable")
-        order = order[size[order] > 0]
-        begin, end = begin[order], begin[order] + size[order]
-        shared = (begin[1:] < np.maximum.accumulate(end)[:-1]).any() or not begin.all()
-        return not shared and not (self.addresses % items).any()
+def _signature_of(
+    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]
+) -> tuple[tuple[object, ...], Array] | None:
+    """The layout of lists of torch tensors as a key, and their addresses. None where there are other arrays."""
+    key: list[object] = [operator, *sorted(options.items())]
+    addresses, shapes = [], None
+    for name, values in given.items():
+        if not isinstance(values, (list, tuple)) or any(library != "torch" for library in _libraries(values)):
+            return None
+        try:
+            each = [
+                (x.data_ptr(), x.shape, x.dtype, x.get_device(), x.requires_grad or x.is_neg(), x.is_contiguous())
+                for x in values
+            ]
+        except RuntimeError:  # a tensor without memory
+            return None
+        if not each:
+            return None
+        where, these, formats, devices, odd, contiguous = zip(*each, strict=True)
+        if any(odd) or not all(contiguous) or shapes not in (None, these):
+            return None
+        if formats.count(formats[0]) + devices.count(devices[0]) != 2 * len(each):
+            return None
+        shapes = these
+        addresses.append(where)
+        key += name, formats[0], devices[0]
+    return (*key, shapes), np.array(addresses, np.int64)
 
 
 class _CheckedLists:
     """Lists that were checked, without the tensors."""
+
+    disjoint = True
 
     def __init__(self, made: PreparedOnGpu, given: Mapping[str, Sequence[Any]]) -> None:
         self.bare = made.for_tensors({}, np.empty(0, np.int64), None)
@@ -304,11 +290,17 @@ class _CheckedLists:
         self.order = [at.get(name, 0) for name in made.names]  # a single result's address is filled in by a call
         made.layout = self
 
-    def with_tensors(self, given: Mapping[str, Sequence[Any]], signature: _ListSignature) -> PreparedOnGpu:
-        """The same for other tensors."""
-        made = self.bare.for_tensors(given, signature.addresses[self.order].T.ravel(), next(iter(given.values()))[0])
+    def is_disjoint(self, addresses: Array) -> bool:
+        """Whether no two tensors share memory, as far as a quick look tells, and all are aligned."""
+        begin, size = addresses.ravel(), (self.items * self.counts).ravel()
+        order = np.argsort(begin, kind="stable")
+        order = order[size[order] > 0]
+        begin, end = begin[order], begin[order] + size[order]
+        shared = (begin[1:] < np.maximum.accumulate(end)[:-1]).any() or not begin.all()
+        return not shared and not (addresses % self.items).any()
+
+    def with_tensors(self, given: Mapping[str, Sequence[Any]], addresses: Array) -> PreparedOnGpu:
+        """The same for other tensors, at these addresses."""
+        made = self.bare.for_tensors(given, addresses[self.order].T.ravel(), next(iter(given.values()))[0])
         made.layout = self
         return made
-
-
-_layouts: dict[object, _CheckedLists] = {}

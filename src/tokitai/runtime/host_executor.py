@@ -106,7 +106,7 @@ class HostExecutor(Executor[Kernel]):
         nbytes = sum(x.nbytes for x in (*tensors.values(), *results.values()))
         alone = nbytes <= ALONE and not isinstance(problem.sizes, Sizes)  # a product has more work than bytes
         launch = HostLaunch(kernel, problem, tuple(sizes), addresses, alone, bool(limits.indices))
-        LAUNCHES.keep(signature, replay_of(signature, graph, supplied, launch, new, {}, copies))
+        LAUNCHES.keep(signature.key, replay_of(signature, graph, supplied, launch, new, {}, copies))
 
 
 def prepare_lists(

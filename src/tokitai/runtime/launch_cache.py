@@ -232,26 +232,35 @@ def _bytes_spanned(x: Any) -> int:
     return 0 if 0 in x.shape else int(item + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True)))
 
 
+class Cached(Protocol):
+    """What the cache holds: a `Replay`, or lists of tensors that were checked."""
+
+    disjoint: Any  # empty where nothing is written
+
+    def is_disjoint(self, addresses: Any) -> bool:
+        """Whether tensors at these addresses may be written without a full check."""
+
+
 class LaunchCache:
-    """The replays that are known, by the keys of signatures."""
+    """What full checks have found, by the keys of signatures."""
 
     def __init__(self) -> None:
-        self._replays: dict[tuple[object, ...], Replay] = {}
+        self._found: dict[tuple[object, ...], Cached] = {}
 
-    def find(self, signature: CallSignature) -> Replay | None:
-        """What is known of such a call; None where it has to be checked in full."""
-        found = self._replays.get(signature[1])
-        return found if found is None or not found.disjoint or found.is_disjoint(signature[4]) else None
+    def find(self, key: tuple[object, ...], addresses: Any) -> Any:
+        """What was kept under the key; None where a call has to be checked in full."""
+        found = self._found.get(key)
+        return found if found is None or not found.disjoint or found.is_disjoint(addresses) else None
 
-    def keep(self, signature: CallSignature, replay: Replay) -> None:
+    def keep(self, key: tuple[object, ...], found: Cached) -> None:
         """For later calls."""
-        if len(self._replays) >= MOST_CALLS:
-            self._replays.clear()
-        self._replays[signature.key] = replay
+        if len(self._found) >= MOST_CALLS:
+            self._found.clear()
+        self._found[key] = found
 
     def clear(self) -> None:
         """Let every call be checked in full again."""
-        self._replays.clear()
+        self._found.clear()
 
 
 LAUNCHES = LaunchCache()
