@@ -8,7 +8,7 @@ workspace holds the values of rows that the first leaves for the second, then su
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ...emit.gpu_printer import GpuPrinter
 from ...emit.text import POINTER, SCALAR
@@ -16,7 +16,6 @@ from ...lang import MATRICES, Node
 from .plan import AttentionPlan, made_of
 from .tiling import Walk, cone, handed_on, kernels_of, walks_of
 
-AT = {True: "row_at(line_here(), i)", False: "column_here(j)"}  # a tile's row, a step's column
 EACH = {"i": "UNROLL for (int i = 0; i < THREAD_M; ++i)", "j": "UNROLL for (int j = 0; j < THREAD_N; ++j)"}
 
 
@@ -24,6 +23,9 @@ class GpuAttentionEmitter(GpuPrinter):
     """Prints the kernels of one operator for one tiling."""
 
     includes: tuple[str, ...] = ("attention.h",)
+    at: ClassVar = {True: "row_at(line_here(), i)", False: "column_here(j)"}  # a tile's row, a step's column
+    element = "sum[0][i][j]"  # of a tile of scores
+    unused = "(void)halves, (void)weights, (void)values;"
 
     def __init__(self, plan: AttentionPlan, tiling: Any) -> None:
         super().__init__(plan.graph)
@@ -69,32 +71,48 @@ class GpuAttentionEmitter(GpuPrinter):
         self.line("(void)integers, (void)scalars;")
         for n in self.plan.uniform:
             self.declare(n, self.expression(n, False, self.name), vector=False)
-        self.line("SHARED(Quad, memory, MEMORY / QUAD);")
-        self.line("E *const k_tiles = memory->e, *const weights = k_tiles, *const halves = k_tiles + WEIGHTS;")
-        for n in self.rows:
-            self.line(f"SHARED({SCALAR[n.type]}, row_{self.name[n]}, {'ROWS' if self.queries else 'COLS'});")
-            self.line(f"(void)row_{self.name[n]};")
+        self.storage()
         self.line("E* const values = static_cast<E*>(call.workspace);  // of rows")
-        own, along = ("rows", "cols") if self.queries else ("cols", "rows")
-        self.line(f"const int64_t tiles = ceil_div({own}, ROWS);")
-        self.line(f"const Work work({own}, {along}, k_size, batch, ceil_div(k_size, CHAIN));")
-        waiting = f"pending_size(k_size) + {len(sums)} * PIECES * pending_size({along})"
+        side, along = ("rows", "cols") if self.queries else ("cols", "rows")
+        self.line(f"const int64_t tiles = ceil_div({side}, ROWS);")
+        waiting = self.waiting(len(sums), side, along)
         start = f"values + {len(self.handed_on)} * batch * rows"
         self.line(f"E* const pending = {start} + block_index() * ({waiting});")
-        self.line("(void)halves, (void)weights, (void)values;")
+        self.line(self.unused)
         self.open("for (int64_t at = block_index(); at < batch * tiles; at += grid_size())")
         # Where queries see what lies before them, the last see most; they begin first. So do the first keys.
         tile = "(tiles - 1 - at % tiles)" if self.queries else "at % tiles"
         first = "r0" if self.queries else "c0"
         self.line(f"const int64_t item = at / tiles, {first} = {tile} * ROWS;")
+        self.begin_item(first, side)
+        self.along_keys() if self.queries else self.along_queries()
+        self.close()
+        self.close()
+
+    def storage(self) -> None:
+        """Shared memory of a block."""
+        self.line("SHARED(Quad, memory, MEMORY / QUAD);")
+        self.line("E *const k_tiles = memory->e, *const weights = k_tiles, *const halves = k_tiles + WEIGHTS;")
+        self.storage_of_rows("ROWS" if self.queries else "COLS")
+
+    def storage_of_rows(self, count: str) -> None:
+        """Shared memory for values with one element a row."""
+        for n in self.rows:
+            self.line(f"SHARED({SCALAR[n.type]}, row_{self.name[n]}, {count});")
+            self.line(f"(void)row_{self.name[n]};")
+
+    def waiting(self, sums: int, side: str, along: str) -> str:
+        """How much of the workspace a block has for sums that wait."""
+        self.line(f"const Work work({side}, {along}, k_size, batch, ceil_div(k_size, CHAIN));")
+        return f"pending_size(k_size) + {sums} * PIECES * pending_size({along})"
+
+    def begin_item(self, first: str, side: str) -> None:
+        """Where the inputs of an item of the batch begin."""
         for tensor, space, kind, const in self.tensors:
             if tensor.startswith("in_"):
                 step = f"{tensor}_batch" if space in MATRICES else "rows"
                 self.line(f"{const}{kind}* const {tensor} = all_{tensor} + item * {step};")
                 self.line(f"(void){tensor};")
-        self.along_keys() if self.queries else self.along_queries()
-        self.close()
-        self.close()
 
     # ------------------------------------------------------------------ a tile of queries
     def along_keys(self) -> None:
@@ -267,16 +285,22 @@ class GpuAttentionEmitter(GpuPrinter):
                 call = f"run<{', '.join(kinds)}>(work, ScoreTile(work, {own}, {along})"
                 self.line(f"tile_{name}.{call}, {self.side_type(left)}{self.side(left)}, others, pending, k_tiles);")
                 self.close()
-        wanted = list(dict.fromkeys(roots))
+        self.elements(compute, list(dict.fromkeys(roots)), self.at[self.queries])
+
+    def elements(self, compute: Sequence[Node], wanted: Sequence[Node], row: str, visible: Sequence[Node] = ()) -> None:
+        """What is made of scores, element by element, with values of the row at this place; where these masks hold
+        everywhere."""
         outer, inner = ("i", "j") if self.queries else ("j", "i")
         self.open(EACH[outer])
-        self.rows_beside(compute, AT[self.queries])
+        self.rows_beside(compute, row)
         self.open(EACH[inner])
         for n in compute:
             if n.op == "matmul":
-                self.declare(n, f"result_of(tile_{self.name[n]}.sum[0][i][j])", vector=False)
+                self.declare(n, f"result_of(tile_{self.name[n]}.{self.element})", vector=False)
+            elif n in visible:
+                self.declare(n, "true", vector=False)
             elif n.op == "column_index":
-                self.declare(n, f"int32_t(c0 + {AT[not self.queries]})", vector=False)
+                self.declare(n, f"int32_t(c0 + {self.at[not self.queries]})", vector=False)
             else:
                 self.declare(n, self.expression(n, False, self.name), vector=False)
         for n in wanted:
@@ -318,7 +342,7 @@ class GpuAttentionEmitter(GpuPrinter):
             self.close()
 
     def results(self, name: str, root: Node, own: str, count: str) -> None:
-        """Results of a tile's side x inner, made of weighted sums."""
+        """Results of a tile's side x k_size, made of weighted sums."""
         work = made_of(root)
         limit = self.plan.limit
         if not self.queries:
@@ -328,21 +352,29 @@ class GpuAttentionEmitter(GpuPrinter):
         self.open("")
         self.line(f"auto* const out = all_out_{name} + item * out_{name}_batch;")
         (sum_,) = [n for n in work if n.op == "weighted_sum"]
+        made, d = self.begin_results(f"sum_{self.name[sum_]}", own, count)
+        if self.queries:
+            self.rows_beside([n for n in work if n is not sum_], "row")
+        self.declare(sum_, f"result_of({any_} ? {made} : empty_sum())", vector=False)
+        for n in work:
+            if n is not sum_:
+                self.declare(n, self.expression(n, False, self.name), vector=False)
+        self.line(f"store1(out + ({own} + row) * out_{name}_stride + {d}, {self.name[root]});")
+        self.end_results()
+        self.close()
+
+    def begin_results(self, sums: str, own: str, count: str) -> tuple[str, str]:
+        """Go along the elements of weighted sums: what names one, and its place along k_size."""
         self.open("UNROLL for (int p = 0; p < PIECES; ++p)")
-        self.line(f"store_tile(sum_{self.name[sum_]}[p], k_tiles);")
+        self.line(f"store_tile({sums}[p], k_tiles);")
         self.line("barrier();")
         self.open("ROLLED for (int e = thread_index(); e < ROWS * COLS; e += THREADS)")
         self.line("const int row = e / COLS;")
         self.line("const int64_t d = d0 + p * COLS + e % COLS;")
         self.line(f"if ({own} + row >= {count} || d >= k_size) continue;")
-        if self.queries:
-            self.rows_beside([n for n in work if n is not sum_], "row")
-        self.declare(sum_, f"result_of({any_} ? k_tiles[e] : empty_sum())", vector=False)
-        for n in work:
-            if n is not sum_:
-                self.declare(n, self.expression(n, False, self.name), vector=False)
-        self.line(f"store1(out + ({own} + row) * out_{name}_stride + d, {self.name[root]});")
+        return "k_tiles[e]", "d"
+
+    def end_results(self) -> None:
         self.close()
         self.line("barrier();")
-        self.close()
         self.close()

@@ -7,22 +7,24 @@ fragments, of which it knows rows and columns; so what the graph makes of scores
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from ...emit.text import SCALAR
-from ...lang import MATRICES, Node
+from ...lang import Node
 from ..matmul.cpu import defines_of_units
-from .gpu import EACH, GpuAttentionEmitter
-from .plan import AttentionPlan, made_of
+from .gpu import GpuAttentionEmitter
+from .plan import AttentionPlan
 from .step_tiling import StepTiling, sides_of
 from .tiling import Walk, cone
-
-AT = {True: "row_at(i)", False: "column_here(j)"}  # a tile's row, a step's column
 
 
 class GpuStepEmitter(GpuAttentionEmitter):
     """Prints the kernels of one operator for one tiling."""
 
     includes = ("attention_steps.h",)
+    at: ClassVar = {True: "row_at(i)", False: "column_here(j)"}
+    element = "at(i, j)"
+    unused = "(void)values, (void)pending, (void)stages;"
 
     def __init__(self, plan: AttentionPlan, tiling: StepTiling) -> None:
         super().__init__(plan, tiling)
@@ -45,54 +47,35 @@ class GpuStepEmitter(GpuAttentionEmitter):
     # ------------------------------------------------------------------ kernels
     def kernel(self, name: str, sums: Sequence[Node]) -> None:
         """One kernel, whose blocks take tiles of their own side in turn."""
-        t = self.tiling
         self.own, self.others = sides_of(self.plan, name)
-        self.line()
-        self.open(f"KERNEL({name}, {t.threads}, {t.per_sm})")
-        self.pointers_of_batches("call.", all_have=True)
-        self.line("const Stored* const scalars = call.scalars;")
-        self.line("(void)integers, (void)scalars;")
-        for n in self.plan.uniform:
-            self.declare(n, self.expression(n, False, self.name), vector=False)
+        super().kernel(name, sums)
+
+    def storage(self) -> None:
+        """Shared memory of a block."""
         own, others = (len(self.own), f"2 * {len(self.others)}") if self.whole else (1, "1")
         self.line(f"constexpr int K_TILES = ({own} * OWN_K_TILE + {others} * K_TILE) * int(sizeof(W));")
         self.line("SHARED_STORAGE(memory, more(K_TILES, RESULTS));")
         self.line("W* const k_tiles = reinterpret_cast<W*>(memory);")
         self.line(f"W* const stages = k_tiles + {own} * OWN_K_TILE;")
         self.line(f"Copies<{max(len(self.own), len(self.others), 2)} * EACH> copies;")
-        for n in self.rows:
-            count = "ROWS" if self.queries else "2 * COLS"
-            self.line(f"SHARED({SCALAR[n.type]}, row_{self.name[n]}, {count});")
-            self.line(f"(void)row_{self.name[n]};")
+        self.storage_of_rows("ROWS" if self.queries else "2 * COLS")
         if not self.queries and self.plan.limit:
             self.line("SHARED(Survey, survey, 1);")
-        self.line("E* const values = static_cast<E*>(call.workspace);  // of rows")
-        side, along = ("rows", "cols") if self.queries else ("cols", "rows")
-        self.line(f"const int64_t tiles = ceil_div({side}, ROWS);")
-        pending = f"pending_size<ACROSS>(k_size) + {len(sums)} * pending_size<PIECES>({along})"
-        start = f"values + {len(self.handed_on)} * batch * rows"
-        self.line(f"E* const pending = {start} + block_index() * ({pending});")
-        self.line("(void)values, (void)pending, (void)stages;")
-        self.open("for (int64_t at = block_index(); at < batch * tiles; at += grid_size())")
-        # Where queries see what lies before them, the last see most; they begin first. So do the first keys.
-        tile = "(tiles - 1 - at % tiles)" if self.queries else "at % tiles"
-        first = "r0" if self.queries else "c0"
-        self.line(f"const int64_t item = at / tiles, {first} = {tile} * ROWS;")
+
+    def waiting(self, sums: int, side: str, along: str) -> str:
+        """How much of the workspace a block has for sums that wait."""
+        return f"pending_size<ACROSS>(k_size) + {sums} * pending_size<PIECES>({along})"
+
+    def begin_item(self, first: str, side: str) -> None:
+        """Where the inputs of an item of the batch begin; the block's own tiles are brought."""
         self.line(f"const bool idle = !has_lines({first}, {side});")
-        for tensor, space, kind, const in self.tensors:
-            if tensor.startswith("in_"):
-                step = f"{tensor}_batch" if space in MATRICES else "rows"
-                self.line(f"{const}{kind}* const {tensor} = all_{tensor} + item * {step};")
-                self.line(f"(void){tensor};")
+        super().begin_item(first, side)
         self.line("barrier();")
         for i, n in enumerate(self.own if self.whole else ()):
             fetched = f"copies, k_tiles + {i} * OWN_K_TILE, {self.typed(n)}, {first}, {side}, 0, k_size"
             self.line(f"fetch_k_tile<ROWS, true>({fetched});")
         self.line("copies.close();")
         self.line("copies.template wait<0>();")
-        self.along_keys() if self.queries else self.along_queries()
-        self.close()
-        self.close()
 
     def typed(self, n: Node) -> str:
         """An operand of an item."""
@@ -304,36 +287,17 @@ class GpuStepEmitter(GpuAttentionEmitter):
                         f"tile_{self.name[n]}.run_pieces(copies, k_tiles, stages, {sides}, k_size, pending, idle);"
                     )
         wanted = list(dict.fromkeys(roots))
+        row = self.at[True] if self.queries else f"half * COLS + {self.at[False]}"
         masks = [n for n in compute if n.op == "lt" and n.args[0].op == "column_index" and n.args[1] is self.plan.limit]
         if masks:
             visible = "c0 + COLS <= limits.min" if self.queries else "min(c0 + ROWS, cols) <= limits.min"
             self.open(f"if ({visible})")
-            self.elements(compute, wanted, masks)
+            self.elements(compute, wanted, row, masks)
             self.close("} else {")
             self.depth += 1
-        self.elements(compute, wanted, ())
+        self.elements(compute, wanted, row)
         if masks:
             self.close()
-
-    def elements(self, compute: Sequence[Node], wanted: Sequence[Node], visible: Sequence[Node]) -> None:
-        """What is made of scores, element by element; where these masks hold everywhere."""
-        outer, inner = ("i", "j") if self.queries else ("j", "i")
-        self.open(EACH[outer])
-        self.rows_beside(compute, AT[self.queries] if self.queries else f"half * COLS + {AT[False]}")
-        self.open(EACH[inner])
-        for n in compute:
-            if n.op == "matmul":
-                self.declare(n, f"result_of(tile_{self.name[n]}.at(i, j))", vector=False)
-            elif n in visible:
-                self.declare(n, "true", vector=False)
-            elif n.op == "column_index":
-                self.declare(n, f"int32_t(c0 + {AT[not self.queries]})", vector=False)
-            else:
-                self.declare(n, self.expression(n, False, self.name), vector=False)
-        for n in wanted:
-            self.line(f"value_{self.name[n]}[i][j] = {self.name[n]};")
-        self.close()
-        self.close()
 
     # ------------------------------------------------------------------ weighted sums
     def begin_sums(self, sums: Iterable[Node]) -> None:
@@ -364,25 +328,11 @@ class GpuStepEmitter(GpuAttentionEmitter):
             self.line(f"if ({some}) weigh<true>({given}, [&](int i, int k) {{ (void)i; return {condition}; }});")
             self.line(f"else weigh<false>({given}, [](int, int) {{ return true; }});")
 
-    def results(self, name: str, root: Node, own: str, count: str) -> None:
-        """Results of a tile's side x k_size, made of weighted sums."""
-        work = made_of(root)
-        limit = self.plan.limit
-        if not self.queries:
-            any_ = "c0 + row < reached"
-        else:
-            any_ = f"row_{self.name[limit]}[row] > 0" if limit else "cols > 0"
-        (sum_,) = [n for n in work if n.op == "weighted_sum"]
-        self.open("")
-        self.line(f"auto* const out = all_out_{name} + item * out_{name}_batch;")
-        self.open(f"results_of(sum_{self.name[sum_]}, memory, [&](int row, int d, E made)")
+    def begin_results(self, sums: str, own: str, count: str) -> tuple[str, str]:
+        """Go along the elements of weighted sums: what names one, and its place along k_size."""
+        self.open(f"results_of({sums}, memory, [&](int row, int d, E made)")
         self.line(f"if ({own} + row >= {count} || d0 + d >= k_size) return;")
-        if self.queries:
-            self.rows_beside([n for n in work if n is not sum_], "row")
-        self.declare(sum_, f"result_of({any_} ? made : empty_sum())", vector=False)
-        for n in work:
-            if n is not sum_:
-                self.declare(n, self.expression(n, False, self.name), vector=False)
-        self.line(f"store1(out + ({own} + row) * out_{name}_stride + d0 + d, {self.name[root]});")
+        return "made", "d0 + d"
+
+    def end_results(self) -> None:
         self.close("});")
-        self.close()
