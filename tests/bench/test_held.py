@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_a_call_that_goes_wrong_later_is_noticed(after: int, monkeypatch: pytest
         calls.append(1)
         status = real(self, *args)
         if len(calls) > after:
-            ctypes.c_uint32.from_address(args[0][1]).value ^= 1  # y[0,0]
+            ctypes.c_uint32.from_address(struct.unpack("2P", args[0])[1]).value ^= 1  # y[0,0]
         return status
 
     monkeypatch.setattr(cpu.LoadedKernel, "prepared", later_nothing)

@@ -94,12 +94,12 @@ def test_operators_go_to_a_pool_and_results_come_back() -> None:
 @pytest.mark.parametrize("structure", [False, True])
 def test_a_kernel_is_the_same_elsewhere(how: str, structure: bool) -> None:
     kernel = host_kernel(ops.layer_norm, "f16", ["gamma"], structure=structure)
-    _ = kernel._run, kernel.tensor_sizes  # loaded, and used
+    _ = kernel.loaded, kernel.tensor_sizes  # loaded, and used
     again = COPIES[how](kernel)
     assert (again is kernel) is ("pickle" not in how)
     assert again.operator is ops.layer_norm and again.fingerprint == kernel.fingerprint
     assert again.artifact.digest == kernel.artifact.digest and again.source == kernel.source
-    assert [t.name for t in again.graph.inputs] == ["x", "gamma"] and again._run is kernel._run
+    assert [t.name for t in again.graph.inputs] == ["x", "gamma"] and again.loaded is kernel.loaded
 
 
 def test_a_kernel_runs_after_its_journey() -> None:

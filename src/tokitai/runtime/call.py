@@ -24,7 +24,7 @@ from .binding import bind, check_flag, check_params
 from .executor import Executor
 from .gpu_executor import GpuExecutor
 from .host_executor import HostExecutor, KernelFor, kernel_here
-from .launch_cache import LAUNCHES, CallSignature, Replay, signature_of
+from .launch_cache import CURRENT, LAUNCHES, CallSignature, Replay, signature_of
 from .layout import readable
 from .problem import convert_integers, problem_of, storage_format
 from .results import place_results
@@ -72,6 +72,8 @@ def call_checked(
     cuda_stream: Any, check: bool, signature: CallSignature | None, kernel_for: KernelFor = kernel_here,
 ) -> Any:  # fmt: skip
     """`call`, checked in full. What it finds out is cached under ``signature``."""
+    if CURRENT.recorder is not None:
+        CURRENT.recorder.spoil()
     on_device = next((t for t in map(on_gpu, (*args, *kwargs.values())) if t is not None), False)
     if on_device and threads is not None:
         raise ArgumentError(f"threads={threads!r} beside arrays of a GPU; accepted: leave it out")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import math
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..formats import FORMATS
 from ..lang import Operator, Sizes
 from .checks import check_indices, check_no_nan
 from .executor import Executor
-from .host_launch import ALONE, HostLaunch
+from .host_launch import ALONE, ALONE_PRODUCTS, HostLaunch
 from .kernel import Kernel, Scalars, host_kernel
 from .launch_cache import LAUNCHES, CallSignature, replay_of
 from .lists import Prepared, prepare
@@ -102,10 +103,12 @@ class HostExecutor(Executor[Kernel]):
             assert made is not None, "signatures are of NumPy and torch"
             new[o.name] = made
         sizes = kernel.sizes_of([tensors], [results], [problem.sizes], _NO_SCALARS)
-        addresses = ctypes.c_void_p * (len(graph.inputs) + len(graph.outputs))
+        pack = struct.Struct(f"{len(graph.inputs) + len(graph.outputs)}P").pack
         nbytes = sum(x.nbytes for x in (*tensors.values(), *results.values()))
-        alone = nbytes <= ALONE and not isinstance(problem.sizes, Sizes)  # a product has more work than bytes
-        launch = HostLaunch(kernel, problem, tuple(sizes), addresses, alone, bool(limits.indices))
+        shape = Sizes.of(problem.sizes)
+        products = math.prod((*shape, shape.inner, shape.batch)) if isinstance(problem.sizes, Sizes) else 0
+        alone = nbytes <= ALONE and products <= ALONE_PRODUCTS
+        launch = HostLaunch(kernel, problem, tuple(sizes), pack, alone, bool(limits.indices), kernel.loaded)
         LAUNCHES.keep(signature.key, replay_of(signature, graph, supplied, launch, new, {}, copies))
 
 

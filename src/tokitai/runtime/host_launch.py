@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from .problem import Problem
 
 KEPT_WORKSPACE = 1 << 20  # bytes that a thread keeps from call to call
 ALONE = 1 << 16  # bytes that one thread works through before another has woken up
+ALONE_PRODUCTS = 1 << 17  # and multiplications of a product
 
 
 @dataclass(slots=True)
@@ -39,10 +40,12 @@ class HostLaunch:
     kernel: Kernel
     problem: Problem
     strides: tuple[int, ...]  # the sizes of a launch, but for whole scalars
-    tensors: Any  # the ctypes array of addresses
+    pack: Callable[..., bytes]  # addresses, as the kernel reads them
     alone: bool  # so small that more threads would only make it slower
     checks: bool
+    loaded: cpu.LoadedKernel
     on_device: bool = False
+    workspaces: dict[int, int] = field(default_factory=dict)  # bytes, by how many threads
 
     def scalars_of(self, params: Mapping[str, float]) -> LaunchScalars:
         """The sizes and host scalars of a launch."""
@@ -60,11 +63,16 @@ class HostLaunch:
         }
         check_indices(operator, named, scalars.params, self.problem.sizes, self.problem.entries)
 
-    def __call__(self, scalars: LaunchScalars, addresses: list[int], threads: int | None) -> None:
+    def __call__(self, scalars: LaunchScalars, addresses: Sequence[int], threads: int | None) -> None:
         """Run it, in so many threads, or by default in as many as pay."""
         threads = threads or (1 if self.alone else cpu.default_threads())
-        workspace = _workspace(self.kernel.workspace_bytes([self.problem.sizes], threads, 0))
-        self.kernel.launch_prepared(self.tensors(*addresses), scalars.sizes, scalars.address, workspace[1], threads)
+        need = self.workspaces.get(threads)
+        if need is None:
+            need = self.workspaces[threads] = self.kernel.workspace_bytes([self.problem.sizes], threads, 0)
+        workspace = _workspace(need) if need else _NONE  # alive until the launch has run
+        status = self.loaded.prepared(self.pack(*addresses), scalars.sizes, scalars.address, workspace[1], threads)
+        if status:
+            self.kernel.succeeded(status)
 
 
 class _Workspaces(threading.local):
@@ -74,6 +82,9 @@ class _Workspaces(threading.local):
 
 
 _workspaces = _Workspaces()
+
+
+_NONE = cpu.placed_empty((0,), np.dtype(np.uint8))
 
 
 def _workspace(size: int) -> tuple[Array, int]:

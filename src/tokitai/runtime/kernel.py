@@ -238,7 +238,8 @@ class Kernel(KernelBase):
             )
 
     @cached_property
-    def _run(self) -> cpu.LoadedKernel:
+    def loaded(self) -> cpu.LoadedKernel:
+        """The kernel in this process."""
         self._runs()
         return cpu.load(self.artifact)
 
@@ -260,11 +261,7 @@ class Kernel(KernelBase):
         whatever it holds; a new one where none is given."""
         if workspace is None:
             workspace = cpu.aligned_empty(self.workspace_bytes(shapes, threads, self.entries_in(sizes)), np.uint8)
-        self.succeeded(self._run(addresses, sizes, table, workspace.ctypes.data, threads))
-
-    def launch_prepared(self, tensors: Any, sizes: Any, scalars: int, workspace: int, threads: int) -> None:
-        """The same on arrays of ctypes and addresses."""
-        self.succeeded(self._run.prepared(tensors, sizes, scalars, workspace, threads))
+        self.succeeded(self.loaded(addresses, sizes, table, workspace.ctypes.data, threads))
 
     def succeeded(self, status: int) -> None:
         """Raise TokitaiError for a status other than 0."""

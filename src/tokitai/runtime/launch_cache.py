@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -109,7 +110,7 @@ class Launch(Protocol):
     def check(self, signature: CallSignature, addresses: list[int], scalars: Any) -> None:
         """Check the values of arrays that choose elements; inputs lie at ``addresses``. Raises ArgumentError."""
 
-    def __call__(self, scalars: Any, addresses: list[int], threads: int | None) -> None:
+    def __call__(self, scalars: Any, addresses: Any, threads: int | None) -> None:
         """Launch on tensors, inputs first, that lie at these addresses."""
 
 
@@ -179,6 +180,9 @@ class Replay:
                 made.append(tensors[place])
                 ordered.append(addresses[place])
         launch(scalars, ordered, threads)
+        recorder = CURRENT.recorder
+        if recorder is not None:
+            recorder.note(self, scalars, ordered, made)
         if self.versions:
             written([tensors[i] for i in self.versions])
         if self.columns:
@@ -186,6 +190,23 @@ class Replay:
                 x if convert is None else convert(x, tensors) for x, convert in zip(made, self.columns, strict=True)
             ]
         return made[0] if len(made) == 1 else tuple(made)
+
+
+class Recorder(Protocol):
+    """What is told of the launches of a thread."""
+
+    def note(self, replay: Replay, scalars: Any, addresses: list[int], made: list[Any]) -> None:
+        """A replay was launched, of inputs and results at these addresses."""
+
+    def spoil(self) -> None:
+        """A call was checked in full, or has a scalar in a tensor: replays do not tell all."""
+
+
+class _Current(threading.local):
+    recorder: Recorder | None = None
+
+
+CURRENT = _Current()
 
 
 def replay_of(
@@ -246,6 +267,7 @@ class LaunchCache:
 
     def __init__(self) -> None:
         self._found: dict[tuple[object, ...], Cached] = {}
+        self.programs: dict[tuple[object, ...], Any] = {}  # of functions that make several of these calls
 
     def find(self, key: tuple[object, ...], addresses: Any) -> Any:
         """What was kept under the key; None where a call has to be checked in full."""
@@ -261,6 +283,7 @@ class LaunchCache:
     def clear(self) -> None:
         """Let every call be checked in full again."""
         self._found.clear()
+        self.programs.clear()
 
 
 LAUNCHES = LaunchCache()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from .replays import ReplayedFunction
 from .transforms import refuse_transforms
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,12 +23,15 @@ WHOLE = (int, np.integer, torch.SymInt)
 NUMBERS: dict[Any, tuple[type, ...]] = {int: WHOLE, float: (*WHOLE, float, np.floating, torch.SymFloat)}
 
 
-def checked(function: F, signature: inspect.Signature | None = None, batched: bool = False) -> F:
+def checked(
+    function: F, signature: inspect.Signature | None = None, batched: bool = False, replayed: bool = False
+) -> F:
     """The function, with arguments that are checked: by number, name, and type where the annotation is one of tensors,
     numbers, words or truth values.
 
-    ``signature`` is for a function that takes any arguments, ``batched`` for one that `torch.vmap` may batch. Raises
-    ArgumentError, also for a tensor that carries a tangent of forward-mode differentiation.
+    ``signature`` is for a function that takes any arguments, ``batched`` for one that `torch.vmap` may batch,
+    ``replayed`` for one whose results depend on elements of tensors through operators alone. Raises ArgumentError,
+    also for a tensor that carries a tangent of forward-mode differentiation.
     """
     shown = signature or inspect.signature(function)
     name, accepted = function.__name__, f"{function.__name__}{plain_signature(shown)}"
@@ -61,16 +65,25 @@ def checked(function: F, signature: inspect.Signature | None = None, batched: bo
                 refuse_transforms(name, value, batched)
         return function(*args, **kwargs)
 
-    # Code of its own: torch.compile keeps graphs by code, and no more than a few for each.
-    made: Any = call
-    made.__code__ = made.__code__.replace(co_name=name)
+    def call_again(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs) if torch.compiler.is_compiling() else repeated(args, kwargs)
+
+    repeated = ReplayedFunction(call)
+    made: Any = functools.wraps(function)(call_again) if replayed else call
+    for each in {call, made}:  # code of its own: torch.compile keeps graphs by code, and no more than a few for each
+        each.__code__ = each.__code__.replace(co_name=name)
     made.__signature__ = shown
     return typing.cast("F", made)
 
 
 def batched(function: F) -> F:
-    """As `checked`, of a function that `torch.vmap` may batch."""
-    return checked(function, batched=True)
+    """As `checked`, of a function that `torch.vmap` may batch and whose calls are repeated as launches."""
+    return checked(function, batched=True, replayed=True)
+
+
+def replayed(function: F) -> F:
+    """As `checked`, of a function whose calls are repeated as launches."""
+    return checked(function, replayed=True)
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, DefinitionError
 from ..lang import Graph, Operator
+from ..runtime.launch_cache import CURRENT
 from .accumulators import Accumulators
 from .assertions import assert_values, refuse_capture
 from .batching import as_more_rows, is_of_rows
@@ -92,6 +93,8 @@ class TorchOp:
 
     def _run(self, *given: Tensor | None, check: bool | None = None, **words: Any) -> Any:
         tensors, held = self.split(given)
+        if held and CURRENT.recorder is not None:
+            CURRENT.recorder.spoil()
         for n, x in held.items():
             check_number(self.operator.name, n, x)
             refuse_capture(self.operator.name, f"{n} in a tensor", f"{n} as a number, which each replay has")

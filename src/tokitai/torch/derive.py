@@ -100,7 +100,9 @@ def differentiable(
     function.__name__ = function.__qualname__ = operator.name
     function.__module__ = sys._getframe(1).f_globals.get("__name__", __name__)  # where it is assigned: so it pickles
     function.__doc__ = f"{operator.__doc__}\n\n    Returns {', '.join(rule.results[i] for i in rule.returned)}."
-    return checked(function, _signature(operator), batched=forward.batched and not rule.refused)
+    counted = any(p.whole and p.default is None for p in operator.params)  # such as a seed: another one in each call
+    batched = forward.batched and not rule.refused
+    return checked(function, _signature(operator), batched, replayed=not counted)
 
 
 class _Rule:

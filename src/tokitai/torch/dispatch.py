@@ -16,19 +16,28 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..runtime.launch_cache import CURRENT
+
 PLAIN: set[type] = {Tensor, torch.nn.Parameter}  # tensors that are their elements
 _others = {types.NoneType, bool, int, float, str, list, tuple}  # arguments that are no tensors
+
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_transforms, _traced = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
 
 
 def is_watched() -> bool:
     """Whether something looks at each operation of torch: a graph that is traced, a mode, a transform."""
+    return torch.compiler.is_compiling() or is_intercepted()
+
+
+def is_intercepted() -> bool:
+    """The same where `torch.compile` does not trace: a mode, a transform, a trace of TorchScript."""
     return bool(
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
+        _dispatch_modes()
+        or _function_modes()
+        or _transforms()
         or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
+        or _traced() is not None
     )
 
 
@@ -82,6 +91,9 @@ class _Plain(torch.autograd.Function):
         *args, ctx.called, words = given
         op: CustomOp = ctx.called
         made = op.run(*args, **words)
+        recorder: Any = CURRENT.recorder
+        if recorder is not None:
+            recorder.ops.append((op, tuple(args), words, made))
         assert op.keep is not None
         if op.defaults is None:
             op.keep(ctx, tuple(args), made)

@@ -13,7 +13,7 @@ from .. import ops
 from ..errors import ArgumentError, UnknownNameError
 from ..ops.embeddings import NO_PADDING
 from ..runtime.binding import check_entry
-from .arguments import batched, checked
+from .arguments import batched, checked, replayed
 from .assertions import assert_in_range
 from .autocast import cast
 from .custom_ops import plain, torch_op
@@ -92,7 +92,7 @@ _linear.op.register_autograd(_linear_gradients, setup_context=_keep_linear)
 
 
 # ------------------------------------------------------------------ matrix products
-@checked
+@replayed
 def matmul(input: Tensor, other: Tensor, accumulator: str | None = None) -> Tensor:
     """input other, shaped as `torch.matmul` shapes it: vectors, matrices, batches of matrices, as `ops.matmul`.
 

@@ -74,8 +74,8 @@ class LoadedKernel:
         )
 
     def prepared(self, tensors: Any, sizes: Any, scalars: int | None, workspace: int | None, threads: int) -> int:
-        """The same on arrays of ctypes and addresses. Raises ArgumentError where the system starts no such number of
-        threads."""
+        """The same on packed bytes or arrays of ctypes, and addresses. Raises ArgumentError where the system starts no
+        such number of threads."""
         if threads > _started.most:
             _started.attempt(threads)
         return int(self._function(tensors, sizes, scalars, workspace, threads))
@@ -145,8 +145,7 @@ def _open(artifact: Artifact) -> Any:
     if pause is not None and getattr(library, "__kmpc_fork_call", None) is None:
         _runtimes[ctypes.cast(pause, ctypes.c_void_p).value or 0] = pause
     function.restype = ctypes.c_int32
-    pointers, integers = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64)
-    function.argtypes = [pointers, integers, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
+    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int32]  # which take arrays of ctypes, bytes and addresses
     return function
 
 

@@ -1,0 +1,143 @@
+"""Launches that a function makes of its tensors, recorded in one call and repeated in others as one `Program`.
+
+What a function does beside its launches (arguments are checked, kernels and layouts are chosen) gives the same for all
+calls that its caller takes for one kind: the same layouts of tensors and the same other arguments. A program repeats
+the launches alone. It is made only where each launch reads what the function was given or an earlier launch has made,
+as it lies in memory, and where nothing else has written to these.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends.cpu import device as cpu
+from .launch_cache import Launch, Replay
+
+SCRATCH = 1 << 16  # bytes of results that nobody asks for, which a thread keeps from call to call
+_ALIGN = 64
+
+
+class Place(NamedTuple):
+    """Where a result of a function comes from: the tensors that it was given, or what launches made."""
+
+    made: bool
+    at: int
+    shape: Any = None  # of what is made, where it is returned in another one
+
+
+class Recording:
+    """What is launched while a function runs on ``tensors``."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self.tensors = tensors
+        self.slots = {x.data_ptr(): i for i, x in enumerate(tensors)}
+        self.repeatable = len(self.slots) == len(tensors)  # else it is open which of two is read
+        self.made: list[Any] = []
+        self.replays: list[tuple[Any, Any]] = []  # how each of these is made: a pattern, or a function
+        self.steps: list[tuple[Launch, Any, tuple[int, ...]]] = []
+        self.versions = [_version(x) for x in tensors]
+        self.empty_like: Any = None
+
+    def spoil(self) -> None:
+        """Something happens that a program would not repeat."""
+        self.repeatable = False
+
+    def note(self, replay: Replay, scalars: Any, addresses: Sequence[int], made: Sequence[Any]) -> None:
+        """A launch, of inputs at these addresses, and its new results."""
+        inputs = [self.slots.get(a) for a in addresses[: len(replay.inputs)]]
+        plain = not (replay.on_device or replay.copies or replay.columns or replay.disjoint or replay.versions)
+        if not plain or replay.launch.checks or None in inputs:
+            return self.spoil()
+        first = len(self.tensors) + len(self.made)
+        self.empty_like = replay.empty_like
+        self.made += made
+        self.versions += [_version(x) for x in made]
+        self.replays += [(pattern, new) for _, pattern, new in replay.results]
+        self.slots |= {x.data_ptr(): first + i for i, x in enumerate(made)}
+        self.steps.append((replay.launch, scalars, (*inputs, *range(first, first + len(made)))))  # type: ignore[arg-type]
+        return None
+
+    def place_of(self, x: Any) -> Place | None:
+        """Where a result of the function comes from; None where a program cannot give it."""
+        for made, known in ((False, self.tensors), (True, self.made)):
+            for i, y in enumerate(known):
+                if x is y:
+                    return Place(made, i)
+        for i, y in enumerate(self.made):
+            if x.data_ptr() == y.data_ptr() and x.dtype == y.dtype and x.numel() == y.numel() and x.is_contiguous():
+                return Place(True, i, x.shape)
+        return None
+
+    def program(self, needed: set[int]) -> Program | None:
+        """The program of what was recorded, whose results are those of ``made`` that are ``needed``; None where there
+        is none."""
+        written = [_version(x) for x in (*self.tensors, *self.made)] != self.versions
+        return Program(self, needed) if self.repeatable and not written else None
+
+
+def _version(x: Any) -> int:
+    return -1 if x.is_inference() else int(x._version)
+
+
+class Program:
+    """Launches that are repeated with other addresses."""
+
+    def __init__(self, recording: Recording, needed: set[int]) -> None:
+        self._new: list[tuple[Any, Any]] = []  # of each result that is asked for
+        self._scratch = 0
+        offsets: list[int] = []  # of the others
+        order, rest = [], []
+        for i, (x, new) in enumerate(zip(recording.made, recording.replays, strict=True)):
+            size = -(-x.numel() * x.element_size() // _ALIGN) * _ALIGN
+            if i in needed or self._scratch + size > SCRATCH:
+                order.append(i)
+                self._new.append(new)
+            else:
+                rest.append(i)
+                offsets.append(self._scratch)
+                self._scratch += size
+        self._offsets = tuple(offsets)
+        count = len(recording.tensors)
+        self.place = {i: at for at, i in enumerate(order)}  # of what was recorded, among what `run` returns
+        slot = {**{i: i for i in range(count)}, **{count + i: count + at for at, i in enumerate((*order, *rest))}}
+        self._steps = tuple(
+            (launch, scalars, _gather([slot[s] for s in slots])) for launch, scalars, slots in recording.steps
+        )
+        self._empty_like = recording.empty_like
+
+    def run(self, addresses: list[int]) -> list[Any]:
+        """Launch on tensors at ``addresses``, which are added to, and return what is asked for."""
+        made = []
+        for pattern, new in self._new:
+            if new is None:
+                x = self._empty_like(pattern)
+                addresses.append(x.data_ptr())
+            else:
+                x, address = new()
+                addresses.append(address)
+            made.append(x)
+        if self._offsets:
+            start = _scratch.start
+            addresses += [start + offset for offset in self._offsets]
+        for launch, scalars, gather in self._steps:
+            launch(scalars, gather(addresses), None)
+        return made
+
+
+def _gather(slots: list[int]) -> Any:
+    return itemgetter(*slots) if len(slots) > 1 else lambda addresses: (addresses[slots[0]],)
+
+
+class _Scratch(threading.local):
+    """Memory of each thread for results that nobody asks for: a thread runs one launch at a time."""
+
+    def __init__(self) -> None:
+        self.kept, self.start = cpu.placed_empty((SCRATCH,), np.dtype(np.uint8), _ALIGN)
+
+
+_scratch = _Scratch()

@@ -1,0 +1,340 @@
+"""Functions whose calls are recorded, and repeated as launches alone where nothing but autograd would see more.
+
+A call of `functional` costs the host several times what its launch does: arguments are checked, autocast and contexts
+are asked, an operator is chosen and its arguments are bound. All of that follows from the layouts of the tensors, from
+the other arguments and from a few states of torch. These are the key under which the second call of a kind is recorded
+as a `Program`; a later one packs addresses and launches. Under autograd the program is the forward pass of one node,
+and the gradients of that node are recorded and repeated in the same way.
+
+What is not plain takes the function itself: tensors of other classes, devices or storages, modes, transforms, graphs
+that are traced, autocast, the context `accumulate`, a recomputation within a backward pass, gradients of gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime.binding import MOST_CALLS
+from ..runtime.launch_cache import ALIGNED, CURRENT, LAUNCHES
+from ..runtime.recording import Place, Program, Recording
+from .accumulators import in_force
+from .dispatch import PLAIN, CustomOp, is_intercepted
+
+SEEN, REFUSED = "seen", "refused"  # what the cache holds for a kind of call until, or because, it has no program
+_numbers = {bool, int, float, str, type(None)}
+_shapes = {tuple, list, torch.Size}
+_autocast, _sloping, _graph = torch._C._is_any_autocast_enabled, torch.is_grad_enabled, torch._C._current_graph_task_id
+
+
+def _describe(values: Sequence[Any], key: list[Any], addresses: list[int]) -> bool | None:
+    """Add to ``key`` all that a call may depend on but the elements of tensors, whose addresses go to ``addresses``.
+
+    Whether a tensor requires a gradient; None where a value is neither a plain tensor of host memory nor a number, a
+    word or a shape.
+    """
+    sloped, low = False, 0
+    try:
+        for x in values:
+            kind = type(x)
+            if kind in PLAIN:
+                address = x.data_ptr()
+                if not address or x.is_neg() or x.get_device() >= 0:
+                    return None
+                addresses.append(address)
+                low |= address
+                requires = x.requires_grad
+                sloped = sloped or requires
+                key += x.dtype, x.shape, x.is_contiguous() or x.stride(), requires
+            elif kind in _numbers:
+                key += kind, x or repr(x)  # True is not 1, and -0.0 is not 0.0
+            elif kind in _shapes:
+                if any(type(n) is not int for n in x):
+                    return None
+                key += kind, tuple(x)
+            else:
+                return None
+    except RuntimeError:  # a tensor without memory or strides
+        return None
+    if low & ALIGNED:
+        key += [address & ALIGNED for address in addresses]
+    return sloped
+
+
+def _is_plain() -> bool:
+    """Whether the states of torch are those in which calls are recorded."""
+    return not (CURRENT.recorder is not None or is_intercepted() or _autocast() or in_force() is not None)
+
+
+@contextlib.contextmanager
+def _recorded(tensors: Sequence[Tensor]) -> Iterator[_Recording]:
+    recording = CURRENT.recorder = _Recording(tensors)
+    try:
+        yield recording
+    finally:
+        CURRENT.recorder = None
+
+
+class _Recording(Recording):
+    """Beside the launches, the custom ops that autograd differentiates."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__(tensors)
+        self.ops: list[tuple[CustomOp, tuple[Any, ...], Mapping[str, Any], Any]] = []
+
+
+def _placed(recording: Recording, result: Any) -> tuple[Place | None, ...] | None:
+    """Where each result comes from; None where a program cannot give one."""
+    found = []
+    for x in result if isinstance(result, tuple) else (result,):
+        place = recording.place_of(x) if isinstance(x, Tensor) else None
+        if x is not None and place is None:
+            return None
+        found.append(place)
+    return tuple(found)
+
+
+def _keep(key: tuple[object, ...], value: Any) -> None:
+    programs = LAUNCHES.programs
+    if len(programs) >= MOST_CALLS:
+        programs.clear()
+    programs[key] = value
+
+
+class _Replayed:
+    """A program and what is returned of it."""
+
+    def __init__(self, program: Program, places: Sequence[Place | None], several: bool) -> None:
+        self.program, self.several = program, several
+        self.places = [p if p is None or not p.made else p._replace(at=program.place[p.at]) for p in places]
+        only = self.places[0]
+        self.simple = not several and only is not None and only.made and only.shape is None
+
+    def __call__(self, addresses: list[int], tensors: Sequence[Tensor]) -> Any:
+        made = self.program.run(addresses)
+        if self.simple:
+            return made[0]
+        found = self.chosen(made, tensors)
+        return tuple(found) if self.several else found[0]
+
+    def chosen(self, made: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor | None]:
+        """What is returned, of what was made and what was given."""
+        return [
+            None if p is None else tensors[p.at] if not p.made else
+            made[p.at] if p.shape is None else made[p.at].view(p.shape)
+            for p in self.places
+        ]  # fmt: skip
+
+
+class ReplayedFunction:
+    """A function whose calls are repeated as launches. Its results depend on elements of tensors through operators
+    alone."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the function gives."""
+        values = (*args, *kwargs.values()) if kwargs else args
+        key: list[Any] = [self, len(args), *kwargs]
+        addresses: list[int] = []
+        sloped = _describe(values, key, addresses) if _is_plain() else None
+        if sloped is None:
+            return self.function(*args, **kwargs)
+        sloped = sloped and _sloping()
+        if _graph() != -1:  # a forward pass that is computed again
+            return self.function(*args, **kwargs)
+        key.append(sloped)
+        kind = tuple(key)
+        found = LAUNCHES.programs.get(kind)
+        if type(found) is _Replayed:
+            return found(addresses, () if found.simple else _tensors(values))
+        if type(found) is _Node:
+            return _apply(found, addresses, *found.arguments(values))
+        if found is None:
+            _keep(kind, SEEN)
+        elif found is SEEN:
+            return self._record(kind, values, args, kwargs, sloped)
+        return self.function(*args, **kwargs)
+
+    def _record(
+        self, kind: tuple[object, ...], values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any],
+        sloped: bool,
+    ) -> Any:  # fmt: skip
+        tensors = _tensors(values)
+        with _recorded(tensors) as recording:
+            made = self.function(*args, **kwargs)
+        if len(recording.slots) < len(tensors):  # tensors at one address: another call of the kind may be recorded
+            return made
+        places = _placed(recording, made)
+        several = isinstance(made, tuple)
+        found: Any = None
+        if places is not None and sloped:
+            found = _Node.of(recording, places, several, values)
+        elif places is not None:
+            program = recording.program({p.at for p in places if p is not None and p.made})
+            found = None if program is None else _Replayed(program, places, several)
+        _keep(kind, REFUSED if found is None else found)
+        return made
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    return [x for x in values if type(x) in PLAIN]
+
+
+# ------------------------------------------------------------------ gradients
+class _Kept:
+    """What a custom op keeps for its gradients, in the place of an autograd function's context."""
+
+    def __init__(self) -> None:
+        self.saved: tuple[Tensor, ...] = ()
+        self.constant: tuple[Tensor, ...] = ()
+        self.zeros = True
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.saved = tensors
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        self.constant = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.zeros = value
+
+
+class _Node(_Replayed):
+    """A call that is one custom op on tensors of the caller, with a gradient."""
+
+    op: CustomOp
+    given: list[tuple[int, Any]]  # the op's arguments: places among the caller's, or -1 and a constant
+    results: int  # of the op
+    returned: list[int]  # which of them the call returns
+    saved: list[Place]
+    constant: list[int]  # places among what is returned, without a gradient
+    zeros: bool  # whether gradients of results that are not used are zeros
+    kept: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, recording: _Recording, places: tuple[Place | None, ...], several: bool, values: Sequence[Any]
+    ) -> _Node | None:
+        """None where a call is more than that."""
+        if len(recording.ops) != 1 or any(p is None or not p.made or p.shape is not None for p in places):
+            return None
+        op, args, words, made = recording.ops[0]
+        results = made if isinstance(made, tuple) else (made,)
+        given = []
+        for x in args:
+            at = next((i for i, v in enumerate(values) if v is x), -1) if isinstance(x, Tensor) else -1
+            if isinstance(x, Tensor) and at < 0:
+                return None
+            given.append((at, None if at >= 0 else x))
+        kept = _Kept()
+        assert op.keep is not None
+        more = {} if op.defaults is None else dict(keyword_only_inputs={**op.defaults, **words})
+        op.keep(kept, args, made, **more)
+        saved = [recording.place_of(x) for x in kept.saved]
+        mine = {k: v for k, v in vars(kept).items() if k not in ("saved", "constant", "zeros")}
+        returned = [next((i for i, x in enumerate(results) if x is recording.made[p.at]), -1) for p in places if p]
+        whole = len(returned) == len(results) or not kept.zeros
+        if any(p is None or p.shape is not None for p in saved) or -1 in returned or not whole:
+            return None
+        if any(isinstance(v, Tensor) for v in mine.values()):
+            return None
+        program = recording.program({p.at for p in (*places, *saved) if p is not None and p.made})
+        if program is None:
+            return None
+        node = cls(program, places, several)
+        node.op, node.given, node.results, node.returned = op, given, len(results), returned
+        of_op = {id(x): i for i, x in reversed(list(enumerate(args))) if isinstance(x, Tensor)}
+        node.saved = [
+            Place(True, program.place[p.at]) if p.made else Place(False, of_op[id(x)])
+            for p, x in zip(saved, kept.saved, strict=True) if p is not None
+        ]  # fmt: skip
+        without = {id(x) for x in kept.constant}
+        node.constant = [k for k, i in enumerate(returned) if id(results[i]) in without]
+        node.zeros, node.kept = kept.zeros, mine
+        return node
+
+    def arguments(self, values: Sequence[Any]) -> list[Any]:
+        """Those of the op."""
+        return [values[i] if i >= 0 else constant for i, constant in self.given]
+
+    def differentiate(self, saved: Sequence[Tensor], needed: tuple[bool, ...], slopes: Sequence[Any]) -> Any:
+        """The gradients, by the op's own rule."""
+        every: list[Any] = [None] * self.results
+        for i, slope in zip(self.returned, slopes, strict=True):
+            every[i] = slope
+        context = SimpleNamespace(**self.kept, saved_tensors=saved, needs_input_grad=needed)
+        assert self.op.differentiate is not None
+        return self.op.differentiate(context, *every)
+
+    def gradients(self, saved: tuple[Tensor, ...], needed: tuple[bool, ...], slopes: tuple[Any, ...]) -> Any:
+        """The same, by launches alone where such a call was recorded."""
+        if torch.compiler.is_compiling() or _sloping() or not _is_plain():
+            return self.differentiate(saved, needed, slopes)
+        values = (*slopes, *saved)
+        key: list[Any] = [self, needed]
+        addresses: list[int] = []
+        if _describe(values, key, addresses) is None:
+            return self.differentiate(saved, needed, slopes)
+        kind = tuple(key)
+        found = LAUNCHES.programs.get(kind)
+        if type(found) is _Replayed:
+            return found(addresses, () if found.simple else _tensors(values))
+        if found is None:
+            _keep(kind, SEEN)
+        elif found is SEEN:
+            return self._record(kind, values, saved, needed, slopes)
+        return self.differentiate(saved, needed, slopes)
+
+    def _record(
+        self, kind: tuple[object, ...], values: tuple[Any, ...], saved: tuple[Tensor, ...], needed: tuple[bool, ...],
+        slopes: tuple[Any, ...],
+    ) -> Any:  # fmt: skip
+        tensors = _tensors(values)
+        with _recorded(tensors) as recording:
+            made = self.differentiate(saved, needed, slopes)
+        if len(recording.slots) < len(tensors):
+            return made
+        places = _placed(recording, made)
+        program = None
+        if places is not None:
+            program = recording.program({p.at for p in places if p is not None and p.made})
+        found: Any = REFUSED
+        if program is not None and places is not None:
+            found = _Replayed(program, places, isinstance(made, tuple))
+        _keep(kind, found)
+        return made
+
+
+class _OneNode(torch.autograd.Function):
+    """A recorded call that autograd alone sees."""
+
+    @staticmethod
+    def forward(ctx: Any, node: _Node, addresses: list[int], *given: Any) -> Any:
+        made = node.program.run(addresses)
+        ctx.node = node
+        ctx.save_for_backward(*[made[i] if new else given[i] for new, i, _ in node.saved])
+        if not node.zeros:
+            ctx.set_materialize_grads(False)
+        if node.simple:
+            return made[node.places[0].at]  # type: ignore[union-attr]
+        found = node.chosen(made, ())
+        if node.constant:
+            ctx.mark_non_differentiable(*[found[i] for i in node.constant])
+        return tuple(found) if node.several else found[0]
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[2:]
+        made = ctx.node.gradients(ctx.saved_tensors, needed, slopes)
+        made = made if isinstance(made, tuple) else (made,)
+        return (None, None, *made, *[None] * (len(needed) - len(made)))
+
+
+_apply: Callable[..., Any] = super(torch.autograd.Function, _OneNode).apply  # past a look for transforms
