@@ -193,7 +193,7 @@ class Replay:
 
 
 class Recorder(Protocol):
-    """What is told of the launches of a thread."""
+    """Notes the launches of a thread."""
 
     def note(self, replay: Replay, scalars: Any, addresses: list[int], made: list[Any]) -> None:
         """A replay was launched, of inputs and results at these addresses."""
