@@ -95,6 +95,15 @@ class Printer:
                 taken += 1
         return taken
 
+    def call(self, *fields: str) -> None:
+        """The parameter that all kernels of a GPU take by value: these fields, host scalars in f32, the workspace."""
+        self.open("struct Call")
+        for field in fields:
+            self.line(f"{field};")
+        self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
+        self.line("void* workspace;")
+        self.close("};")
+
     def pointers_of_batches(self, call: str = "", all_have: bool = False) -> None:
         """The same of products, with their sizes and strides in the batch: pointers are named all_.. where each product
         of a batch has its own, as matrices have. ``call`` is ahead of what the kernel is given."""

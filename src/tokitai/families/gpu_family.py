@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -198,11 +199,17 @@ class GpuFamily(ABC, Generic[P]):
         raise NotImplementedError(f"{kernel}: takes one tensor of each name; accepted here: kernels that take lists")
 
 
+def packed(*words: int) -> bytes:
+    """Sizes and addresses as a kernel's parameter holds them, 8 bytes each."""
+    return struct.pack(f"<{len(words)}q", *words)
+
+
 def usual_width(elements: int) -> int:
     """Elements to an access of rows of so many that lie side by side."""
     return CHUNK if elements % CHUNK == 0 else 1
 
 
 __all__ = [
-    "Capabilities", "Copied", "GpuFamily", "GpuSource", "KernelInMaking", "Launches", "Program", "Table", "usual_width",
+    "Capabilities", "Copied", "GpuFamily", "GpuSource", "KernelInMaking", "Launches", "Program", "Table", "packed",
+    "usual_width",
 ]  # fmt: skip

@@ -7,7 +7,6 @@ each row, which is NaN where the row holds one, and those are read back. Both wa
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from ..backends.backend import Array
 from ..errors import ArgumentError
+from ..families.gpu_family import packed
 from ..families.grouped.arguments import check_offsets, shared_by
 from ..formats import format_of
 from ..lang import GROUPS, Contract, Matrix, Operator, Outputs, Sizes, operator, outputs, row_max, storage
@@ -70,7 +70,7 @@ class Checks:
         room = -(-values.nbytes // 16) * 16
         with self.where.workspace(room + kernel.workspace_bytes([shape], 1), stream) as place:
             ready = kernel.ready([address, place], [*shape, like.strides[0] // like.itemsize], shape)
-            pointers, workspace = struct.pack("<2q", address, place), struct.pack("<q", place + room)
+            pointers, workspace = packed(address, place), packed(place + room)
             call = ready.head + pointers + ready.middle + scalars + workspace
             for step in ready.steps:
                 ready.program.launch(step, call, 0, stream)

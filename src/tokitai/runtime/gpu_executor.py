@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..arrays.device_array import as_device, empty_like
 from ..arrays.gpu import DeviceArrays, as_columns, torch_streams
 from ..arrays.libraries import library_of
 from ..arrays.results import NewArray, torch_pattern
+from ..families.gpu_family import packed
 from ..formats import FORMATS
 from ..lang import Operator
 from .executor import Executor
@@ -81,7 +81,7 @@ class GpuExecutor(Executor[GpuKernel]):
         self.ready = kernel.ready(addresses, sizes, problem.sizes, problem.entries)
         scalars = kernel.scalar_bytes(kernel.scalar_table(problem.rows, problem.cols, params))
         self.scalars_size = len(scalars)
-        packed_addresses = struct.pack(f"<{len(addresses)}q", *addresses)
+        packed_addresses = packed(*addresses)
         parameter = self.ready.head + packed_addresses + self.ready.middle + scalars
         self._with_workspace(self.ready, parameter)
 
@@ -119,7 +119,7 @@ class GpuExecutor(Executor[GpuKernel]):
 def launch_all(ready: Ready, parameter: bytes, workspace: int, stream: int) -> None:
     """Put the kernels of a call into a stream."""
     for step in ready.steps:
-        ready.program.launch(step, parameter + struct.pack("<q", workspace), 0, stream)
+        ready.program.launch(step, parameter + packed(workspace), 0, stream)
 
 
 def _columns_at(place: int) -> Callable[[Any, list[Any]], Any]:

@@ -6,7 +6,6 @@ schedule decides speed, never a bit.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +19,7 @@ from ..backends.cuda.tensor_map import Matrix, TensorMaps
 from ..emit.cpp import KernelText
 from ..errors import ArgumentError
 from ..families import Plan, make_plan
-from ..families.gpu_family import Program, Table
+from ..families.gpu_family import Program, Table, packed
 from ..lang import Graph, Operator
 from ..lower.gpu import WIDTHS, Step
 from .kernel import KernelBase, Placed, Scalars, variant_of
@@ -141,8 +140,8 @@ class GpuKernel(KernelBase):
                 place, alive = self.target.workspace(self.workspace_bytes(shapes, threads, self.entries_in(sizes)))
         shape, entries = (sizes[0], sizes[1]), self.entries_in(sizes)
         made = self._ready(addresses, sizes, shape, threads, entries)
-        lying = struct.pack(f"<{len(addresses)}q", *addresses)
-        call = made.head + lying + made.middle + self._scalars(table) + struct.pack("<q", place)
+        lying = packed(*addresses)
+        call = made.head + lying + made.middle + self._scalars(table) + packed(place)
         for step in made.steps:
             made.program.launch(step, call, threads, stream)
         del alive
@@ -168,7 +167,7 @@ class GpuKernel(KernelBase):
     def scalar_bytes(self, scalars: Scalars) -> bytes:
         """Host scalars as the kernels' parameter holds them: whole numbers, then those rounded to f32."""
         whole = list(scalars.whole) or ([0] if self.plan.flat else [])
-        return struct.pack(f"<{len(whole)}q", *whole) + self._scalars(scalars.table)
+        return packed(*whole) + self._scalars(scalars.table)
 
     def without_spills(
         self, tilings: Iterable[T], emit: Callable[[T], KernelText], few: int = 0, names: Sequence[str] = ("work",)
@@ -214,7 +213,7 @@ class GpuKernel(KernelBase):
             else:
                 place, alive = self.target.workspace(need)
         program = self.program_for(made)
-        call = made.packed + self.scalar_bytes(Scalars(table, tuple(whole))) + struct.pack("<q", place)
+        call = made.packed + self.scalar_bytes(Scalars(table, tuple(whole))) + packed(place)
         for step in made.steps:
             program.launch(step, call, order, stream)
         del alive

@@ -51,12 +51,7 @@ class GpuAttentionEmitter(GpuPrinter):
         """The call, and the kernels."""
         matrices = sum(space in MATRICES for _, space, _, _ in self.tensors)
         self.line()
-        self.open("struct Call")
-        self.line(f"void* tensors[{len(self.tensors)}];")
-        self.line(f"int64_t sizes[{4 + 2 * matrices + len(self.whole_slot)}];")
-        self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
-        self.line("void* workspace;")
-        self.close("};")
+        self.call(f"void* tensors[{len(self.tensors)}]", f"int64_t sizes[{4 + 2 * matrices + len(self.whole_slot)}]")
         for name in kernels_of(self.plan):
             self.queries = name == "work"
             self.kernel(name, self.plan.over_keys if self.queries else self.plan.over_queries)

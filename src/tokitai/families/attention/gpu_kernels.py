@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -11,7 +10,7 @@ from ...emit.gpu_text import gpu_own, headers
 from ...errors import TargetMissingError
 from ...lang import MATRICES, OPERANDS, Sizes, topological
 from ...lower.gpu import CHUNK, FEW_SPILLS
-from ..gpu_family import GpuFamily, GpuSource, KernelInMaking, Launches, usual_width
+from ..gpu_family import GpuFamily, GpuSource, KernelInMaking, Launches, packed, usual_width
 from . import step_tiling as steps
 from . import tiling as tilings
 from .gpu import GpuAttentionEmitter
@@ -96,7 +95,7 @@ class GpuAttention(GpuFamily[AttentionPlan]):
         else:
             launched = tuple(tilings.attention_steps(plan, tiling, whole))
         need = self.workspace_bytes(kernel, plan, [whole], threads, entries)
-        return Launches(program, launched, struct.pack(f"<{len(sizes)}q", *sizes), need)
+        return Launches(program, launched, packed(*sizes), need)
 
     def workspace_bytes(
         self, kernel: KernelInMaking, plan: AttentionPlan, shapes: Sequence[tuple[int, int]], threads: int, entries: int

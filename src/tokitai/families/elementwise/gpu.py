@@ -47,17 +47,11 @@ class GpuFlatEmitter(QuotientPrinter):
         self.line(f"constexpr int WIDTH = {self.width};")
         self.line("constexpr int GROUP = Share<THREADS>::GROUP;")
         self.line()
-        self.open("struct Call")
-        self.line("int64_t count, tiles, units, run, filled_count;")
-        self.line("const int64_t* table;")
-        self.line("const int32_t* tensor_of_tile;")
-        self.line("const int32_t* tensor_of_unit;")
-        self.line("const int32_t* filled;")
-        self.line(f"int64_t one[{self.entry}];")
-        self.line(f"int64_t integers[{max(1, len(self.whole_slot))}];")
-        self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
-        self.line("void* workspace;")
-        self.close("};")
+        self.call(
+            "int64_t count, tiles, units, run, filled_count", "const int64_t* table", "const int32_t* tensor_of_tile",
+            "const int32_t* tensor_of_unit", "const int32_t* filled", f"int64_t one[{self.entry}]",
+            f"int64_t integers[{max(1, len(self.whole_slot))}]",
+        )  # fmt: skip
         if self.plan.of_all and not self.schedule.joined:
             self.kernel("totals", self.phases)
         if self.schedule.joined or self.plan.compute:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from ...emit.cpp import KernelText
 from ...emit.gpu_text import headers
 from ...lower.gpu import CHUNK, FEW_SPILLS, WIDTHS
-from ..gpu_family import Array, GpuFamily, GpuSource, KernelInMaking, Launches, Program, Table
+from ..gpu_family import Array, GpuFamily, GpuSource, KernelInMaking, Launches, Program, Table, packed
 from .gpu import ENTRY, GpuFlatEmitter
 from .plan import FlatPlan
 from .schedule import (
@@ -91,8 +90,8 @@ class GpuFlat(GpuFamily[FlatPlan]):
             pointers, alive = tuple(address for address, _ in placed), [keep for _, keep in placed]  # type: ignore[assignment]
         tight = tuple(zip(rows.tolist(), cols.tolist(), strict=True))
         numbers = count, tiles, units_each.sum(), run, some.sum()
-        packed = struct.pack(f"<9q{entries.shape[1]}q", *numbers, *pointers, *entries[0].tolist())
-        return Table(tight, width, packed, tuple(flat_steps(plan, tight, _many(kernel))), (alive, entries))
+        parameter = packed(*numbers, *pointers, *entries[0].tolist())
+        return Table(tight, width, parameter, tuple(flat_steps(plan, tight, _many(kernel))), (alive, entries))
 
     def moved(
         self,
@@ -114,9 +113,9 @@ class GpuFlat(GpuFamily[FlatPlan]):
         numbers, pointers = made.packed[:40], made.packed[40:72]
         if alive:
             address, keep = place(entries)
-            pointers, alive = struct.pack("<q", address) + pointers[8:], [keep, *alive[1:]]
-        packed = numbers + pointers + entries[0].tobytes()
-        return Table(made.shapes, made.width, packed, made.steps, (alive, entries))
+            pointers, alive = packed(address) + pointers[8:], [keep, *alive[1:]]
+        parameter = numbers + pointers + entries[0].tobytes()
+        return Table(made.shapes, made.width, parameter, made.steps, (alive, entries))
 
     def program_for(self, kernel: KernelInMaking, plan: FlatPlan, table: Table) -> Program:
         """The kernels for the width of a table's accesses; with fewer blocks on a multiprocessor where registers would

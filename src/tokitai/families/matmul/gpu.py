@@ -47,14 +47,10 @@ class GpuProductEmitter(Printer):
         matrices = sum(space in MATRICES for _, space, _, _ in self.tensors)
         self.line()
         numbers = 4 + 2 * matrices + len(self.whole_slot)
-        self.open("struct Call")
-        self.call_begin(len(self.tensors), numbers)
-        self.line(f"void* tensors[{len(self.tensors)}];")
-        self.line("int64_t chains_per_slice;")
-        self.line(f"int64_t sizes[{numbers}];")
-        self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
-        self.line("void* workspace;")
-        self.close("};")
+        self.call(
+            *self.ahead(len(self.tensors), numbers), f"void* tensors[{len(self.tensors)}]", "int64_t chains_per_slice",
+            f"int64_t sizes[{numbers}]",
+        )  # fmt: skip
         for name, threads, per_sm, body in (
             *([("cut", CUT_THREADS, 1, self.cut)] if self.fixed else []),
             ("work", self.tiling.threads, self.tiling.per_sm, self.work), ("finish", FINISH_THREADS, 1, self.finish),
@@ -65,8 +61,9 @@ class GpuProductEmitter(Printer):
             body()
             self.close()
 
-    def call_begin(self, tensors: int, sizes: int) -> None:
-        """What is ahead of the addresses of so many tensors and of so many sizes."""
+    def ahead(self, tensors: int, sizes: int) -> list[str]:
+        """The fields ahead of the addresses of so many tensors and of so many sizes."""
+        return []
 
     def arguments(self) -> None:
         self.pointers_of_batches("call.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from ...emit.gpu_text import gpu_own, headers, warpgroup_headers
 from ...errors import TargetMissingError
 from ...lang import MATRICES, OPERANDS, Sizes
 from ...lower.scalars import rounded_scalars
-from ..gpu_family import Copied, GpuFamily, GpuSource, KernelInMaking, Launches, usual_width
+from ..gpu_family import Copied, GpuFamily, GpuSource, KernelInMaking, Launches, packed, usual_width
 from . import tiling as tilings
 from .gpu import GpuProductEmitter
 from .gpu_pipeline import GpuPipelineEmitter, padding
@@ -87,7 +86,7 @@ class GpuProducts(GpuFamily[ProductPlan]):
                 *tilings.cut_steps(plan, whole),
                 *tilings.product_steps(tiling, whole, most, len(plan.products)),
             ),
-            middle=struct.pack(f"<{1 + len(sizes)}q", tilings.together(tiling, whole, most), *sizes),
+            middle=packed(tilings.together(tiling, whole, most), *sizes),
             workspace=self.workspace_bytes(kernel, plan, [whole], threads, entries),
             copied=copied,
             padding=8 * padding(len(kernel.tensor_sizes), numbers, len(rounded_scalars(kernel.graph))) if copied else 0,

@@ -36,11 +36,9 @@ class GpuPipelineEmitter(GpuProductEmitter, QuotientPrinter):
         self.divided = any(map(divides, plan.graph.functions)) or any(n.op == "div" for n in plan.graph.nodes)
         self.defines = (*defines, *(f"#define PLAN_{name} {value}" for name, value in sizes.items()))
 
-    def call_begin(self, tensors: int, sizes: int) -> None:
+    def ahead(self, tensors: int, sizes: int) -> list[str]:
         pad = padding(tensors, sizes, len(self.scalar_slot))
-        self.line(f"TensorMap maps[{1 + len(self.plan.products)}];")
-        if pad:
-            self.line(f"int64_t unused[{pad}];")
+        return [f"TensorMap maps[{1 + len(self.plan.products)}]", *([f"int64_t unused[{pad}]"] if pad else [])]
 
     def each_unit(self) -> None:
         """The loop over a block's units, in either role."""

@@ -68,12 +68,7 @@ class GpuRowEmitter(FramedPrinter):
         self.line(f"constexpr int GROUP = Share<THREADS>::GROUP, STEP = GROUP * CHUNK, FIT = {fit};")
         self.line()
         sizes = 2 + sum(space in ("rc", "t") for _, space, _, _ in self.tensors) + len(self.whole_slot)
-        self.open("struct Call")
-        self.line(f"void* tensors[{len(self.tensors)}];")
-        self.line(f"int64_t sizes[{sizes}];")
-        self.line(f"Stored scalars[{max(1, len(self.scalar_slot))}];")
-        self.line("void* workspace;")
-        self.close("};")
+        self.call(f"void* tensors[{len(self.tensors)}]", f"int64_t sizes[{sizes}]")
         if self.plan.early:
             self.kernel("early", MOST_THREADS, self.early)
         self.kernel("work", s.block_threads, self.work, s.per_sm)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ...emit.cpp import KernelText, first
 from ...emit.gpu_text import headers
 from ...lower.gpu import CHUNK, FEW_SPILLS, FEW_SPILLS_OF_LONG
-from ..gpu_family import GpuFamily, GpuSource, KernelInMaking, Launches, usual_width
+from ..gpu_family import GpuFamily, GpuSource, KernelInMaking, Launches, packed, usual_width
 from .gpu import GpuRowEmitter
 from .plan import RowPlan, plan_rows
 from .schedule import LONGEST_JOINED, Schedule, blocked, row_steps, schedule_rows, stage_bytes, workspace_elements
@@ -49,7 +48,7 @@ class GpuRows(GpuFamily[RowPlan]):
         schedule = kernel.settled[wished]
         program = kernel.program(schedule, lambda: emit_rows(_of_schedule(plan, schedule), schedule))
         need = self.workspace_bytes(kernel, plan, [shape], threads, entries)
-        return Launches(program, tuple(row_steps(plan, schedule, rows, cols)), packed(sizes), need)
+        return Launches(program, tuple(row_steps(plan, schedule, rows, cols)), packed(*sizes), need)
 
     def workspace_bytes(
         self, kernel: KernelInMaking, plan: RowPlan, shapes: Sequence[tuple[int, int]], threads: int, entries: int
@@ -88,11 +87,6 @@ def width_of_rows(kernel: KernelInMaking, addresses: Sequence[int], sizes: Seque
             strides.append(sizes[k] if space == "t" or (space == "rc" and rows > 1) else 0)
         k += space in ("rc", "t")
     return kernel.width(where, strides, bytes_of)
-
-
-def packed(sizes: Sequence[int]) -> bytes:
-    """The sizes of a launch as the kernels' parameter holds them."""
-    return struct.pack(f"<{len(sizes)}q", *sizes)
 
 
 __all__ = ["GpuRows", "emit_rows", "packed", "width_of_rows"]

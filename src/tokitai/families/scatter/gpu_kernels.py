@@ -8,8 +8,8 @@ from ...emit.cpp import KernelText, segments
 from ...emit.gpu_text import gpu_own, headers
 from ...lower.gpu import CHUNK
 from ...meaning.structure import drawn_entries
-from ..gpu_family import GpuFamily, GpuSource, KernelInMaking, Launches, usual_width
-from ..rowwise.gpu_kernels import packed, width_of_rows
+from ..gpu_family import GpuFamily, GpuSource, KernelInMaking, Launches, packed, usual_width
+from ..rowwise.gpu_kernels import width_of_rows
 from . import schedule
 from .gpu import GpuScatterEmitter
 from .plan import ScatterPlan
@@ -40,7 +40,7 @@ class GpuScatter(GpuFamily[ScatterPlan]):
         how = width_of_rows(kernel, addresses, sizes, rows), cols % CHUNK == 0, schedule.is_wide(rows)
         program = kernel.program(how, lambda: emit_scatter(plan, *how))
         need = self.workspace_bytes(kernel, plan, [shape], threads, entries)
-        return Launches(program, tuple(schedule.scatter_steps(plan, rows, cols, entries)), packed(sizes), need)
+        return Launches(program, tuple(schedule.scatter_steps(plan, rows, cols, entries)), packed(*sizes), need)
 
     def workspace_bytes(
         self, kernel: KernelInMaking, plan: ScatterPlan, shapes: Sequence[tuple[int, int]], threads: int, entries: int
