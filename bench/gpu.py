@@ -7,11 +7,9 @@ every input read once, every result written once. Figures are added to bench/res
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from tokitai.backends import backend_of
 from tokitai.backends.cuda import nvrtc
 from tokitai.backends.cuda.target import CudaTarget
 from tokitai.bench import held, workload
@@ -35,6 +32,7 @@ from tokitai.torch.peers import COUNTERPARTS, OPERATORS
 from tokitai.verification.cases import defaults, settled
 
 from .gpu_peers import peers
+from .gpu_run import about, keep, opened
 from .gpu_timing import InPlace, seconds
 
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
@@ -149,19 +147,13 @@ def measure(
     moved = one
     resources = [p.module.artifact.resources for p, _ in kernel.programs.values()]  # type: ignore[attr-defined]
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "operator": name, "dtype": dtype,
+        "operator": name, "dtype": dtype,
         "rows": rows, "cols": cols, "bytes": moved, "equal": equal,
         "microseconds": {k: round(v * 1e6, 1) for k, v in times.items()},
         "of_copy": {k: round(moved / v / copy, 3) for k, v in times.items()}, "copy_gb_s": round(copy / 1e9),
         "share_of_bound": shares, "flags": [f"{k}: above a copy's rate" for k, v in times.items() if moved / v > copy],
-        "registers": {k: v.registers for r in resources for k, v in r.items()}, **about(target),
+        "registers": {k: v.registers for r in resources for k, v in r.items()},
     }  # fmt: skip
-
-
-def about(target: CudaTarget) -> dict[str, Any]:
-    """Where and with what it was measured."""
-    d = target.describe()
-    return {"device": d["name"], "driver": d["driver"], "nvrtc": d["nvrtc"], "torch": str(torch.__version__)}
 
 
 def as_numpy(t: Any) -> Any:
@@ -228,11 +220,11 @@ def adamw(target: CudaTarget, dtype: str, copy: float) -> dict[str, Any]:
     times["torch f32, 28 bytes"] = seconds([lambda: (fused.step(), InPlace(leaves))[1]])
     moved = 22 * count * n
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "operator": "adamw", "dtype": dtype,
+        "operator": "adamw", "dtype": dtype,
         "rows": count, "cols": n, "bytes": moved, "equal": None,
         "microseconds": {k: round(v * 1e6, 1) for k, v in times.items()},
         "of_copy": {k: round((moved if k == "tokitai" else 28 * count * n) / v / copy, 3) for k, v in times.items()},
-        "copy_gb_s": round(copy / 1e9), **about(target),
+        "copy_gb_s": round(copy / 1e9),
     }  # fmt: skip
 
 
@@ -243,9 +235,7 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="*", default=["f16"], choices=["f16", "bf16", "f32"])
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = backend_of("cuda").open("cuda")
-    assert isinstance(target, CudaTarget)
-    torch.zeros(1, device="cuda")
+    target = opened()
     copy = copy_bandwidth(target)
     print(f"{about(target)} copy {copy / 1e9:.0f} GB/s", flush=True)
     for name in options.operators or OPERATORS:
@@ -260,8 +250,7 @@ def main() -> None:
                     print(f"{name} {dtype} {rows}x{cols}: {error}"[:600], flush=True)
                     continue
                 torch.cuda.empty_cache()
-                with options.out.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+                keep(record, target, options.out)
                 print(name, dtype, f"{rows}x{cols}", record["equal"], record["microseconds"], record["of_copy"],
                       record.get("registers"), flush=True)  # fmt: skip
 

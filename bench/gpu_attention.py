@@ -11,9 +11,7 @@ bench/results/gpu_attention.jsonl, or to --out.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tokitai import ops
-from tokitai.backends import backend_of
-from tokitai.backends.cuda.target import CudaTarget
 
-from .gpu import TORCH, about
+from .gpu import TORCH
+from .gpu_run import keep, opened
 from .gpu_timing import between_events
 
 RESULTS = Path(__file__).parent / "results" / "gpu_attention.jsonl"
@@ -156,28 +153,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = backend_of("cuda").open("cuda")
-    assert isinstance(target, CudaTarget)
-    torch.zeros(1, device="cuda")
-    torch.backends.cuda.matmul.allow_tf32 = False
+    target = opened()
 
-    def keep(record: dict[str, object]) -> None:
-        dated = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **record, **about(target)}
-        with options.out.open("a") as file:
-            file.write(json.dumps(dated) + "\n")
+    def kept(record: dict[str, object]) -> None:
+        keep(record, target, options.out)
         print(record, flush=True)
 
     if options.units:
         for of_units in UNITS[: 1 if options.quick else None]:
             for record in by_units(of_units, options.repeats):
-                keep(record)
+                kept(record)
         return
     most = ceiling(options.repeats)
     for shape in SHAPES[: 1 if options.quick else None]:
         for dtype in ("f16", "f32", "bf16") if shape == SHAPES[0] and not options.quick else ("f16",):
             for causal in (True,) if options.quick else (True, False):
                 for record in measure(dtype, shape, causal, options.repeats, most):
-                    keep(record)
+                    kept(record)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import json
 
-import torch
-
-from tokitai.backends import backend_of
-from tokitai.backends.cuda.target import CudaTarget
-
 from . import gpu
+from .gpu_run import opened
 
 
 def main() -> None:
     """Print one JSON object a shape: microseconds by rows in a block."""
-    target = backend_of("cuda").open("cuda")
-    assert isinstance(target, CudaTarget)
-    torch.zeros(1, device="cuda")
+    target = opened()
     copy = gpu.copy_bandwidth(target)
     for name in ("layer_norm_backward", "rms_norm_backward"):
         for rows, cols in gpu.NORMS[:3]:

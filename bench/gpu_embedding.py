@@ -8,10 +8,8 @@ bench/results/gpu_embedding.jsonl, or to --out.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,11 @@ import numpy as np
 import torch
 
 from tokitai import ops
-from tokitai.backends import backend_of
 from tokitai.backends.cuda.target import CudaTarget
 
 from .embedding import COLUMNS, ENTRIES, IDS, choices
-from .gpu import TORCH, about, copy_bandwidth
+from .gpu import TORCH, copy_bandwidth
+from .gpu_run import keep, opened
 from .gpu_timing import between_events
 
 RESULTS = Path(__file__).parent / "results" / "gpu_embedding.jsonl"
@@ -58,11 +56,11 @@ def measure(target: CudaTarget, dtype: str, name: str, chosen: np.ndarray, repea
     equal = torch.equal(y, table[ids]) and torch.equal(dtable[torch.from_numpy(some).cuda()].cpu(), on_cpu[some])
     nbytes = 2 * IDS * COLUMNS * table.element_size() + 8 * IDS
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "dtype": dtype, "ids": name, "entries": ENTRIES,
+        "dtype": dtype, "ids": name, "entries": ENTRIES,
         "rows": IDS, "cols": COLUMNS, "equal": equal, "microseconds": {k: round(v * 1e6, 1) for k, v in took.items()},
         "of_copy": round(nbytes / took["forward"] / copy, 3),
         "torch_of_copy": round(nbytes / took["torch forward"] / copy, 3),
-        "ratio_backward": round(took["torch backward"] / took["backward"], 2), **about(target),
+        "ratio_backward": round(took["torch backward"] / took["backward"], 2),
     }  # fmt: skip
 
 
@@ -72,14 +70,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = backend_of("cuda").open("cuda")
-    assert isinstance(target, CudaTarget)
+    target = opened()
     copy = copy_bandwidth(target)
     for dtype in ("f16", "bf16", "f32"):
         for name, chosen in choices(np.random.default_rng(0)):
             record = measure(target, dtype, name, chosen, options.repeats, copy)
-            with options.out.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            keep(record, target, options.out)
             print({k: record[k] for k in ("dtype", "ids", "equal", "microseconds", "of_copy", "ratio_backward")})
 
 

@@ -8,8 +8,6 @@ bench/results/gpu_fixed.jsonl, or to --out; --page writes what that file holds a
 from __future__ import annotations
 
 import argparse
-import json
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,10 @@ from typing import Any
 import torch
 
 from tokitai import ops
-from tokitai.backends import backend_of
-from tokitai.backends.cuda.target import CudaTarget
 from tokitai.lang import FIXED_BITS
 
-from .gpu import about
 from .gpu_fused import SIZES, differ, noise
+from .gpu_run import keep, opened, page
 from .gpu_timing import seconds
 
 RESULTS = Path(__file__).parent / "results" / "gpu_fixed.jsonl"
@@ -34,22 +30,17 @@ def of_cpu(a: Any, b: Any, accumulator: str) -> Any:
     return ops.matmul(a[:FEW].cpu(), b[-FEW:].cpu(), layout="NT", accumulator=accumulator)
 
 
-def page(records: list[dict[str, Any]]) -> str:
-    """The newest figures of each product as a table."""
-    newest = {(r["what"], r["accumulator"]): r for r in records}
-    (where,) = {(r["device"], r["driver"], r["torch"]) for r in newest.values()}
-    head = (
-        "# Products in fixed point\n\n"
-        f"{where[0]}, driver {where[1]}, PyTorch {where[2]}; {max(r['date'] for r in records)[:10]}.\n\n"
+def table(file: Path) -> str:
+    """The newest figures of each product."""
+    return page(
+        "Products in fixed point",
         "Written by `python -m bench.gpu_fixed --page`. bf16 operands, layout NT; Tflop/s in CUDA graphs, medians,\n"
-        "ours, with units and cutting, and cuBLAS bf16 in one run.\n\n"
-        "| product | accumulator | tokitai | cuBLAS bf16 | ratio |\n|---|---|--:|--:|--:|\n"
-    )
-    rows = (
-        f"| {what} | `{name}` | {r['tflops']['tokitai']:.0f} | {r['tflops']['cuBLAS']:.0f} | {r['of_peer']:.2f} |"
-        for (what, name), r in newest.items()
-    )
-    return head + "\n".join(rows) + "\n"
+        "ours, with units and cutting, and cuBLAS bf16 in one run.",
+        "| product | accumulator | tokitai | cuBLAS bf16 | ratio |\n|---|---|--:|--:|--:|",
+        file, ("what", "accumulator"),
+        lambda r: f"| {r['what']} | `{r['accumulator']}` | {r['tflops']['tokitai']:.0f} | {r['tflops']['cuBLAS']:.0f} "
+        f"| {r['of_peer']:.2f} |",
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -60,11 +51,9 @@ def main() -> None:
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
     if options.page:
-        RESULTS.with_suffix(".md").write_text(page([json.loads(line) for line in options.out.open()]))
+        RESULTS.with_suffix(".md").write_text(table(options.out))
         return
-    target = backend_of("cuda").open("cuda")
-    assert isinstance(target, CudaTarget)
-    torch.manual_seed(0)
+    target = opened()
     for m, n, k in SIZES:
         a, b = noise(m, k, dtype="bf16"), noise(n, k, dtype="bf16")
         out, other = (torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -74,13 +63,11 @@ def main() -> None:
             wrong = differ(call()[:FEW, -FEW:].cpu().contiguous(), of_cpu(a, b, name))
             ours, work = seconds([call], options.repeats), 2.0 * m * n * k
             record = {
-                "date": datetime.now(UTC).isoformat(timespec="seconds"), "what": f"{m} x {n} x {k}",
+                "what": f"{m} x {n} x {k}",
                 "accumulator": name, "differ": wrong, "of_peer": round(cublas / ours, 3),
                 "tflops": {"tokitai": round(work / ours / 1e12, 1), "cuBLAS": round(work / cublas / 1e12, 1)},
-                **about(target),
             }  # fmt: skip
-            with options.out.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            keep(record, target, options.out)
             print(record["what"], name, record["tflops"], record["of_peer"], wrong, flush=True)
 
 

@@ -9,9 +9,7 @@ bench/results/gpu_fused.jsonl, or to --out; --page writes what that file holds a
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from tokitai import ops
-from tokitai.backends import backend_of
-from tokitai.backends.cuda.target import CudaTarget
 
-from .gpu import TORCH, about
+from .gpu import TORCH
+from .gpu_run import keep, opened, page
 from .gpu_timing import seconds
 
 RESULTS = Path(__file__).parent / "results" / "gpu_fused.jsonl"
@@ -120,24 +117,18 @@ def differ(x: Any, y: Any) -> int:
     return int((x.view(torch.int16) != y.view(torch.int16)).sum())
 
 
-def page(records: list[dict[str, Any]]) -> str:
-    """The newest figures of each product as a table."""
-    newest = {(r["dtype"], r["what"]): r for r in records}
-    (where,) = {(r["device"], r["driver"], r["torch"]) for r in newest.values()}
-    head = (
-        "# Products by matrix units\n\n"
-        f"{where[0]}, driver {where[1]}, PyTorch {where[2]}; {max(r['date'] for r in records)[:10]}.\n\n"
+def table(file: Path) -> str:
+    """The newest figures of each product."""
+    return page(
+        "Products by matrix units",
         "Written by `python -m bench.gpu_fused --page`. Tflop/s in CUDA graphs, medians, ours and the peer's in one\n"
         "run: cuBLAS, `torch._grouped_mm`, or what is named. Bits: elements in which our kernels for aligned operands\n"
-        "differ from those for any address, and from the peer (which adds k beyond 4096 as one chain).\n\n"
-        "| format | product | tokitai | peer | ratio | differ | from the peer |\n|---|---|--:|--:|--:|--:|--:|\n"
-    )
-    rows = (
-        f"| {dtype} | {what} | {r['tflops']['tokitai']:.0f} | {r['tflops']['peer']:.0f} | {r['of_peer']:.2f} | "
-        f"{r['differ']} | {'' if r['differ_from_peer'] is None else r['differ_from_peer']} |"
-        for (dtype, what), r in newest.items()
-    )
-    return head + "\n".join(rows) + "\n"
+        "differ from those for any address, and from the peer (which adds k beyond 4096 as one chain).",
+        "| format | product | tokitai | peer | ratio | differ | from the peer |\n|---|---|--:|--:|--:|--:|--:|",
+        file, ("dtype", "what"),
+        lambda r: f"| {r['dtype']} | {r['what']} | {r['tflops']['tokitai']:.0f} | {r['tflops']['peer']:.0f} "
+        f"| {r['of_peer']:.2f} | {r['differ']} | {'' if r['differ_from_peer'] is None else r['differ_from_peer']} |",
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -148,13 +139,11 @@ def main() -> None:
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
     if options.page:
-        RESULTS.with_suffix(".md").write_text(page([json.loads(line) for line in options.out.open()]))
+        RESULTS.with_suffix(".md").write_text(table(options.out))
         return
-    target = backend_of("cuda").open("cuda")
-    assert isinstance(target, CudaTarget)
+    target = opened()
     if not target.warpgroups:
         raise SystemExit(f"{target.device.arch}: no warpgroups with the bits of fused16; accepted: a Hopper GPU")
-    torch.manual_seed(0)
     for dtype in ("bf16", "f16"):
         for make in (products, groups, layers) if dtype == "bf16" else (products, layers):
             for what, work, ours, others, peer in make(dtype):
@@ -163,13 +152,12 @@ def main() -> None:
                 torch.cuda.empty_cache()
                 times = {"tokitai": seconds([ours], options.repeats), "peer": seconds([peer], options.repeats)}
                 record = {
-                    "date": datetime.now(UTC).isoformat(timespec="seconds"), "what": what, "dtype": dtype,
+                    "what": what, "dtype": dtype,
                     "differ": apart, "differ_from_peer": from_peer,
                     "tflops": {n: round(work / t / 1e12, 1) for n, t in times.items()},
-                    "of_peer": round(times["peer"] / times["tokitai"], 3), **about(target),
+                    "of_peer": round(times["peer"] / times["tokitai"], 3),
                 }  # fmt: skip
-                with options.out.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+                keep(record, target, options.out)
                 print(dtype, what, record["tflops"], record["of_peer"], apart, from_peer, flush=True)
                 torch.cuda.empty_cache()
 

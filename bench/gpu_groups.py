@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,12 @@ import numpy as np
 import torch
 
 from tokitai import ops
-from tokitai.backends import backend_of
 from tokitai.backends.cuda.target import CudaTarget
 from tokitai.lang import Sizes
 from tokitai.meaning import bits
 
-from .gpu import TORCH, about, as_numpy, copy_bandwidth
+from .gpu import TORCH, as_numpy, copy_bandwidth
+from .gpu_run import keep, opened
 from .gpu_timing import seconds
 
 RESULTS = Path(__file__).parent / "results" / "gpu_groups.jsonl"
@@ -119,11 +117,11 @@ class Run:
                 times |= {n: seconds([call], repeats) for n, call in self.peers().items()}
             operations = 2 * self.rows * OUTPUTS * INPUTS
             made.append({
-                "date": datetime.now(UTC).isoformat(timespec="seconds"), "product": name, "dtype": self.dtype,
+                "product": name, "dtype": self.dtype,
                 "rows": self.rows, "groups": GROUPS, "outputs": OUTPUTS, "inputs": INPUTS, "equal": equal,
                 "microseconds": {k: round(v * 1e6, 1) for k, v in times.items()},
                 "tflops": {k: round(operations / v / 1e12, 1) for k, v in times.items()},
-                "of_dense": round(times["dense"] / times["groups"], 3), **about(target),
+                "of_dense": round(times["dense"] / times["groups"], 3),
             })  # fmt: skip
             torch.cuda.empty_cache()
         return made
@@ -148,9 +146,9 @@ def moves(target: CudaTarget, dtype: str, repeats: int) -> list[dict[str, Any]]:
     for name, call in calls.items():
         took = seconds([call], repeats)
         made.append({
-            "date": datetime.now(UTC).isoformat(timespec="seconds"), "operator": name, "dtype": dtype,
+            "operator": name, "dtype": dtype,
             "tokens": TOKENS, "k": K, "cols": FEATURES, "microseconds": round(took * 1e6, 1), "bytes": nbytes,
-            "of_copy": round(nbytes / took / copy, 3), **about(target),
+            "of_copy": round(nbytes / took / copy, 3),
         })  # fmt: skip
     return made
 
@@ -163,18 +161,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = backend_of("cuda").open("cuda")
-    assert isinstance(target, CudaTarget)
-    torch.zeros(1, device="cuda")
-    torch.backends.cuda.matmul.allow_tf32 = False
+    target = opened()
     for dtype in options.dtype:
         records = Run(dtype, options.rows).records(target, options.repeats) + moves(target, dtype, options.repeats)
         torch.cuda.empty_cache()
-        with options.out.open("a") as file:
-            for record in records:
-                file.write(json.dumps(record) + "\n")
-                shown = ("operator", "product", "dtype", "equal", "tflops", "of_dense", "microseconds", "of_copy")
-                print({k: record[k] for k in shown if k in record}, flush=True)
+        for record in records:
+            keep(record, target, options.out)
+            shown = ("operator", "product", "dtype", "equal", "tflops", "of_dense", "microseconds", "of_copy")
+            print({k: record[k] for k in shown if k in record}, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,15 @@ and told, not kept: what is best goes into lower/gpu_product.py.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tokitai.backends import backend_of
 from tokitai.backends.cuda import nvrtc
 from tokitai.backends.cuda.target import CudaTarget
 from tokitai.errors import TokitaiError
@@ -33,7 +30,8 @@ from tokitai.ops import matmul
 from tokitai.runtime.gpu_kernel import GpuKernel
 from tokitai.toolchain.build import Source
 
-from .gpu import TORCH, about, as_numpy
+from .gpu import TORCH, as_numpy
+from .gpu_run import keep, opened
 from .gpu_timing import seconds
 
 RESULTS = Path(__file__).parent / "results" / "gpu_products.jsonl"
@@ -121,14 +119,14 @@ class Run:
         operations = 2 * self.sizes[0] * self.sizes[1] * self.sizes.inner
         resources = [p.module.artifact.resources for p, _ in kernel.programs.values()]  # type: ignore[attr-defined]
         return {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"), "operator": "matmul", "dtype": self.dtype,
+            "operator": "matmul", "dtype": self.dtype,
             "accumulator": self.accumulator, "layout": self.layout, "rows": self.sizes[0], "cols": self.sizes[1],
             "inner": self.sizes.inner, "equal": self.equal(),
             "microseconds": {k: round(v * 1e6, 1) for k, v in times.items()},
             "tflops": {k: round(operations / v / 1e12, 1) for k, v in times.items()},
             "of_cublas": round(times["cublas"] / times["tokitai"], 3),
             "tiling": ", ".join(map(str, kernel.settled.values())),
-            "registers": {k: v.registers for r in resources for k, v in r.items()}, **about(self.target),
+            "registers": {k: v.registers for r in resources for k, v in r.items()},
         }  # fmt: skip
 
 
@@ -173,10 +171,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    target = backend_of("cuda").open("cuda")
-    assert isinstance(target, CudaTarget)
-    torch.zeros(1, device="cuda")
-    torch.backends.cuda.matmul.allow_tf32 = False
+    target = opened()
     if options.candidates:
         for dtype, accumulator in (KINDS[3], KINDS[0], KINDS[1]):
             try_out(target, dtype, accumulator, tuple(options.side), options.repeats)
@@ -186,8 +181,7 @@ def main() -> None:
             for layout in LAYOUTS if side == min(options.side) else LAYOUTS[:1]:
                 record = Run(target, dtype, accumulator, layout, Sizes(side, side, side)).record(options.repeats)
                 torch.cuda.empty_cache()
-                with options.out.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+                keep(record, target, options.out)
                 print(dtype, accumulator, layout, side, record["equal"], record["tflops"], record["of_cublas"],
                       record["registers"], flush=True)  # fmt: skip
 

@@ -11,9 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-import torch
-
-from tokitai.backends import backend_of
 from tokitai.backends.cuda import nvrtc
 from tokitai.backends.cuda.target import CudaTarget
 from tokitai.errors import TokitaiError
@@ -26,6 +23,7 @@ from tokitai.runtime.gpu_kernel import gpu_plan
 from tokitai.toolchain.build import Source
 
 from .gpu import copy_bandwidth, measure, shapes_of
+from .gpu_run import opened
 
 
 def candidates(plan: RowPlan, cols: int, width: int, warp: int) -> Iterator[Schedule]:
@@ -59,9 +57,7 @@ def build(target: CudaTarget, plan: RowPlan, s: Schedule) -> None:
 
 def main() -> None:
     """Print each schedule with its time, the best first."""
-    target = backend_of("cuda").open("cuda")
-    assert isinstance(target, CudaTarget)
-    torch.zeros(1, device="cuda")
+    target = opened()
     copy = copy_bandwidth(target)
     for name in sys.argv[1:]:
         for rows, cols in shapes_of(name):

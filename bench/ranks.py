@@ -110,21 +110,31 @@ def main(arguments: list[str] | None = None) -> int:
     if a.page:
         RESULTS.with_suffix(".md").write_text(page([json.loads(x) for x in RESULTS.read_text().splitlines()]))
         return 0
+    return exit_code(lambda: measure(a.device, list(map(int, a.megabytes.split(",")))))
+
+
+def measure(device: str, sizes: Sequence[int]) -> None:
+    """Time both collectives on gradients of so many megabytes. Raises ArgumentError."""
+    device = ranks.start(device)
+    if not dist.is_initialized():
+        raise ArgumentError("one process; accepted: started by torchrun --standalone --nproc-per-node N")
+    n, rank = dist.get_world_size(), dist.get_rank()
+    arrangement = ranks.Arrangement(n, n, rank)
+    for megabytes in sizes:
+        length = megabytes * 2**18 // n * n
+        gradient = torch.randn(length, device=device)
+        shard = torch.empty(length // n, device=device)
+        tree = seconds(lambda g=gradient: reduce_scatter([g], arrangement), device)  # type: ignore[misc]
+        peer = seconds(lambda s=shard, g=gradient: dist.reduce_scatter_tensor(s, g), device)  # type: ignore[misc]
+        made = where(device) | dict(ranks=n, megabytes=megabytes, sent=length * 4 // n * (n - 1))
+        if rank == 0:
+            print(json.dumps(made | dict(tree_ms=tree * 1e3, peer_ms=peer * 1e3, share=peer / tree)), flush=True)
+
+
+def exit_code(call: Callable[[], None]) -> int:
+    """Of a program on ranks, which then leaves its group."""
     try:
-        device = ranks.start(a.device)
-        if not dist.is_initialized():
-            raise ArgumentError("one process; accepted: started by torchrun --standalone --nproc-per-node N")
-        n, rank = dist.get_world_size(), dist.get_rank()
-        arrangement = ranks.Arrangement(n, n, rank)
-        for megabytes in map(int, a.megabytes.split(",")):
-            length = megabytes * 2**18 // n * n
-            gradient = torch.randn(length, device=device)
-            shard = torch.empty(length // n, device=device)
-            tree = seconds(lambda g=gradient: reduce_scatter([g], arrangement), device)  # type: ignore[misc]
-            peer = seconds(lambda s=shard, g=gradient: dist.reduce_scatter_tensor(s, g), device)  # type: ignore[misc]
-            made = where(device) | dict(ranks=n, megabytes=megabytes, sent=length * 4 // n * (n - 1))
-            if rank == 0:
-                print(json.dumps(made | dict(tree_ms=tree * 1e3, peer_ms=peer * 1e3, share=peer / tree)), flush=True)
+        call()
     except TokitaiError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

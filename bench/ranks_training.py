@@ -25,11 +25,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from bench.gpu_timing import Spans
 from bench.plain_mixture import Plain
-from bench.ranks import where
+from bench.ranks import exit_code, where
 from bench.training import BATCH, LARGE, LENGTH, WARM, WORDS, batches
 from examples.mixture.model import Mixture
 from examples.mixture.training import digest_of, spread
-from tokitai.errors import ArgumentError, TokitaiError
+from tokitai.errors import ArgumentError
 from tokitai.torch import accumulate, ranks
 from tokitai.torch.optim import AdamW, clip_grad_norm_
 from tokitai.torch.ranks import Gradients, arrange, exchange, gradients
@@ -98,24 +98,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--accumulator", default="f32", help="of products of 16-bit operands")
     a = parser.parse_args(arguments)
-    try:
-        if a.steps <= WARM:
-            raise ArgumentError(f"--steps {a.steps}; accepted: more than {WARM}, which are not timed")
-        ranks.start("cuda")
-        count = dist.get_world_size() if dist.is_initialized() else 1
-        tokens = [torch.cat(b) for b in zip(*(batches(a.steps, "cuda", rank) for rank in range(count)), strict=True)]
-        found = where("cuda") | {"ranks": count, "accumulator": a.accumulator}
-        found["tokitai"] = by_tokitai(tokens, a.accumulator)
-        torch.cuda.empty_cache()
-        found["torch"] = by_torch(tokens)
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            print(json.dumps(found), flush=True)
-    except TokitaiError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    finally:
-        ranks.stop()
-    return 0
+    return exit_code(lambda: measure(a.steps, a.accumulator))
+
+
+def measure(steps: int, accumulator: str) -> None:
+    """Time steps of both. Raises ArgumentError."""
+    if steps <= WARM:
+        raise ArgumentError(f"--steps {steps}; accepted: more than {WARM}, which are not timed")
+    ranks.start("cuda")
+    count = dist.get_world_size() if dist.is_initialized() else 1
+    tokens = [torch.cat(b) for b in zip(*(batches(steps, "cuda", rank) for rank in range(count)), strict=True)]
+    found = where("cuda") | {"ranks": count, "accumulator": accumulator}
+    found["tokitai"] = by_tokitai(tokens, accumulator)
+    torch.cuda.empty_cache()
+    found["torch"] = by_torch(tokens)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

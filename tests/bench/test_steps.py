@@ -1,0 +1,54 @@
+"""The timing programs of training steps: one on a device that does nothing, one replayed as a CUDA graph."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bench import graphed_step, step_host  # noqa: E402
+from bench.training import batches  # noqa: E402
+from examples.mixture.model import Mixture, Shape  # noqa: E402
+
+SMALL = Shape(vocabulary=2 * 128**2, features=16, layers=2, heads=1, key_heads=1, experts=3, hidden=16)
+
+
+@pytest.mark.slow
+def test_a_step_waits_for_no_device() -> None:
+    """In a process of its own, whose tensors say that they lie on a GPU."""
+    found = step_host.turn(Path(step_host.HERE))
+    assert "a whole step" in found and len(found) == 5
+    assert all(row["milliseconds"] > 0 and row["waits"] == 0 for row in found.values())
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Batches for a small model on the CPU, in place of the large one on a GPU."""
+    monkeypatch.setattr(graphed_step, "LARGE", SMALL)
+    monkeypatch.setattr(graphed_step, "Mixture", lambda shape, dtype, device: Mixture(shape, dtype, "cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
+    return batches(6, "cpu", batch=1, length=16)
+
+
+@pytest.mark.slow
+def test_runs_that_end_with_other_weights_are_told_apart(
+    small: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(graphed: Callable[[Any], Any]) -> None:
+        monkeypatch.setattr(graphed_step, "graphed", graphed)
+        graphed_step.main()
+
+    monkeypatch.setattr(graphed_step, "batches", lambda steps, device: small)
+    monkeypatch.setattr(sys, "argv", ["graphed_step", "--layers", "1"])
+    main(lambda step: step)
+    found = json.loads(capsys.readouterr().out)
+    assert found["eager"]["digest"] == found["graph"]["digest"] and found["eager"]["step"] >= found["eager"]["host"] > 0
+    with pytest.raises(SystemExit, match="the graph ended with other weights"):
+        main(lambda step: lambda batch: step(small[0]))
