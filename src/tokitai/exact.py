@@ -13,7 +13,7 @@ blocks that are added in int64. So the bits are the same on all machines, for an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -51,6 +51,24 @@ class Digits:
                 return cls(count, width, block)
         raise AssertionError(f"no digits for {modulus}")
 
+    def cut(self, residues: Array) -> list[Array]:
+        """The digits of residues nearest to 0, as float64, the most significant ones first."""
+        low = []
+        for _ in range(self.count - 1):
+            shift = 1 << (self.width - 1)
+            low.append(((residues + shift) & (2 * shift - 1)) - shift)
+            residues = (residues - low[-1]) >> self.width
+        return [part.astype(np.float64) for part in (residues, *reversed(low))]
+
+    def joined(self, products: Iterable[Array], modulus: int) -> Array:
+        """The residues from 0 to m - 1 of the product whose parts are those by each digit, in the order of `cut`: int64
+        below 2^62 + 2^53 in magnitude."""
+        total: Array | None = None
+        for product in products:
+            total = product if total is None else (reduced(total, modulus) << self.width) + product
+        assert total is not None
+        return reduced(total, modulus)
+
 
 def matmul_mod(a: Any, b: Any, modulus: int, *, offsets: Sequence[int] | None = None, threads: int = 1) -> Array:
     """The matrix product modulo m, as int64 from 0 to m - 1. Any integers, of any layout; batches as in NumPy's matmul.
@@ -66,7 +84,7 @@ def matmul_mod(a: Any, b: Any, modulus: int, *, offsets: Sequence[int] | None = 
     digits = Digits.of(modulus)
 
     def product(left: Array, right: Array) -> Array:
-        columns = _nearest(right, modulus).astype(np.float64)
+        columns = nearest(right, modulus).astype(np.float64)
         total = np.empty((*_batches(left, right), left.shape[-2], right.shape[-1]), np.int64)
 
         def compute(start: int) -> None:
@@ -127,16 +145,8 @@ def matmul_int8(
 
 def _panel(a: Array, b: Array, modulus: int, digits: Digits) -> Array:
     """The product of integers and float64 residues modulo m: by the digits of `a`, the most significant one first."""
-    residues, low = _nearest(a, modulus), []
-    for _ in range(digits.count - 1):
-        shift = 1 << (digits.width - 1)
-        low.append(((residues + shift) & (2 * shift - 1)) - shift)
-        residues = (residues - low[-1]) >> digits.width
-    total = _in_blocks(residues.astype(np.float64), b, digits.block, modulus)
-    for part in reversed(low):
-        total = _reduced(total, modulus) << digits.width
-        total += _in_blocks(part.astype(np.float64), b, digits.block, modulus)
-    return _reduced(total, modulus)
+    parts = digits.cut(nearest(a, modulus))
+    return digits.joined((_in_blocks(part, b, digits.block, modulus) for part in parts), modulus)
 
 
 def _in_blocks(a: Array, b: Array, block: int, modulus: int) -> Array:
@@ -146,25 +156,25 @@ def _in_blocks(a: Array, b: Array, block: int, modulus: int) -> Array:
     for number, start in enumerate(range(block, inner, block), start=1):
         total += (a[..., start : start + block] @ b[..., start : start + block, :]).astype(np.int64)
         if number % BLOCKS_ADDED == 0:
-            total = _reduced(total, modulus)
+            total = reduced(total, modulus)
     return np.asarray(total)
 
 
-def _reduced(array: Array, modulus: int) -> Array:
+def reduced(array: Array, modulus: int) -> Array:
     """The residues from 0 to m - 1 of int64."""
     if modulus & (modulus - 1) == 0:
         return np.asarray(array & (modulus - 1))
     return np.asarray(array - array // modulus * modulus)  # faster than %
 
 
-def _nearest(array: Array, modulus: int) -> Array:
+def nearest(array: Array, modulus: int) -> Array:
     """The residues nearest to 0, as int64."""
     half = modulus // 2
     if modulus & (modulus - 1) == 0:  # of uint64 too: 2^64 is 0
         return np.asarray(((array.astype(np.int64) + half) & (modulus - 1)) - half)
     if array.dtype == np.uint64:
         array = array % np.uint64(modulus)
-    residues = _reduced(array.astype(np.int64), modulus)
+    residues = reduced(array.astype(np.int64), modulus)
     return np.asarray(residues - (residues > half) * modulus)
 
 
