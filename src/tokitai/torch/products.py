@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,13 +18,14 @@ from .arguments import batched, checked, replayed
 from .assertions import assert_in_range
 from .autocast import cast
 from .custom_ops import plain, torch_op
-from .dispatch import custom_op
+from .dispatch import PLAIN, custom_op
 from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
 
 ACTIVATIONS = {"none": None, "gelu": ops.gelu_erf_backward, "gelu_tanh": ops.gelu_tanh_backward,
                "silu": ops.silu_backward}  # fmt: skip
-_linear = torch_op(ops.linear, several=False)
+linear_op = torch_op(ops.linear, several=False)
 _matmul = torch_op(ops.matmul, several=False)
+ToInput = Callable[[Tensor, Tensor], Tensor]
 
 
 def _gradient(name: str, *tensors: Tensor, **words: Any) -> Tensor:
@@ -44,14 +46,19 @@ def linear(
 
     The gradient through an activation is taken at x weight^T + bias rounded to the storage format, which is computed
     again instead of being kept. ``accumulator`` is one of `ops.linear`'s; None means that of the context `accumulate`,
-    else ``"f32"``. Raises ArgumentError.
+    else ``"f32"``. Of DTensors see `tensor_parallel.linear`. Raises ArgumentError.
     """
     if activation not in ACTIVATIONS:
         raise UnknownNameError("activation", activation, ACTIVATIONS)
+    if type(weight) not in PLAIN and hasattr(weight, "to_local"):  # a DTensor, whose module takes long to import
+        from . import tensor_parallel
+
+        over_ranks: Tensor = tensor_parallel.linear(x, weight, bias, residual, activation, accumulator)
+        return over_ranks
     given = cast("lower", [x, weight, bias, residual])
     assert given[0] is not None
-    words = dict(activation=activation, accumulator=_linear.accumulators.chosen(accumulator, given[0].dtype))
-    made: Tensor = _linear(given, words)
+    words = dict(activation=activation, accumulator=linear_op.accumulators.chosen(accumulator, given[0].dtype))
+    made: Tensor = linear_op(given, words)
     return made
 
 
@@ -63,24 +70,27 @@ def activation_backward(dy: Tensor, x: Tensor, activation: str) -> Tensor:
     return _gradient(called.name, dy, x)
 
 
-def _keep_linear(
+def keep_linear(
     ctx: Any, inputs: tuple[Any, ...], output: Tensor, keyword_only_inputs: Mapping[str, Any] | None = None
 ) -> None:
+    """What a backward pass takes of x, weight, bias and residual."""
     x, weight, bias, _ = inputs
     ctx.words = dict(keyword_only_inputs or {})
     ctx.biased = bias is not None
     ctx.save_for_backward(x, weight, *([bias] if ctx.biased and ctx.words["activation"] != "none" else []))
 
 
-def _linear_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+def linear_gradients(ctx: Any, dy: Tensor, to_input: ToInput | None = None) -> tuple[Tensor | None, ...]:
+    """Those of x, weight, bias and residual; ``to_input`` makes that of x from dy and a weight, where it sums more."""
     x, weight, *bias = ctx.saved_tensors
     dh, activation, more = dy, ctx.words["activation"], {"accumulator": ctx.words["accumulator"]}
     if activation != "none":
-        h = _linear([x, weight, *bias], more)
+        h = linear_op([x, weight, *bias], more)
         dh = activation_backward(dy, h, activation)
+    to_input = to_input or partial(_gradient, "linear_backward_input", **more)
     wanted = (*ctx.needs_input_grad, False, False)  # arguments that a call leaves out have no place in it
     made = (
-        _gradient("linear_backward_input", dh, weight, **more) if wanted[0] else None,
+        to_input(dh, weight) if wanted[0] else None,
         _gradient("linear_backward_weight", dh, x, **more) if wanted[1] else None,
         _gradient("linear_backward_bias", dh) if wanted[2] else None,
         dy if wanted[3] else None,
@@ -88,7 +98,7 @@ def _linear_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return made[: len(ctx.needs_input_grad)]
 
 
-_linear.op.register_autograd(_linear_gradients, setup_context=_keep_linear)
+linear_op.op.register_autograd(linear_gradients, setup_context=keep_linear)
 
 
 # ------------------------------------------------------------------ matrix products

@@ -7,6 +7,7 @@ own for other tensors; numbers are JSON in the file's metadata under ``tokitai``
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,6 @@ from torch.nn import Module
 
 from ...errors import ArgumentError
 from ..optim import AdamW
-from ..sharded_norm import shard_of
 
 KEY = "tokitai"
 
@@ -121,14 +121,18 @@ def _part(file: Any, name: str, like: Tensor) -> Tensor:
         whole: Tensor = file.get_tensor(name)
         return whole
     mesh, shape = like.device_mesh, like.shape
-    if mesh.ndim != 1 or like.placements not in ((Shard(0),), (Replicate(),)):
-        raise ArgumentError(f"{name} with placements {like.placements}; accepted: (Shard(dim=0),) on one dimension")
-    begin, end = (0, shape[0])
-    if like.placements == (Shard(0),):
-        of_row = max(shape[1:].numel(), 1)
-        begin, end = (i // of_row for i in shard_of(shape, mesh.size(), mesh.get_local_rank()))
+    if mesh.ndim != 1 or like.placements not in ((Shard(0),), (Shard(1),), (Replicate(),)):
+        raise ArgumentError(
+            f"{name} with placements {like.placements}; accepted: (Shard(dim=0),) or (Shard(dim=1),) on one dimension"
+        )
+    (placement,), here = like.placements, [slice(0, n) for n in shape]
+    if isinstance(placement, Shard):
+        chunk = -(-shape[placement.dim] // mesh.size())  # as torch cuts
+        first = min(chunk * mesh.get_local_rank(), shape[placement.dim])
+        here[placement.dim] = slice(first, min(first + chunk, shape[placement.dim]))
+    local_shape = [s.stop - s.start for s in here]
     view = file.get_slice(name)
-    local = view[begin:end] if end > begin else torch.empty(0, *shape[1:], dtype=like.dtype)
+    local = view[tuple(here)] if math.prod(local_shape) else torch.empty(local_shape, dtype=like.dtype)
     given: dict[str, Any] = dict(shape=shape, stride=like.stride(), run_check=False)
     made: Tensor = DTensor.from_local(local.to(like.to_local().device), mesh, like.placements, **given)
     return made

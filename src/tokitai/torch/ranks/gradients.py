@@ -70,7 +70,8 @@ class Gradients:
     reduce-scatter on each of its modules, here and for good.
 
     Raises ArgumentError for what cannot have the same bits on any number of ranks: hybrid sharding, mixed precision of
-    DistributedDataParallel, another process group than the arrangement's. A pass raises it for a weight without a
+    DistributedDataParallel, another process group than the arrangement's, weights of tensor-parallel layers that are
+    sharded over ranks of the arrangement. A pass raises it for a weight without a
     gradient, for a reduction in 16 bits, and where gradients were accumulated without being reduced.
     """
 
@@ -81,6 +82,8 @@ class Gradients:
         self.named = [(n.removeprefix("module."), p) for n, p in model.named_parameters() if p.requires_grad]
         sharded = [m for m in model.modules() if isinstance(m, FSDPModule)]
         self._way: _Local | _Hooked | _Sharded
+        if not sharded:
+            _check_shards(self.named, arrangement)
         if isinstance(model, DistributedDataParallel):
             self._way = _Hooked(model, arrangement, self.named)
         elif sharded and arrangement.ranks > 1:
@@ -339,6 +342,19 @@ class TreeReduceScatter:
             return
         output_tensor.copy_(reduce_scatter(self.partial.values(), self.arrangement))
         self.begin()
+
+
+def _check_shards(named: Named, arrangement: Arrangement) -> None:
+    """Raises ArgumentError for a weight of which ranks of the arrangement have several parts: they would add up."""
+    if arrangement.ranks == 1:
+        return
+    here = set(dist.get_process_group_ranks(arrangement.group))
+    for name, p in named:
+        if isinstance(p, DTensor) and len(shared := here.intersection(p.device_mesh.mesh.flatten().tolist())) > 1:
+            raise ArgumentError(
+                f"{name} is sharded over ranks of the arrangement, {sorted(shared)}; accepted: fully_shard, or arrange("
+                "..., group=) of ranks that have the same part, as those of another dimension of the mesh"
+            )
 
 
 def _check_group(group: Any, arrangement: Arrangement) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
+from ...errors import ArgumentError
 from ..optim import AdamW
 from ..ranks import Block, Gradients
 from .sums import digest, sums_of
@@ -72,8 +74,12 @@ class Run(ABC):
         """The numbers of the steps to run, from 1 on to ``steps``; behind a checkpoint where there is one.
 
         ``model`` is the one whose layers and weights are named, without a wrapper; ``save`` and ``load`` write and read
-        a checkpoint of all that the loop changes. Every rank asks for the same steps."""
+        a checkpoint of all that the loop changes. Every rank asks for the same steps. Raises ArgumentError for
+        weights of tensor-parallel layers, of whose gradients no rank has the whole."""
         self.model, self.optimizer, self.gradients = model, optimizer, gradients
+        for name, p in gradients.named:
+            if gradients.whole and isinstance(p, DTensor) and p.device_mesh.size() > 1:
+                raise ArgumentError(f"{name} is sharded, {p.placements}; accepted in a run: whole weights, fully_shard")
         own = {p: n for n, p in model.named_parameters()}
         self._names = {n: own.get(p, n) for n, p in gradients.named}  # without the wrapper's part
         hooks = [
