@@ -15,7 +15,7 @@ typedef E Exact;
 typedef E Packed;
 typedef S Unit;  // the hash of all elements of a line in a block
 constexpr int LEFT_SLICES = 1, RIGHT_SLICES = 1;
-INLINE constexpr int64_t packed_lines(int, int64_t depth) { return depth; }
+INLINE constexpr int64_t packed_lines(int, int64_t depth, bool) { return depth; }
 #else
 // Sums of 24 and 16 bits take 64: 4096 (2^23 - 1)^2 < 2^58, 4096 (2^15 - 1)^2 < 2^42; of 8 bits 4096 127^2 < 2^26.
 #if PLAN_FIXED_BITS == 8
@@ -23,7 +23,7 @@ typedef int32_t Exact;
 #else
 typedef int64_t Exact;
 #endif
-typedef int32_t Packed;  // two neighbours along k, of 16 bits each
+typedef int32_t Packed;  // two neighbours along k, of 16 bits each, or four bytes
 typedef int32_t Unit;    // the exponent of a line's unit
 constexpr Unit WITHOUT = 1 << 20;
 // An integer is SLICES of SLICE_BITS, the lowest first, signed all of them. In DEPTH products a sum of products of slices
@@ -31,7 +31,14 @@ constexpr Unit WITHOUT = 1 << 20;
 constexpr int LEFT_SLICES = FIXED_BITS == 24 ? 2 : 1, RIGHT_SLICES = FIXED_BITS == 8 ? 1 : 2;
 constexpr int SLICE_BITS = FIXED_BITS == 24 ? 12 : 8;
 static_assert(DEPTH <= 256, "sums of products of slices fit");
-INLINE constexpr int64_t packed_lines(int slices, int64_t depth) { return slices * ceil_div(depth, 2); }
+// Bytes, where the processor multiplies them. 16 bits are no faster as bytes: four such products instead of two of words.
+// Its instruction takes signed bytes of the left and unsigned ones of the right operand, so there is 128 added to integers
+// of the right, and behind each panel of the left 128 times the sum of each line, which is what a sum has too much. On the
+// way it stays below 2^27: 4096 127^2 of the block so far, 256 127 128 too much, and 256 127 255 added.
+INLINE constexpr bool in_bytes(bool unit) { return unit && FIXED_BITS == 8; }
+INLINE constexpr int64_t packed_lines(int slices, int64_t depth, bool bytes) {
+  return bytes ? ceil_div(depth, 4) + 1 : slices * ceil_div(depth, 2);
+}
 #endif
 constexpr int64_t WORDS = sizeof(Exact) / sizeof(E);
 static_assert(LEFT_SLICES * sizeof(Packed) <= 2 * sizeof(Exact) && RIGHT_SLICES * sizeof(Packed) <= 2 * sizeof(Exact), "packed");
@@ -80,8 +87,9 @@ template <class P> void find_units(Unit* to, Operand<P> from, bool across, int64
       to[i].h += unary(FIXED_UNIT, load1(from.data + (across ? i * from.stride + k : k * from.stride + i))).h;
   }
 }
-template <int W, int SLICES, class P>
-void pack(Packed* to, Operand<P> from, bool across, int64_t count, int64_t depth, const Unit*) {
+INLINE constexpr bool in_bytes(bool) { return false; }
+template <int W, int SLICES, bool LEFT, class P>
+void pack(bool, Packed* to, Operand<P> from, bool across, int64_t count, int64_t depth, const Unit*) {
   if (across) pack_across<W>(to, from, count, depth);
   else pack_along<W>(to, from, count, depth);
 }
@@ -105,7 +113,16 @@ INLINE Unit unit_of(int32_t largest) {
   const int e = largest >> 23 ? (largest >> 23) - 127 : largest ? -118 - __builtin_clz(uint32_t(largest)) : 0;
   return e - (FIXED_BITS - 2);
 }
-template <class T> INLINE T got(const int32_t* p) { T x; __builtin_memcpy(&x, p, sizeof x); return x; }
+#if LANES > 1
+INLINE int32_t total_of(I x) {
+  int32_t total = 0;
+  for (int i = 0; i < LANES; ++i) total += x[i];
+  return total;
+}
+#else
+INLINE int32_t total_of(I x) { return x; }
+#endif
+template <class T> INLINE T got(const void* p) { T x; __builtin_memcpy(&x, p, sizeof x); return x; }
 template <class T> INLINE void put_integers(void* p, T x) { __builtin_memcpy(p, &x, sizeof x); }
 
 template <class P>
@@ -163,66 +180,95 @@ template <int SLICES> INLINE I slice(I q, int s) {
   return s ? (q - low) >> SLICE_BITS : low;
 }
 #if LANES > 1
-typedef int16_t Short __attribute__((vector_size(2 * LANES)));
-INLINE Short shortened(I q) { return __builtin_convertvector(q, Short); }
+template <class T> INLINE auto shortened(I q) {
+  typedef T Short __attribute__((vector_size(sizeof(T) * LANES)));
+  return __builtin_convertvector(q, Short);
+}
 #else
-INLINE int16_t shortened(I q) { return int16_t(q); }
+template <class T> INLINE T shortened(I q) { return T(q); }
 #endif
 
-// Panels of W lines, of each slice after another: for each two of k the pairs of W lines. Lines behind the last one are
-// zeros, and so is what lies behind k.
-template <int W, int SLICES, class P>
+// Panels of W lines, of each slice after another: for each two (four, as bytes) neighbours along k those of W lines. Lines
+// behind the last one are zeros, and so is what lies behind k.
+template <class T, int W, int SLICES, bool LEFT, class P>
 static __attribute__((noinline)) void pack(
     Packed* to, Operand<P> from, bool across, int64_t count, int64_t depth, const Unit* units) {
-  const int64_t pairs = ceil_div(depth, 2);
+  constexpr bool BYTES = sizeof(T) == 1;
+  constexpr int64_t EACH = sizeof *to / sizeof(T);
+  constexpr int32_t ADDED = BYTES && !LEFT ? 128 : 0;
+  const int64_t steps = ceil_div(depth, EACH), panel_size = packed_lines(SLICES, depth, BYTES) * W;
   if (across) {
-    int16_t lines[SLICES][W][DEPTH + LANES + 8] = {};
-    for (int64_t line = 0; line < count; line += W, to += SLICES * pairs * W) {
+    T lines[SLICES][W][DEPTH + LANES + 8] = {};
+    for (int64_t line = 0; line < count; line += W, to += panel_size) {
       for (int i = 0; i < W; ++i) {
-        if (line + i >= count) {
+        I sum = splat(int32_t(0));
+        if (line + i < count) {
+          const P* const p = from.data + (line + i) * from.stride;
+          const Steps up = steps_of(units[line + i]);
+          if (line + i + W < count) fetch(p + W * from.stride, depth);
+          vectors(depth, [&](int64_t k, auto lanes) INLINE_LAMBDA {
+            const I q = integer(load(p + k, lanes), splat(up.first), splat(up.second));
+            if (BYTES && LEFT) sum = int_add(sum, q);
+            for (int s = 0; s < SLICES; ++s)
+              put_integers(lines[s][i] + k, shortened<T>(int_add(slice<SLICES>(q, s), splat(ADDED))));
+          });
+        } else {
           for (int s = 0; s < SLICES; ++s) __builtin_memset(lines[s][i], 0, sizeof lines[s][i]);
-          continue;
         }
-        const P* const p = from.data + (line + i) * from.stride;
-        const Steps up = steps_of(units[line + i]);
-        if (line + i + W < count) fetch(p + W * from.stride, depth);
-        vectors(depth, [&](int64_t k, auto lanes) INLINE_LAMBDA {
-          const I q = integer(load(p + k, lanes), splat(up.first), splat(up.second));
-          for (int s = 0; s < SLICES; ++s) put_integers(lines[s][i] + k, shortened(slice<SLICES>(q, s)));
-        });
+        if (BYTES && LEFT) to[steps * W + i] = 128 * total_of(sum);
       }
       for (int s = 0; s < SLICES; ++s)
-        for (int64_t k = 0; k < pairs; ++k)
-          for (int i = 0; i < W; ++i) __builtin_memcpy(to + (s * pairs + k) * W + i, lines[s][i] + 2 * k, sizeof *to);
+        for (int64_t k = 0; k < steps; ++k)
+          for (int i = 0; i < W; ++i) __builtin_memcpy(to + (s * steps + k) * W + i, lines[s][i] + EACH * k, sizeof *to);
     }
     return;
   }
   constexpr int64_t CAPACITY = PLAN_BLOCK_ROWS + PACKED_AT_ONCE + NR + LANES;
   float first[CAPACITY] = {}, second[CAPACITY] = {};
-  Packed row[SLICES][CAPACITY] = {};
+  Packed row[SLICES][CAPACITY] = {}, sums[CAPACITY] = {};
   for (int64_t i = 0; i < count; ++i) first[i] = steps_of(units[i]).first, second[i] = steps_of(units[i]).second;
-  for (int64_t k = 0; k < pairs; ++k) {
-    const P* const p = from.data + 2 * k * from.stride;
-    for (int64_t ahead = AHEAD; ahead < AHEAD + 2; ++ahead)
-      if (2 * k + ahead < depth) fetch(p + ahead * from.stride, count);
+  for (int64_t k = 0; k < steps; ++k) {
+    const P* const p = from.data + EACH * k * from.stride;
+    for (int64_t ahead = AHEAD; ahead < AHEAD + EACH; ++ahead)
+      if (EACH * k + ahead < depth) fetch(p + ahead * from.stride, count);
     vectors(count, [&](int64_t i, auto lanes) INLINE_LAMBDA {
       const V up = load(first + i), more = load(second + i);
-      const I one = integer(load(p + i, lanes), up, more);
-      const I other = 2 * k + 1 < depth ? integer(load(p + from.stride + i, lanes), up, more) : splat(int32_t(0));
-      for (int s = 0; s < SLICES; ++s)
-        put_integers(row[s] + i, (slice<SLICES>(one, s) & 0xFFFF) | to_i32(to_u32(slice<SLICES>(other, s)) << 16));
+      U made[SLICES] = {};
+      I sum = got<I>(sums + i);
+      for (int64_t n = 0; n < EACH; ++n) {
+        const I q = EACH * k + n < depth ? integer(load(p + n * from.stride + i, lanes), up, more) : splat(int32_t(0));
+        if (BYTES && LEFT) sum = int_add(sum, q);
+        for (int s = 0; s < SLICES; ++s) {
+          const U part_of = to_u32(int_add(slice<SLICES>(q, s), splat(ADDED))) & (BYTES ? 0xFFu : 0xFFFFu);
+          made[s] = made[s] | part_of << (32 / EACH * n);
+        }
+      }
+      for (int s = 0; s < SLICES; ++s) put_integers(row[s] + i, made[s]);
+      if (BYTES && LEFT) put_integers(sums + i, sum);
     });
     for (int s = 0; s < SLICES; ++s)
       for (int64_t panel = 0; panel * W < count; ++panel)
-        __builtin_memcpy(to + ((panel * SLICES + s) * pairs + k) * W, row[s] + panel * W, W * sizeof *to);
+        __builtin_memcpy(to + panel * panel_size + (s * steps + k) * W, row[s] + panel * W, W * sizeof *to);
   }
+  if (BYTES && LEFT)
+    for (int64_t i = 0; i < ceil_div(count, W) * W; ++i) to[i / W * panel_size + steps * W + i % W] = 128 * sums[i];
+}
+template <int W, int SLICES, bool LEFT, class P>
+INLINE void pack(bool bytes, Packed* to, Operand<P> from, bool across, int64_t count, int64_t depth, const Unit* units) {
+#if PLAN_FIXED_BITS == 8
+  if (bytes) return pack<int8_t, W, SLICES, LEFT>(to, from, across, count, depth, units);
+#endif
+  pack<int16_t, W, SLICES, LEFT>(to, from, across, count, depth, units);
 }
 
 // ------------------------------------------------------------------ the micro-kernel
-// sum + two products of each lane. UNIT: the processor has an instruction for all of it.
-template <bool UNIT> INLINE I two_products(I sum, const Packed* a, I b) {
+// sum + the products of each lane, of two words or four bytes. UNIT: the processor has an instruction for all of it.
+template <bool UNIT> INLINE I dot(I sum, const Packed* a, I b) {
 #if TOKITAI_ISA_AVX512
-  if constexpr (UNIT) {
+  if constexpr (in_bytes(UNIT)) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(*a));
+    return sum;
+  } else if constexpr (UNIT) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(*a));
     return sum;
   }
@@ -231,13 +277,22 @@ template <bool UNIT> INLINE I two_products(I sum, const Packed* a, I b) {
   return sum + both;
 #elif TOKITAI_ISA_AVX2
   const I many = splat(*a);
-  return sum + parts<I>([&](int k) INLINE_LAMBDA { return _mm256_madd_epi16(part<__m256i>(many, k), part<__m256i>(b, k)); });
+  return parts<I>([&](int k) INLINE_LAMBDA {
+    const __m256i row = part<__m256i>(many, k), column = part<__m256i>(b, k);
+    __m256i made = part<__m256i>(sum, k);
+    if constexpr (in_bytes(UNIT)) asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(made) : "x"(column), "x"(row));
+    else if constexpr (UNIT) asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(made) : "x"(column), "x"(row));
+    else made = _mm256_add_epi32(made, _mm256_madd_epi16(row, column));
+    return made;
+  });
 #else
   return sum + int32_t(int16_t(*a)) * (to_i32(to_u32(b) << 16) >> 16) + (*a >> 16) * (b >> 16);
 #endif
 }
 #if TOKITAI_ISA_AVX512
 INLINE bool has_unit() { return __builtin_cpu_supports("avx512vnni"); }
+#elif TOKITAI_ISA_AVX2 && (__GNUC__ >= 12 || __clang_major__ >= 14)  // older ones may lack it, and their assemblers
+INLINE bool has_unit() { return __builtin_cpu_supports("avxvnni"); }
 #else
 INLINE bool has_unit() { return false; }
 #endif
@@ -246,29 +301,35 @@ INLINE bool has_unit() { return false; }
 template <bool UNIT, int M>
 static __attribute__((noinline)) void exact_products(
     int64_t depth, const Packed* left, const Packed* right, Exact* tile, bool fresh) {
-  const int64_t pairs = ceil_div(depth, 2);
+  constexpr bool BYTES = in_bytes(UNIT), NARROW = sizeof(Exact) == sizeof(int32_t);
+  const int64_t steps = ceil_div(depth, BYTES ? 4 : 2);
   for (int s = 0; s < LEFT_SLICES * RIGHT_SLICES; ++s) {
-    const Packed* a = left + s / RIGHT_SLICES * pairs * MR;
-    const Packed* b = right + s % RIGHT_SLICES * pairs * NR;
+    const Packed* a = left + s / RIGHT_SLICES * steps * MR;
+    const Packed* b = right + s % RIGHT_SLICES * steps * NR;
     I sum[M][NV];
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
-      for (int j = 0; j < NV; ++j) sum[i][j] = splat(int32_t(0));
-    for (int64_t k = 0; k < pairs; ++k, a += MR, b += NR) {
+      for (int j = 0; j < NV; ++j) {
+        sum[i][j] = NARROW && !fresh ? got<I>(tile + i * NR + j * LANES) : splat(int32_t(0));
+        if (BYTES) sum[i][j] = int_sub(sum[i][j], splat(a[steps * MR + i]));
+      }
+    for (int64_t k = 0; k < steps; ++k, a += MR, b += NR) {
       I columns[NV];
 #pragma GCC unroll 4
       for (int j = 0; j < NV; ++j) columns[j] = got<I>(b + j * LANES);
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
-        for (int j = 0; j < NV; ++j) sum[i][j] = two_products<UNIT>(sum[i][j], a + i, columns[j]);
+        for (int j = 0; j < NV; ++j) sum[i][j] = dot<UNIT>(sum[i][j], a + i, columns[j]);
     }
     int32_t made[M * NR];
+    void* const to = NARROW ? static_cast<void*>(tile) : made;
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
-      for (int j = 0; j < NV; ++j) put_integers(made + i * NR + j * LANES, sum[i][j]);
+      for (int j = 0; j < NV; ++j) put_integers(static_cast<int32_t*>(to) + i * NR + j * LANES, sum[i][j]);
+    if (NARROW) continue;
     const int shift = SLICE_BITS * (s / RIGHT_SLICES + s % RIGHT_SLICES);
     if (fresh && s == 0)
       for (int at = 0; at < M * NR; ++at) tile[at] = made[at];
@@ -299,7 +360,7 @@ static __attribute__((noinline, unused)) void scale(E* tile, const Unit* rows, c
 // The same for the first `rows` of MR rows at least.
 INLINE void exact_products(bool unit, int64_t rows, int64_t depth, const Packed* a, const Packed* b, Exact* tile, bool fresh) {
   constexpr int FEW = max(MR / 3, 1);
-#if TOKITAI_ISA_AVX512
+#if TOKITAI_ISA_AVX512 || TOKITAI_ISA_AVX2
   if (unit && rows > FEW) return exact_products<true, MR>(depth, a, b, tile, fresh);
   if (unit) return exact_products<true, FEW>(depth, a, b, tile, fresh);
 #endif
@@ -313,7 +374,7 @@ INLINE void products(
     int64_t rows, int64_t cols, int64_t k_size, Team team, const FixedBuffers& buffers, Operand<L> left, const Operand<R> (&right)[N],
     const bool (&right_transposed)[N], const F& at) {
   constexpr int64_t STRIP = PACKED_AT_ONCE / NR, LINES = BLOCK_ROWS / MR;
-  const bool has = has_unit();
+  const bool has = has_unit(), bytes = in_bytes(has);
   for (int64_t r0 = 0; r0 < rows; r0 += BLOCK_M)
     for (int64_t c0 = 0; c0 < cols; c0 += BLOCK_N) {
       const int64_t height = min(BLOCK_M, rows - r0), width = min(BLOCK_N, cols - c0);
@@ -345,11 +406,13 @@ INLINE void products(
           }
           team_barrier(team);
         }
-        const int64_t left_panel = packed_lines(LEFT_SLICES, depth) * MR, right_panel = packed_lines(RIGHT_SLICES, depth) * NR;
+        const int64_t left_panel = packed_lines(LEFT_SLICES, depth, bytes) * MR;
+        const int64_t right_panel = packed_lines(RIGHT_SLICES, depth, bytes) * NR;
         for (int64_t g = team.rank; g < ceil_div(n_panels, STRIP) * N; g += team.size) {
           const int64_t n = g % N, q = g / N * STRIP, c = q * NR, count = min(PACKED_AT_ONCE, width - c);
           Packed* const to = buffers.right(team) + (n * n_panels + q) * right_panel;
-          pack<NR, RIGHT_SLICES>(to, right_from(n, c), right_transposed[n], count, depth, buffers.col_units(team, n) + c);
+          const Unit* const units = buffers.col_units(team, n) + c;
+          pack<NR, RIGHT_SLICES, false>(bytes, to, right_from(n, c), right_transposed[n], count, depth, units);
         }
         team_barrier(team);
         for (int64_t unit = team.rank; unit < blocks * cuts; unit += team.size) {
@@ -357,7 +420,7 @@ INLINE void products(
           const int64_t begin = m_panels * block / blocks, stop = m_panels * (block + 1) / blocks;
           const int64_t r = begin * MR, count = min(stop * MR, height) - r;
           Packed* const packed = buffers.left();
-          pack<MR, LEFT_SLICES>(packed, left_from(r), !LEFT_TRANSPOSED, count, depth, buffers.row_units(team) + r);
+          pack<MR, LEFT_SLICES, true>(bytes, packed, left_from(r), !LEFT_TRANSPOSED, count, depth, buffers.row_units(team) + r);
           for (int64_t q = n_panels * cut / cuts; q < n_panels * (cut + 1) / cuts; ++q)
             for (int n = 0; n < N; ++n)
               for (int64_t i = begin; i < stop; ++i) {
