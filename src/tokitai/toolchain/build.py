@@ -159,16 +159,20 @@ def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Seq
     if isa not in rows:
         accepted = ", ".join(rows) or f"none; kernels are built for {', '.join(ISAS)}"
         raise ArgumentError(f"isa={isa!r}: {compiler.path} compiles for {compiler.machine} (accepted: {accepted})")
-    for define in defines:
-        if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", define):
-            raise ArgumentError(f"defines: {define!r} is not a macro (accepted: NAME or NAME=VALUE)")
     simulated = SIMULATED in defines
     strict = ("-fno-threadsafe-statics", BOUNDS[compiler.kind]) if simulated else ()
     level = (*(STRUCTURE if structure or simulated else ()), *strict)
     machine = rows["scalar" if structure else isa].flags
     own = (f"TOKITAI_ISA_{isa.upper()}=1", *(("TOKITAI_STRUCTURE=1",) if structure else ()))
-    macros = (f"-D{define}" for define in (*own, *defines))
-    return (*COMMON, *machine, *level, *macros, *LIBRARIES[compiler.kind])
+    return (*COMMON, *machine, *level, *macros(*own, *defines), *LIBRARIES[compiler.kind])
+
+
+def macros(*defines: str) -> tuple[str, ...]:
+    """The flags that define macros. Raises ArgumentError."""
+    for define in defines:
+        if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", define):
+            raise ArgumentError(f"defines: {define!r} is not a macro (accepted: NAME or NAME=VALUE)")
+    return tuple(f"-D{define}" for define in defines)
 
 
 def machine_here() -> str:
@@ -219,12 +223,18 @@ def check_names(source: Source) -> None:
             raise ArgumentError(f"header {name!r}: a relative path in .h, .hpp or .inc is accepted, without '..'")
 
 
-def _compile(folder: Path, key: str, source: Source, compiler: Compiler, flags: tuple[str, ...]) -> cache.Made:
-    """Compile in `folder` by names relative to it, so that the binary does not depend on where the cache lies."""
-    main, binary = f"{source.stem}.cpp", f"{source.stem}.so"
+def write_source(folder: Path, source: Source, suffix: str) -> str:
+    """Write a source with this suffix beside its headers. Returns its name."""
+    main = f"{source.stem}.{suffix}"
     for name, text in {**source.headers, main: source.text}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(text.encode())
+    return main
+
+
+def _compile(folder: Path, key: str, source: Source, compiler: Compiler, flags: tuple[str, ...]) -> cache.Made:
+    """Compile in `folder` by names relative to it, so that the binary does not depend on where the cache lies."""
+    main, binary = write_source(folder, source, "cpp"), f"{source.stem}.so"
     command = [str(compiler.path), main, *flags, *_REPORT, "-o", binary]  # libraries after what needs them
     started, clock = time.time_ns(), time.perf_counter()
     ran = run_compiler(command, folder)

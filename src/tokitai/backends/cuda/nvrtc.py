@@ -20,9 +20,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...errors import ArgumentError, CompileError, CompilerMissingError, UnknownNameError
+from ...errors import CompileError, CompilerMissingError, UnknownNameError
 from ...toolchain import cache
-from ...toolchain.build import Source, check_names
+from ...toolchain.build import Source, check_names, macros, write_source
 from ...toolchain.fingerprint import FileStamp, cache_key, file_digest
 from ...toolchain.process import shown
 from ...toolchain.progress import building
@@ -130,11 +130,8 @@ def options_of(arch: str, structure: bool = False, defines: Sequence[str] = ()) 
     """All options of a build. Raises UnknownNameError and ArgumentError."""
     if arch not in (*ARCHITECTURES, *SPECIFIC):
         raise UnknownNameError("architecture", arch, (*ARCHITECTURES, *SPECIFIC))
-    for define in defines:
-        if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", define):
-            raise ArgumentError(f"defines: {define!r} is not a macro (accepted: NAME or NAME=VALUE)")
     own = ("TOKITAI_STRUCTURE=1",) if structure else ()
-    return (f"-arch={arch}", *OPTIONS, *(f"-D{define}" for define in (*own, *defines)))
+    return (f"-arch={arch}", *OPTIONS, *macros(*own, *defines))
 
 
 def key_of(source: Source, compiler: Nvrtc, options: Sequence[str]) -> str:
@@ -214,10 +211,7 @@ def _check(bindings: Any, status: Any, call: str) -> None:
 
 def _compile(folder: Path, key: str, source: Source, compiler: Nvrtc, options: tuple[str, ...]) -> cache.Made:
     """Compile in memory; what went in and what came out is left in `folder`."""
-    main = f"{source.stem}.cu"
-    for name, text in {**source.headers, main: source.text}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(text.encode())
+    main = write_source(folder, source, "cu")
     bindings = _bindings()
     names = list(source.headers)
     status, program = bindings.nvrtcCreateProgram(

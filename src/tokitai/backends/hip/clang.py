@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ...errors import ArgumentError, CacheError, CompileError, CompilerMissingError, UnknownNameError
+from ...errors import CacheError, CompileError, CompilerMissingError, UnknownNameError
 from ...toolchain import cache
-from ...toolchain.build import Source, check_names, run_compiler
+from ...toolchain.build import Source, check_names, macros, run_compiler, write_source
 from ...toolchain.compilers import Compiler, identify, program_of
 from ...toolchain.fingerprint import FileStamp, cache_key, file_digest, parse_depfile
 from ...toolchain.folders import no_space
@@ -148,11 +148,8 @@ def flags_of(arch: str, structure: bool = False, defines: Sequence[str] = ()) ->
     """The flags that the source is compiled with. Raises UnknownNameError and ArgumentError."""
     if arch not in ARCHITECTURES:
         raise UnknownNameError("architecture", arch, ARCHITECTURES)
-    for define in defines:
-        if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", define):
-            raise ArgumentError(f"defines: {define!r} is not a macro (accepted: NAME or NAME=VALUE)")
     own = ("TOKITAI_HIP=1", *(("TOKITAI_STRUCTURE=1",) if structure else ()))
-    return (*FRONT, f"--offload-arch={arch}", *(f"-D{define}" for define in (*own, *defines)))
+    return (*FRONT, f"--offload-arch={arch}", *macros(*own, *defines))
 
 
 def key_of(
@@ -207,10 +204,7 @@ def _compile(
     allowed: tuple[bool, bool],
 ) -> cache.Made:  # fmt: skip
     """Compile in `folder` by names relative to it; what went in and what came out is left there."""
-    main, binary = f"{source.stem}.hip", f"{source.stem}.co"
-    for name, text in {**source.headers, main: source.text}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(text.encode())
+    main, binary = write_source(folder, source, "hip"), f"{source.stem}.co"
     clang, (ir, asm) = str(compiler.clang.path), _FILES.values()
     started = time.perf_counter()
     for command in (

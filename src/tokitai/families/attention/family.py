@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ...emit.cpp import KernelText, headers, own
 from ...lang import Graph, Operator
@@ -22,14 +22,9 @@ class Attention(Family[AttentionPlan]):
     priority = 10
     gpu = GpuAttention()
     shapes = AttentionShapes()
-
-    def takes(self, graph: Graph) -> bool:
-        """A graph with a weighted sum."""
-        return is_attention(graph)
-
-    def plan(self, graph: Graph) -> AttentionPlan:
-        """The plan for a graph. Raises DefinitionError for what cannot be laid out beside weighted sums."""
-        return plan_attention(graph)
+    takes = staticmethod(is_attention)
+    launch_sizes = staticmethod(product_sizes)  # as those of a product: queries are rows, keys are columns
+    plan = staticmethod(plan_attention)
 
     def cpu_source(self, plan: AttentionPlan) -> KernelText:
         """The source of the kernel for the CPU."""
@@ -39,9 +34,3 @@ class Attention(Family[AttentionPlan]):
     def bind(self, operator: Operator, graph: Graph, arrays: Mapping[str, Array], *, read: bool = True) -> Bound:
         """Heads, groups of heads that share keys, what queries see."""
         return bind_attention(operator, graph, arrays)
-
-    def launch_sizes(
-        self, spaces: Sequence[str], tensors: Sequence[Sequence[Array]], shapes: Sequence[tuple[int, int]]
-    ) -> list[int]:
-        """As those of a product: queries are rows, keys are columns."""
-        return product_sizes(spaces, tensors, shapes)

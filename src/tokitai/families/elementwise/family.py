@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...emit.cpp import KernelText, headers
-from ...lang import Graph
 from ..family import Array, Family
 from .cpu import FlatEmitter
 from .gpu_kernels import GpuFlat
@@ -19,14 +18,8 @@ class Elementwise(Family[FlatPlan]):
     priority = 50
     gpu = GpuFlat()
     shapes = FlatShapes()
-
-    def takes(self, graph: Graph) -> bool:
-        """A graph of elements and scalars alone."""
-        return is_flat(graph)
-
-    def plan(self, graph: Graph) -> FlatPlan:
-        """The plan for a graph. Raises DefinitionError for a total of a total."""
-        return plan_flat(graph)
+    takes = staticmethod(is_flat)
+    plan = staticmethod(plan_flat)
 
     def cpu_source(self, plan: FlatPlan) -> KernelText:
         """The source of the kernel for the CPU."""

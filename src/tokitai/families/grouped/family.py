@@ -24,15 +24,11 @@ class Grouped(Matmul):
     priority = 20
     gpu = GpuGrouped()
     shapes = GroupedShapes()  # type: ignore[assignment]
+    plan = staticmethod(plan_grouped)
 
     def takes(self, graph: Graph) -> bool:
         """A graph with a grouped product."""
         return is_product(graph) and bool(graph.ragged)
-
-    def plan(self, graph: Graph) -> GroupedPlan:
-        """The plan for a graph. Raises DefinitionError for what no product allows, and for what knows rows as
-        places."""
-        return plan_grouped(graph)
 
     def cpu_source(self, plan: GroupedPlan) -> KernelText:  # type: ignore[override]
         """The source of the kernel for the CPU."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ...emit.cpp import KernelText
 from ...lang import Graph, Operator
@@ -21,14 +21,9 @@ class Matmul(Family[ProductPlan]):
     priority = 30
     gpu = GpuProducts()
     shapes = ProductShapes()
-
-    def takes(self, graph: Graph) -> bool:
-        """A graph with a product."""
-        return is_product(graph)
-
-    def plan(self, graph: Graph) -> ProductPlan:
-        """The plan for a graph. Raises DefinitionError for sums and results of other sizes beside a product."""
-        return plan_product(graph)
+    takes = staticmethod(is_product)
+    launch_sizes = staticmethod(product_sizes)
+    plan = staticmethod(plan_product)
 
     def cpu_source(self, plan: ProductPlan) -> KernelText:
         """The source of the kernel for the CPU."""
@@ -37,9 +32,3 @@ class Matmul(Family[ProductPlan]):
     def bind(self, operator: Operator, graph: Graph, arrays: Mapping[str, Array], *, read: bool = True) -> Bound:
         """Which side of each matrix is which."""
         return bind_product(operator, graph, arrays)
-
-    def launch_sizes(
-        self, spaces: Sequence[str], tensors: Sequence[Sequence[Array]], shapes: Sequence[tuple[int, int]]
-    ) -> list[int]:
-        """Rows, columns, the K dimension, the batch; then the row and batch strides of every matrix."""
-        return product_sizes(spaces, tensors, shapes)

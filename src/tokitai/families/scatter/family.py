@@ -17,14 +17,11 @@ class Scatter(Family[ScatterPlan]):
     priority = 40
     gpu = GpuScatter()
     shapes = ScatterShapes()
+    plan = staticmethod(plan_scatter)
 
     def takes(self, graph: Graph) -> bool:
         """A graph with a sum over entries."""
         return any(n.op == "scatter_sum" for n in graph.nodes)
-
-    def plan(self, graph: Graph) -> ScatterPlan:
-        """The plan for a graph. Raises DefinitionError for what it cannot hold beside the sum."""
-        return plan_scatter(graph)
 
     def cpu_source(self, plan: ScatterPlan) -> KernelText:
         """The source of the kernel for the CPU."""
