@@ -17,8 +17,6 @@ from tokitai.bench import held, measure, report, timing, workload
 from tokitai.errors import ArgumentError
 from tokitai.torch.peers import TorchPeer
 
-Change = Callable[[Any], Any]
-
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,6 @@ class Tried:
     graph: Graph | None = None
     plan: Plan | None = None
     refused: str = ""  # by what, in the words of what is accepted
-    refused_on_sim: str = ""
     refused_calls: list[str] = field(default_factory=list)
     failure: str = ""
     kernels: dict[str, KernelBase] = field(default_factory=dict)
