@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -43,7 +44,7 @@ def main() -> None:
             a, b = (factor(rng, size, prime, precision, share) for _ in range(2))
             product, skipped = matmul_skipping(a, b, prime, precision)
             same = bool((product == matmul_mod(a, b, prime**precision)).all())
-            calls = {
+            calls: dict[str, Callable[[], Any]] = {
                 "skipping": partial(matmul_skipping, a, b, prime, precision),
                 "all": partial(matmul_mod, a, b, prime**precision),
             }
