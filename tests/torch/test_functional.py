@@ -15,7 +15,8 @@ from tokitai.arrays.dlpack import as_numpy
 from tokitai.errors import ArgumentError, UnknownNameError
 from tokitai.lang import Operator, Sizes
 from tokitai.meaning import bounds
-from tokitai.torch.products import activation_backward, embedding, linear
+from tokitai.torch.linears import activation_backward
+from tokitai.torch.products import embedding, linear
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS, INNER, COLS = (3, 5), 40, 24

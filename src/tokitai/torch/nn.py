@@ -23,7 +23,7 @@ from ..runtime.binding import check_entry
 from . import functional
 from .accumulators import check as check_accumulator
 from .experts import experts
-from .products import ACTIVATIONS
+from .linears import ACTIVATIONS
 
 Device = torch.device | str | int | None
 Shape = int | Sequence[int]

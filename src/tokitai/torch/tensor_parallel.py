@@ -22,7 +22,7 @@ from ..errors import ArgumentError
 from ..lang.graph import FIXED_BITS
 from .autocast import cast as to_autocast
 from .fixed_point import product_over_ranks
-from .products import keep_linear, linear_gradients, linear_op
+from .linears import keep_linear, linear_gradients, linear_op
 from .shapes import check_dtypes
 
 
