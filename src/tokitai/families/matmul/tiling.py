@@ -173,7 +173,10 @@ def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False,
         return next((t for t in every if _pipeline_fits(t, sizes)), every[-1])
     every = list(offered(plan, width, matrix))
     found = next((t for t in every if tiles_of(t, sizes) * chains_of(sizes) >= ENOUGH), every[-1])
-    return replace(found, once=sizes.ragged != "" and chains_of(sizes) == 1)
+    alone = (
+        sizes.ragged != "" and chains_of(sizes) == 1 and tiles_of(every[-1], sizes) <= MOST_BLOCKS
+    )  # of fallbacks, too
+    return replace(found, once=alone)
 
 
 def fallbacks(plan: ProductPlan, tiling: Tiling) -> Iterator[Tiling]:
