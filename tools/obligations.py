@@ -3,8 +3,9 @@
 Each operator is proved with all its optional tensors, its default options and the first format of its contract: other
 formats change the sizes of elements, which no statement depends on, as indices count elements.
 
-With ``--sample SECONDS`` rows of the page are drawn that took about so long, and proved again: nothing may be refuted
-that the page does not name. That is a part of ``make verify``.
+With ``--operator NAME`` or ``--target T`` the other rows stay as they are. With ``--sample SECONDS`` rows of the page
+are drawn that took about so long, and proved again: nothing may be refuted that the page does not name. That is a part
+of ``make verify``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokitai.lang import Operator
@@ -61,15 +62,13 @@ def lines_of(found: Iterable[Proof]) -> tuple[list[str], list[str]]:
     return rows, left
 
 
-def kept(text: str, targets: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The same of a page that was written before, of all targets but these."""
-    table = text.partition("## The order of sums")[0]
-    rows = [
-        line for line in table.splitlines() if re.match(r"\| `", line) and line.split("|")[3].strip() not in targets
-    ]
-    left = re.findall(r"^- \w+ \(\w+, (\w+).*", text.partition("## Not stated")[0], re.MULTILINE)
-    lines = re.findall(r"^- \w+ \(.*", text.partition("## Not stated")[0], re.MULTILINE)
-    return rows, [line for line, target in zip(lines, left, strict=True) if target not in targets]
+def kept(text: str, made: Collection[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """The same of a page that was written before, of all operators and targets but these."""
+    before = text.partition("## Not stated")[0]
+    rows = re.findall(r"^(\| `(\w+)` \| \w+ \| (\w+) \|.*)$", before, re.MULTILINE)
+    left = re.findall(r"^(- (\w+) \(\w+, (\w+).*)$", before, re.MULTILINE)
+    first, second = ([line for line, *what in lines if tuple(what) not in made] for lines in (rows, left))
+    return first, second
 
 
 def order_of_sums(seconds: float = SECONDS) -> list[str]:
@@ -126,6 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for one question to the solver")
     parser.add_argument("--target", action="append", choices=TARGETS, help="only these; other rows stay as they are")
+    parser.add_argument("--operator", action="append", choices=[*registry()], help="the same of operators")
     parser.add_argument("--sample", type=float, help="prove rows again that took so many seconds together")
     parser.add_argument("--seed", type=int, help="of the sample; drawn by default")
     arguments = parser.parse_args()
@@ -136,10 +136,12 @@ def main() -> int:
         print(f"A sample of {PAGE.relative_to(PAGE.parents[2])}, drawn with --seed {seed}:", flush=True)
         return int(not chosen or bool(sample(PAGE.read_text(), chosen, arguments.seconds)))
     found = []
-    for proof in proofs(registry().values(), arguments.seconds, targets):
+    names = arguments.operator or list(registry())
+    for proof in proofs([registry()[name] for name in names], arguments.seconds, targets):
         found.append(proof)
         print(row(proof), flush=True)
-    (rows, left), (old, old_left) = lines_of(found), kept(PAGE.read_text(), targets)
+    made = {(name, target) for name in names for target in targets}
+    (rows, left), (old, old_left) = lines_of(found), kept(PAGE.read_text(), made)
     PAGE.write_text(page([*rows, *old], [*left, *old_left]))
     print(f"{PAGE}: {sum(len(p.obligations) for p in found)} obligations")
     return 0

@@ -3,67 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import z3
 
+from tests.proving.changed import changed_text, obligations, refuted
 from tokitai.backends.cpu import device as cpu
-from tokitai.emit.cpp import KernelText
 from tokitai.errors import ProofError
 from tokitai.families import emit_cpu, make_plan
 from tokitai.families.rowwise.plan import RowPlan
-from tokitai.lang import Operator
 from tokitai.ops import registry
-from tokitai.proving.cpu import CpuCalls, walk_rowwise, whole_text
-from tokitai.proving.obligation import Obligation
+from tokitai.proving.cpu import CpuCalls, whole_text
 from tokitai.proving.prove import prove
 from tokitai.toolchain.build import Source, build, native_isa
 from tokitai.toolchain.compilers import find_compiler
 
 
-def obligations(
-    name: str, changes: Mapping[str, str] = {}, headers: Mapping[str, str] = {}, **contract: Any
-) -> dict[str, Obligation]:  # fmt: skip
-    """All obligations by name, of a kernel whose source and headers are changed."""
-    operator: Operator = registry()[name]
-    if contract:
-        operator = copy(operator)
-        operator.contract = replace(operator.contract, **contract)
-    plan = make_plan(operator.trace("f32", frozenset(t.name for t in operator.tensors if t.optional), {}))
-    made = emit_cpu(plan)
-    source, files = made.text, dict(made.headers)
-    for old, new in changes.items():
-        assert old in source
-        source = source.replace(old, new)
-    for old, new in headers.items():
-        assert old in files["rows.h"]
-        files["rows.h"] = files["rows.h"].replace(old, new)
-    walked = walk_rowwise(operator, plan, 8, 20.0, KernelText(source, files))
-    return {o.name.removeprefix(f"{name}: "): o for o in walked.obligations(name)}
-
-
-def refuted(found: Mapping[str, Obligation]) -> dict[str, Mapping[str, int]]:
-    return {name: o.sizes for name, o in found.items() if o.status == "refuted"}
-
-
 def written_by_embedding(headers: Mapping[str, str], cols: int) -> int:
     """How many elements of a row of ones a kernel writes, which is run with these changes to a header."""
     plan = make_plan(registry()["embedding"].trace("f32", frozenset(), {}))
-    made = emit_cpu(plan)
-    files = dict(made.headers)
-    for old, new in headers.items():
-        files["rows.h"] = files["rows.h"].replace(old, new)
+    made = changed_text(plan, {}, headers)
     tensors = {
         "table": np.ones((1, cols), np.float32), "y": np.zeros((1, cols), np.float32), "other": np.zeros(1, np.int64)
     }  # fmt: skip
     names = [*(t.name for t in plan.graph.inputs), *(o.name for o in plan.graph.outputs)]
     given = [tensors.get(name, tensors["other"]) for name in names]
     sizes = [1, cols, *(cols for a in given if a.ndim == 2)]
-    kernel = cpu.load(build(Source(made.text, files, "embedding"), find_compiler(), native_isa()))
+    kernel = cpu.load(build(Source(made.text, made.headers, "embedding"), find_compiler(), native_isa()))
     kernel([a.ctypes.data for a in given], sizes, np.zeros(1, np.float32), None, 1)
     return int(tensors["y"].sum())
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import z3
@@ -12,15 +13,16 @@ from ..emit.cpp import KernelText
 from ..errors import ProofError
 from ..families import Plan, emit_cpu
 from ..formats import FORMATS
-from ..lang import Operator
+from ..lang import Node, Operator
+from ..lower.scalars import whole_scalars
 from .kernel import Extent, Kernel
+from .memory import parted
 from .parse import Parser, functions_of, preprocessed, templates_in
 from .symbolic import one_term, whole
-from .terms import Sum
 from .values import OPAQUE, Base, Cell, Int, Lanes, Opaque, Pointer, Scope
 from .walk import Walk
 
-WALKED = ("each", "row_sums", "joined_at", "pad", "partial_capacity", "tiles_of", "windows_of", "slot_of")
+WALKED = ("each", "row_sums", "joined_at", "pad", "partial_capacity", "tiles_of", "tensor_of", "windows_of", "slot_of")
 TYPES = (
     "S",
     "V",
@@ -166,54 +168,100 @@ def _defined(headers: str, name: str, how: str) -> list[int]:
 
 def walk_rowwise(operator: Operator, plan: Plan, lanes: int, seconds: float, text: KernelText | None = None) -> Kernel:
     """The walk through the CPU's kernel of a row-wise plan."""
-    text = emit_cpu(plan) if text is None else text
-    graph = plan.graph
-    rows, cols, knows = sized_sides(operator)
-    threads, thread = z3.Int("threads"), z3.Int("thread")
-    knows += [threads >= 1, threads <= MOST_THREADS, thread >= 0, thread < threads]
-    main, headers = whole_text(text, lanes)
-    templates = templates_in(headers)
-    functions = functions_of(headers, WALKED, templates, TYPES)
-    calls = CpuCalls(lanes, threads)
-    walk = Walk(functions, knows, calls.calls, calls.constants(lanes, headers))
-    walk.thread = thread
-
-    extents: dict[str, Extent] = {}
-    tensors: dict[int, Any] = {}
-    sizes: dict[int, Any] = {0: rows, 1: cols}
-    products: list[tuple[Any, Any]] = [(z3.If(rows > 0, rows - 1, 0), cols)]
-    taken = 2
+    start = Start(operator, plan, lanes, text)
+    rows, cols, threads = start.rows, start.cols, start.threads
     entries = z3.Int("entries")
-    walk.knows += [entries >= 1, entries <= 2**31]
-    given = [(f"in_{t.name}", str(t.space), t.slots or 1, str(t.format)) for t in graph.inputs]
-    given += [(f"out_{o.name}", str(o.space), o.slots or 1, o.format) for o in graph.outputs]
-    for i, (name, space, slots, fmt) in enumerate(given):
-        base = Base(name, "tensor", True, not FORMATS[fmt].is_float)
-        tensors[i] = Pointer(base, 0)
-        if space in ("rc", "t"):
-            stride, side = z3.Int(f"{name}_stride"), rows if space == "rc" else entries
-            sizes[taken] = stride
-            taken += 1
-            walk.knows += [stride >= cols, stride <= 2**60, z3.Implies(side <= 1, stride <= 2**60)]
-            products.append((side - 1, stride))
-            extents[name] = Extent(cols, side, stride)
-        else:
-            extents[name] = Extent({"r": rows * slots, "c": cols, "s": 1}[space])
-    walk.tables["sizes"] = sizes
-    block = z3.simplify((rows + plan.block - 1) / plan.block)
-    products.append((block, cols))
-    walk.globals.names |= _cells(
-        tensors=tensors, sizes=Pointer(Base("sizes", "table", True, True), 0), scalar_table=OPAQUE,
-        threads=Int(threads, "int32_t"), workspace=Pointer(Base("workspace", "workspace"), 0),
-    )  # fmt: skip
-    begin = main.index("tokitai_kernel(")
-    parser = Parser(main[main.index("{", begin) :], templates, TYPES)
-    walk.execute(parser.block(), Scope(walk.globals))
-    outputs = [f"out_{o.name}" for o in graph.outputs]
-    strides = [s for s in sizes.values() if s is not rows and s is not cols]
-    kernel = Kernel(walk, extents, outputs, [rows, cols, threads, *strides], products, seconds)
-    _workspace(kernel, plan, rows, cols, threads)
-    return kernel
+    start.walk.knows += [entries >= 1, entries <= 2**31]
+    start.products = [(z3.If(rows > 0, rows - 1, 0), cols)]
+    tensors, strides = start.tensors({"rc": rows, "t": entries}, {"r": rows, "c": cols, "s": 1})
+    start.walk.tables["sizes"] = dict(enumerate([rows, cols, *strides]))
+    start.products.append((z3.simplify((rows + plan.block - 1) / plan.block), cols))
+    return start.walked(tensors, seconds, [rows, cols, threads, *strides])
+
+
+def walk_flat(operator: Operator, plan: Plan, lanes: int, seconds: float, text: KernelText | None = None) -> Kernel:
+    """The walk through the CPU's kernel of an element-wise plan, for one tensor of each name."""
+    start = Start(operator, plan, lanes, text)
+    rows, cols = start.rows, start.cols
+    start.walk.multiples.append(rows)
+    tiles = start.walk.number(start.walk.function("tiles_of", [], [Int(cols, "int64_t")]))
+    start.products = [(z3.If(rows > 0, rows - 1, 0), cols), (rows, tiles)]  # no more tiles in a row than columns
+    tensors, strides = start.tensors({"rc": rows}, {"s": 1})
+    start.walk.tables["sizes"] = dict(enumerate([1, rows, cols, *strides, *start.numbers(operator)]))
+    return start.walked(tensors, seconds, [rows, cols, start.threads, *strides])
+
+
+class Start:
+    """What is known where a kernel begins."""
+
+    def __init__(self, operator: Operator, plan: Plan, lanes: int, text: KernelText | None) -> None:
+        self.plan, self.graph = plan, plan.graph
+        self.main, headers = whole_text(emit_cpu(plan) if text is None else text, lanes)
+        self.rows, self.cols, knows = sized_sides(operator)
+        self.threads, thread = z3.Int("threads"), z3.Int("thread")
+        knows += [self.threads >= 1, self.threads <= MOST_THREADS, thread >= 0, thread < self.threads]
+        self.templates = templates_in(headers)
+        functions = functions_of(headers, WALKED, self.templates, TYPES)
+        calls = CpuCalls(lanes, self.threads)
+        self.walk = Walk(functions, knows, calls.calls, calls.constants(lanes, headers))
+        self.walk.thread = thread
+        self.extents: dict[str, Extent] = {}
+        self.products: list[tuple[Any, Any]] = []  # as a `Kernel` has them
+
+    def tensors(self, sides: Mapping[str, Any], plain: Mapping[str, Any]) -> tuple[dict[int, Any], list[Any]]:
+        """Pointers to all tensors, inputs first, and the strides of those that have rows: of spaces with so many lines,
+        or with so many elements."""
+        given = [(f"in_{t.name}", str(t.space), t.slots or 1, str(t.format)) for t in self.graph.inputs]
+        given += [(f"out_{o.name}", str(o.space), o.slots or 1, o.format) for o in self.graph.outputs]
+        pointers: dict[int, Any] = {}
+        strides = []
+        for i, (name, space, slots, fmt) in enumerate(given):
+            pointers[i] = Pointer(Base(name, "tensor", True, not FORMATS[fmt].is_float), 0)
+            if space in sides:
+                stride, side = z3.Int(f"{name}_stride"), sides[space]
+                strides.append(stride)
+                self.walk.knows += [stride >= self.cols, stride <= 2**60, z3.Implies(side <= 1, stride <= 2**60)]
+                self.products.append((side - 1, stride))
+                self.extents[name] = Extent(self.cols, side, stride)
+            else:
+                self.extents[name] = Extent(plain[space] * slots if space == "r" else plain[space])
+        return pointers, strides
+
+    def numbers(self, operator: Operator) -> list[Any]:
+        """The whole host scalars of a call, in the ranges that it accepts."""
+        found = []
+        for i, n in enumerate(whole_scalars(self.graph)):
+            found.append(z3.Int(str(n.args[0].data[0]) if n.args[0].op == "param" else f"scalar_{i}"))
+            if (within := _range(n.args[0], operator)) is not None:
+                self.walk.knows += [found[-1] >= math.floor(within[0]), found[-1] <= math.ceil(within[1])]
+        return found
+
+    def walked(self, tensors: Mapping[int, Any], seconds: float, sizes: Sequence[Any]) -> Kernel:
+        """The kernel, walked."""
+        walk = self.walk
+        walk.globals.names |= _cells(
+            tensors=tensors, sizes=Pointer(Base("sizes", "table", True, True), 0), scalar_table=OPAQUE,
+            threads=Int(self.threads, "int32_t"), workspace=Pointer(Base("workspace", "workspace"), 0),
+        )  # fmt: skip
+        begin = self.main.index("tokitai_kernel(")
+        parser = Parser(self.main[self.main.index("{", begin) :], self.templates, TYPES)
+        walk.alone = next(walk.names) + 1
+        walk.execute(parser.block(), Scope(walk.globals))
+        outputs = [f"out_{o.name}" for o in self.graph.outputs]
+        kernel = Kernel(walk, self.extents, outputs, sizes, self.products, seconds)
+        _workspace(kernel, self.plan, self.rows, self.cols, self.threads)
+        return kernel
+
+
+def _range(n: Node, operator: Operator) -> tuple[float, float] | None:
+    """The range of a host scalar that is an argument, a number or a product of such; None where there is none."""
+    if n.op == "param":
+        return operator.contract.ranges.get(str(n.data[0]))
+    if n.op == "number":
+        return float(str(n.data[0])), float(str(n.data[0]))
+    sides = [_range(a, operator) for a in n.args] if n.op == "host_mul" else [None]
+    ends = [a * b for a in sides[0] or () for b in sides[-1] or ()]
+    return (min(ends), max(ends)) if ends else None
 
 
 def _workspace(kernel: Kernel, plan: Plan, rows: Any, cols: Any, threads: Any) -> None:
@@ -226,23 +274,15 @@ def _workspace(kernel: Kernel, plan: Plan, rows: Any, cols: Any, threads: Any) -
     kernel.workspace, kernel.threads = total, threads
     extents = dict(kernel.extents)
     for p in kernel.walk.pieces:
-        size = p.size if p.size is not None else p.each if p.each is not None else quarter(total) - p.start
+        size = p.size if p.size is not None else p.each if p.each is not None else parted(total - p.start, p.base.unit)
         extents[p.base.name] = Extent(size)
         if p.each is not None:
             kernel.products = [*kernel.products, (p.each, kernel.walk.thread)]
     kernel.extents = extents
 
 
-def quarter(total: Any) -> Any:
-    """A number of bytes in elements of four."""
-    made = Sum(total)
-    if any(n % 4 for n in made.parts.values()):
-        return total / 4
-    return made.term({m: n // 4 for m, n in made.parts.items()})
-
-
 def _cells(**values: Any) -> dict[str, Any]:
     return {name: Cell(value) for name, value in values.items()}
 
 
-__all__ = ["ProofError", "walk_rowwise"]
+__all__ = ["walk_flat", "walk_rowwise"]

@@ -12,7 +12,7 @@ import z3
 
 from .logic import both, variables
 from .obligation import Obligation
-from .terms import Answer, Sum, ask
+from .terms import Answer, Sum, alike, ask
 from .values import Access, Loop
 from .walk import Walk
 
@@ -106,25 +106,14 @@ class Kernel:
         """Parts follow each other, and the last ends where the workspace does that the plan asks for."""
         for p in self.walk.pieces:
             if p.each is not None:
-                gap = self.alike(self.workspace - 4 * (p.start + self.threads * p.each))
+                gap = alike(self.workspace - (p.start + p.base.unit * self.threads * p.each), self.walk.knows)
                 yield self.told(ask(gap >= 0, self.walk.knows, self.seconds), None, f"{p.base.name} of each thread")
             elif p.size is not None:
                 must = Sum(p.size).term()
                 yield self.told(ask(must >= 0, self.walk.knows, self.seconds), None, p.base.name)
             elif not any(q.each is not None for q in self.walk.pieces):
-                gap = self.alike(self.workspace - 4 * p.start)
+                gap = alike(self.workspace - p.start, self.walk.knows)
                 yield self.told(ask(gap >= 0, self.walk.knows, self.seconds), None, p.base.name)
-
-    def alike(self, term: Any) -> Any:
-        """A sum of products in which quotients that are the same number, or its negative, are one."""
-        atoms = [a for a in Sum(term).atoms.values() if not z3.is_const(a)]
-        for i, a in enumerate(atoms):
-            for b in atoms[i + 1 :]:
-                for same in (a, -a):
-                    if ask(b == same, self.walk.knows, 1.0).status == "proved":
-                        term = z3.substitute(term, (b, same))
-                        break
-        return Sum(term).term()
 
     def in_local(self, a: Access) -> Answer:
         """Of an array of a thread's own."""
@@ -250,20 +239,36 @@ class Kernel:
                 return
             chosen = self.witness(a, place, (row, col))
             facts = self.walk.relevant([t for t in (*place, *a.when) if not isinstance(t, (int, bool))])
+            # What holds of every iteration is known; that a quotient is the one chosen here is to be shown.
+            shown = [f for f in facts if any(v.eq(d) for v in variables(f) for d in self.quotients(a))]
+            knows_of = [f for f in facts if not any(f.eq(x) for x in shown)]
 
             def of(t: Any, chosen: Sequence[Any] = chosen) -> Any:
                 return t if isinstance(t, (int, bool)) else z3.substitute(t, *chosen)
 
-            hit = both(*map(of, a.when), of(place[0] == row), of(place[1] <= col), of(col < place[1] + a.count))
-            knows += [of(f) for f in facts]
+            hit = both(
+                *map(of, a.when), *map(of, shown), of(place[0] == row), of(place[1] <= col),
+                of(col < place[1] + a.count),
+            )  # fmt: skip
+            knows += [of(f) for f in knows_of]
             missed.append(z3.Not(hit) if not isinstance(hit, bool) else z3.BoolVal(not hit))
         line = accesses[0].line if accesses else "no store"
         yield self.told(ask(z3.Not(z3.And(*missed)) if missed else False, knows, self.seconds), None, line)
 
+    def quotients(self, a: Access) -> list[Any]:
+        """The quotients, and what they leave, of numbers that grow by one with an iteration of this access."""
+        mine = [
+            d
+            for d in self.walk.divisions.values()
+            if any(abs(Sum(d.of).factor(l.iteration) or 0) == 1 for l in a.loops)
+        ]
+        return [v for d in mine for v in (d.quotient, d.rest)]
+
     def witness(self, a: Access, place: tuple[Any, Any], wanted: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-        """The iterations in which an access may reach an element, as digits of its row and column."""
+        """The iterations in which an access may reach an element, as digits of its row and column. The digits of an
+        iteration that is divided are its quotient and what that leaves."""
         sums = Sum(place[0]), Sum(place[1])
-        left = [l.iteration for l in a.loops]
+        left = [*(l.iteration for l in a.loops), *self.quotients(a)]
         chosen: list[tuple[Any, Any]] = []
         todo = []
         for v in left:
@@ -291,6 +296,15 @@ class Kernel:
                     rest = rest + f * value
                 rest = rest if isinstance(rest, int) else z3.substitute(rest, (u, value))
             chosen.append((v, (w - rest) / n))
+        done = {v.get_id() for v, _ in chosen}
+        for d in self.walk.divisions.values():
+            for l in a.loops:
+                s, n = Sum(d.of), Sum(d.of).factor(l.iteration)
+                if n in (1, -1) and {d.quotient.get_id(), d.rest.get_id()} <= done and l.iteration.get_id() not in done:
+                    others = z3.substitute(s.term(), (l.iteration, z3.IntVal(0)))
+                    whole = d.quotient * d.by + d.rest - others
+                    chosen.append((l.iteration, z3.substitute(n * whole, *chosen)))
+                    done.add(l.iteration.get_id())
         return chosen
 
     def fitting(self) -> Iterator[Answer]:

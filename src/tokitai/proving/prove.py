@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import ProofError, TargetMissingError
@@ -10,13 +10,19 @@ from ..families import Plan, make_plan
 from ..lang import Operator
 from ..toolchain.build import ISAS
 from . import plans
-from .cpu import walk_rowwise
+from .buffers import Buffers
+from .choice import family_of
+from .cpu import walk_flat, walk_rowwise
+from .kernel import Kernel
 from .obligation import Obligation
-from .plans import family_of
 
 TARGETS = ("cpu", "cuda", "hip")
 LANES = {"avx512": 16, "avx2": 8, "neon": 4}  # of a vector, by instruction set
 DEFAULT_ISA = "avx512"
+# Of kernels for CPUs, by family.
+WALKS: dict[str, Callable[..., Kernel | Buffers]] = {
+    "rowwise": walk_rowwise, "elementwise": walk_flat, "matmul": Buffers, "grouped": Buffers
+}  # fmt: skip
 SECONDS = 20.0  # for one question to the solver, where nobody says how many
 CODES = {"proved": 0, "refuted": 1, "undecided": 3}
 
@@ -68,7 +74,7 @@ def _obligations(operator: Operator, plan: Plan, target: str, isa: str, seconds:
         return
     try:
         if target == "cpu":
-            yield from walk_rowwise(operator, plan, LANES[isa], seconds).obligations(name)
+            yield from WALKS[family](operator, plan, LANES[isa], seconds).obligations(name)
         else:
             yield from plans.obligations(operator, plan.family.gpu.plan(plan, target), target, name, seconds)
     except ProofError as error:
@@ -77,8 +83,8 @@ def _obligations(operator: Operator, plan: Plan, target: str, isa: str, seconds:
 
 def covered(plan: Plan, target: str) -> bool:
     """Whether there are obligations for a plan's kernels on a target."""
-    if target == "cpu" or family_of(plan) in ("grouped", "attention"):
-        return target == "cpu" and family_of(plan) == "rowwise"
+    if target == "cpu":
+        return family_of(plan) in WALKS
     try:
         plan.family.gpu.plan(plan, target)
     except TargetMissingError:

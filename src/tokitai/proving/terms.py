@@ -115,3 +115,15 @@ def ask(statement: Any, knows: Sequence[Any], seconds: float) -> Answer:
     model = solver.model()
     at = {d.name(): model[d].as_long() for d in model.decls() if d.arity() == 0 and z3.is_int_value(model[d])}
     return Answer("refuted", took, at)
+
+
+def alike(term: Any, knows: Sequence[Any]) -> Any:
+    """A sum of products in which quotients that are the same number, or its negative, are one."""
+    atoms = [a for a in Sum(term).atoms.values() if not z3.is_const(a)]
+    for i, a in enumerate(atoms):
+        for b in atoms[i + 1 :]:
+            for same in (a, -a):
+                if ask(b == same, knows, 1.0).status == "proved":
+                    term = z3.substitute(term, (b, same))
+                    break
+    return Sum(term).term()

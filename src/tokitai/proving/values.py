@@ -43,6 +43,7 @@ class Base:
     shared: bool = True
     data: bool = False  # whose elements are whole numbers
     dims: tuple[Any, ...] = ()  # of a local array
+    unit: int = 4  # bytes of an element, of a workspace
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,16 @@ class Piece:
     """A part of a workspace, from where a pointer to it is declared to where the next one is."""
 
     base: Base
-    start: Term
-    size: Term | None = None
+    start: Term  # in bytes
+    size: Term | None = None  # in elements, as the next is
     each: Term | None = None  # of each thread, where threads have one
+
+
+@dataclass(frozen=True)
+class Division:
+    """A quotient of unknowns, and what is left: ``of == quotient * by + rest``."""
+
+    of: Term
+    by: Term
+    quotient: Any
+    rest: Any

@@ -1,0 +1,47 @@
+"""Obligations of kernels for CPUs whose source, headers or contract are changed on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from tokitai.emit.cpp import KernelText
+from tokitai.families import Plan, emit_cpu
+from tokitai.lang import Operator
+from tokitai.ops import registry
+from tokitai.proving.choice import family_of
+from tokitai.proving.obligation import Obligation
+from tokitai.proving.prove import WALKS, plan_of
+
+
+def changed_text(plan: Plan, changes: Mapping[str, str], headers: Mapping[str, str]) -> KernelText:
+    """The source of a plan with these changes to it, and to the header that has what is changed."""
+    made = emit_cpu(plan)
+    source, files = made.text, dict(made.headers)
+    for old, new in changes.items():
+        assert old in source
+        source = source.replace(old, new)
+    for old, new in headers.items():
+        (name,) = (n for n, text in files.items() if old in text)
+        files[name] = files[name].replace(old, new)
+    return KernelText(source, files)
+
+
+def obligations(
+    name: str, changes: Mapping[str, str] = {}, headers: Mapping[str, str] = {}, **contract: Any
+) -> dict[str, Obligation]:  # fmt: skip
+    """All obligations by name, of a kernel in f32 whose source and headers are changed, for vectors of 8."""
+    operator: Operator = registry()[name]
+    if contract:
+        operator = copy(operator)
+        operator.contract = replace(operator.contract, **contract)
+    plan = plan_of(operator, "f32")
+    walked = WALKS[family_of(plan)](operator, plan, 8, 20.0, changed_text(plan, changes, headers))
+    return {o.name.removeprefix(f"{name}: "): o for o in walked.obligations(name)}
+
+
+def refuted(found: Mapping[str, Obligation]) -> dict[str, Mapping[str, int]]:
+    """What is refuted, and the sizes."""
+    return {name: o.sizes for name, o in found.items() if o.status == "refuted"}
