@@ -7,10 +7,9 @@ from typing import Any
 
 import z3
 
-from ..families.grouped.gpu_kernels import emit_grouped
-from ..families.grouped.plan import GroupedPlan
+from ..emit.cpp import KernelText
 from ..families.matmul import tiling as products
-from ..families.matmul.gpu_kernels import emit_product
+from ..families.matmul.gpu_kernels import GpuProducts
 from ..families.matmul.plan import ProductPlan
 from ..lang import Operator, Sizes
 from .choice import SIDE, Choice, Planned
@@ -24,7 +23,7 @@ GROUPS = (1, 7)  # that partition a side, for which the same is done
 
 def choices(operator: Operator, plan: Any, target: str, knows: Sequence[Any]) -> Iterator[Choice]:
     """Each tiling, of few tiles and of many; of groups, each tile of each of them has a block."""
-    grouped = isinstance(plan, GroupedPlan)
+    grouped = bool(plan.graph.ragged)
     inner = z3.Int("inner")
     for t in tilings(plan, target):
         for tiles in TILES:
@@ -45,10 +44,16 @@ def tilings(plan: ProductPlan, target: str) -> list[products.Tiling]:
     return list(dict.fromkeys(found))
 
 
+def _source(plan: ProductPlan, tiling: products.Tiling) -> KernelText:
+    """The source of a product's kernels, or of a grouped one's."""
+    of_products = plan.family.gpu
+    assert isinstance(of_products, GpuProducts)
+    return of_products.emit(plan, tiling)
+
+
 def _products(plan: ProductPlan, tiling: products.Tiling, tiles: int, groups: int) -> Callable[[], Planned]:
     """Of so many tiles of the result, the last of which is not whole, and any K dimension."""
-    emit = emit_grouped if isinstance(plan, GroupedPlan) else emit_product
-    text = emit(plan, tiling)  # type: ignore[arg-type]
+    text = _source(plan, tiling)
 
     def made() -> Planned:
         sizes = Sizes(tiles * tiling.rows - 1, tiling.cols, whole(z3.Int("inner")), groups, plan.graph.ragged)
@@ -64,12 +69,12 @@ def _products(plan: ProductPlan, tiling: products.Tiling, tiles: int, groups: in
     return made
 
 
-def _one_group_more(plan: GroupedPlan, tiling: products.Tiling) -> tuple[list[Any], Callable[[], Planned]]:
+def _one_group_more(plan: ProductPlan, tiling: products.Tiling) -> tuple[list[Any], Callable[[], Planned]]:
     """The step of an induction over groups: a launch for one group more has as many blocks more as that group has
     tiles; and a block that works on one tile has one. Of sums of one chain, which are not split."""
     rows, groups, more = z3.Int("rows"), z3.Int("groups"), z3.Int("more")
     knows = [rows >= 0, groups >= 0, more >= 0, rows + more <= SIDE, groups < SIDE]
-    source = emitted(emit_grouped(plan, tiling))
+    source = emitted(_source(plan, tiling))
     along_rows = plan.graph.ragged == "r"
 
     def sizes_of(rows: Any, groups: Any) -> Sizes:
