@@ -146,6 +146,34 @@ def test_a_scalar_in_a_tensor_is_read_in_each_call() -> None:
     assert equal(operators.rms_norm(X, GAMMA, eps=eps), operators.rms_norm(X, GAMMA, eps=1.0))
 
 
+@pytest.mark.parametrize("name", ["embedding", "cross_entropy"])
+def test_indices_are_checked_in_each_call(name: str) -> None:
+    index, table = torch.arange(8), noise(7, 8, 8)
+
+    def call(index: Tensor) -> Tensor:
+        made = functional.embedding(index, table) if name == "embedding" else operators.cross_entropy(table, index)[0]
+        assert isinstance(made, Tensor)
+        return made
+
+    warm(lambda: call(index))
+    assert kinds() == ["_Replayed"]
+    other = index.flip(0)
+    found = call(other)
+    refused = []
+    for value in (8, -1, 2**40):
+        index[5] = value
+        for _ in range(2):
+            with pytest.raises(ArgumentError, match=r"\[5\]=.*accepted: 0 to 7") as error:
+                call(index)
+            refused.append(str(error.value))
+            launch_cache.LAUNCHES.clear()  # the second message is that of a full check
+        index[5] = 5
+        warm(lambda: call(index))
+    assert refused[::2] == refused[1::2]
+    launch_cache.LAUNCHES.clear()
+    assert equal(found, call(other))
+
+
 def test_constants_that_require_a_gradient_are_refused_again() -> None:
     x, half = noise(1, 4, 8).requires_grad_(), noise(2, 4, 8)
     cos, sin = noise(3, 4, 8), noise(4, 4, 8)

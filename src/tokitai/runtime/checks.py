@@ -11,6 +11,7 @@ from ..errors import ArgumentError
 from ..lang import Graph, Operator
 
 Array = np.ndarray[Any, Any]
+_UNSIGNED = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 
 
 def check_no_nan(operator: Operator, arrays: Mapping[str, Array], shape: tuple[int, int]) -> None:
@@ -57,6 +58,8 @@ def check_indices(
             continue
         values = arrays[name].reshape(-1)
         count = entries if index.entries else shape[1] + index.upto
+        if values.dtype.kind == "i" and values.view(_UNSIGNED[values.itemsize]).max() < count:  # nothing negative
+            continue
         bad = (values < 0) | (values >= count)
         if index.besides is not None:
             bad &= values != int(params[index.besides])

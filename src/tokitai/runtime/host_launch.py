@@ -61,6 +61,11 @@ class HostLaunch:
             for n, x in zip(signature.form.named, signature.tensors, strict=True)
             if n in operator.contract.indices and x is not None
         }
+        self.check_arrays(named, scalars)
+
+    def check_arrays(self, named: Mapping[str, Array], scalars: LaunchScalars) -> None:
+        """The same in the arrays of a call that choose elements."""
+        operator = self.kernel.operator
         check_indices(operator, named, scalars.params, self.problem.sizes, self.problem.entries)
 
     def __call__(self, scalars: LaunchScalars, addresses: Sequence[int], threads: int | None) -> None:

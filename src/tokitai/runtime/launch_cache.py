@@ -182,7 +182,7 @@ class Replay:
         launch(scalars, ordered, threads)
         recorder = CURRENT.recorder
         if recorder is not None:
-            recorder.note(self, scalars, ordered, made)
+            recorder.note(self, signature, scalars, ordered, made)
         if self.versions:
             written([tensors[i] for i in self.versions])
         if self.columns:
@@ -195,7 +195,9 @@ class Replay:
 class Recorder(Protocol):
     """Notes the launches of a thread."""
 
-    def note(self, replay: Replay, scalars: Any, addresses: list[int], made: list[Any]) -> None:
+    def note(
+        self, replay: Replay, signature: CallSignature, scalars: Any, addresses: list[int], made: list[Any]
+    ) -> None:
         """A replay was launched, of inputs and results at these addresses."""
 
     def spoil(self) -> None:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.libraries import array_at, format_of_torch
 from ..backends.cpu import device as cpu
-from .launch_cache import Launch, Replay
+from .launch_cache import CallSignature, Launch, Replay
 
 SCRATCH = 1 << 16  # bytes of results that nobody asks for, which a thread keeps from call to call
 _ALIGN = 64
@@ -30,6 +31,20 @@ class Place(NamedTuple):
     shape: Any = None  # of what is made, where it is returned in another one
 
 
+class _Indices(NamedTuple):
+    """A tensor whose values are checked before a launch."""
+
+    name: str
+    slot: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    format: str
+
+    def array(self, address: int) -> np.ndarray[Any, Any]:
+        """It, where it lies in a call."""
+        return array_at(address, self.shape, self.strides, self.format, True, None)
+
+
 class Recording:
     """What is launched while a function runs on ``tensors``."""
 
@@ -39,7 +54,7 @@ class Recording:
         self.repeatable = len(self.slots) == len(tensors)  # else it is open which of two is read
         self.made: list[Any] = []
         self.replays: list[tuple[Any, Any]] = []  # how each of these is made: a pattern, or a function
-        self.steps: list[tuple[Launch, Any, tuple[int, ...]]] = []
+        self.steps: list[tuple[Any, Any, tuple[int, ...], list[_Indices]]] = []
         self.versions = [_version(x) for x in tensors]
         self.empty_like: Any = None
 
@@ -47,11 +62,14 @@ class Recording:
         """Something happens that a program would not repeat."""
         self.repeatable = False
 
-    def note(self, replay: Replay, scalars: Any, addresses: Sequence[int], made: Sequence[Any]) -> None:
+    def note(
+        self, replay: Replay, signature: CallSignature, scalars: Any, addresses: Sequence[int], made: Sequence[Any]
+    ) -> None:
         """A launch, of inputs at these addresses, and its new results."""
         inputs = [self.slots.get(a) for a in addresses[: len(replay.inputs)]]
         plain = not (replay.on_device or replay.copies or replay.columns or replay.disjoint or replay.versions)
-        if not plain or replay.launch.checks or None in inputs:
+        indices = self._indices(replay.launch, signature)
+        if not plain or indices is None or None in inputs:
             return self.spoil()
         first = len(self.tensors) + len(self.made)
         self.empty_like = replay.empty_like
@@ -59,8 +77,19 @@ class Recording:
         self.versions += [_version(x) for x in made]
         self.replays += [(pattern, new) for _, pattern, new in replay.results]
         self.slots |= {x.data_ptr(): first + i for i, x in enumerate(made)}
-        self.steps.append((replay.launch, scalars, (*inputs, *range(first, first + len(made)))))  # type: ignore[arg-type]
+        self.steps.append((replay.launch, scalars, (*inputs, *range(first, first + len(made))), indices))  # type: ignore[arg-type]
         return None
+
+    def _indices(self, launch: Launch, signature: CallSignature) -> list[_Indices] | None:
+        """The caller's tensors whose values have to be checked; None where one is not known here."""
+        found = []
+        for n, x in zip(signature.form.named, signature.tensors, strict=True):
+            if launch.checks and n in launch.kernel.operator.contract.indices and x is not None:
+                slot, fmt = self.slots.get(x.data_ptr()), format_of_torch(x.dtype)
+                if slot is None or fmt is None:
+                    return None
+                found.append(_Indices(str(n), slot, tuple(x.shape), x.stride(), fmt))
+        return found
 
     def place_of(self, x: Any) -> Place | None:
         """Where a result of the function comes from; None where a program cannot give it."""
@@ -106,12 +135,14 @@ class Program:
         self.place = {i: at for at, i in enumerate(order)}  # of what was recorded, among what `run` returns
         slot = {**{i: i for i in range(count)}, **{count + i: count + at for at, i in enumerate((*order, *rest))}}
         self._steps = tuple(
-            (launch, scalars, _gather([slot[s] for s in slots])) for launch, scalars, slots in recording.steps
+            (launch, scalars, _gather([slot[s] for s in slots]), [i._replace(slot=slot[i.slot]) for i in indices])
+            for launch, scalars, slots, indices in recording.steps
         )
         self._empty_like = recording.empty_like
 
     def run(self, addresses: list[int]) -> list[Any]:
-        """Launch on tensors at ``addresses``, which are added to, and return what is asked for."""
+        """Launch on tensors at ``addresses``, which are added to, and return what is asked for. Raises ArgumentError
+        for an index out of range."""
         made = []
         for pattern, new in self._new:
             if new is None:
@@ -124,7 +155,9 @@ class Program:
         if self._offsets:
             start = _scratch.start
             addresses += [start + offset for offset in self._offsets]
-        for launch, scalars, gather in self._steps:
+        for launch, scalars, gather, indices in self._steps:
+            if indices:
+                launch.check_arrays({i.name: i.array(addresses[i.slot]) for i in indices}, scalars)
             launch(scalars, gather(addresses), None)
         return made
 

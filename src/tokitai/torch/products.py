@@ -13,7 +13,7 @@ from .. import ops
 from ..errors import ArgumentError, UnknownNameError
 from ..ops.embeddings import NO_PADDING
 from ..runtime.binding import check_entry
-from .arguments import batched, checked, replayed
+from .arguments import batched, replayed
 from .assertions import assert_in_range
 from .autocast import cast
 from .custom_ops import plain, torch_op
@@ -105,7 +105,7 @@ _matmul.op.register_autograd(_matmul_gradients, setup_context=_keep_matmul)
 
 
 # ------------------------------------------------------------------ embeddings
-@checked
+@replayed
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """weight[input]: ids of (...) and a table of (entries, columns) -> (..., columns), as `ops.embedding`.
 

@@ -54,7 +54,7 @@ def _describe(values: Sequence[Any], key: list[Any], addresses: list[int]) -> bo
             elif kind in _numbers:
                 key += kind, x or repr(x)  # True is not 1, and -0.0 is not 0.0
             elif kind in _shapes:
-                if any(type(n) is not int for n in x):
+                if {*map(type, x)} != {int}:
                     return None
                 key += kind, tuple(x)
             else:
