@@ -2,8 +2,8 @@
 `tokitai.torch` on small tensors in host memory, beside PyTorch's own.
 
 The work is so little that the time is the host's. Each row is timed in turns with PyTorch's in one process: a call
-without a gradient, or a module's forward and backward pass. It is the time of one thread on a processor, the least of
-several blocks. With ``--against`` another checkout is timed too, in turns, each turn a process of its own;
+without a gradient, or a module's forward and backward pass. Both have one thread, whose time on a processor it is, the
+least of several blocks. With ``--against`` another checkout is timed too, in turns, each turn a process of its own;
 with ``--save`` the table goes to ``bench/results/torch_host.md``.
 """
 
@@ -93,7 +93,9 @@ def least(calls: tuple[Call, Call]) -> list[float]:
 
 def turn(checkout: Path) -> dict[str, list[float]]:
     """One process that times a checkout."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    environment = {
+        **os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1", "TOKITAI_NUM_THREADS": "1"
+    }  # fmt: skip
     command = [sys.executable, __file__, "--json"]
     done = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=True)
     found: dict[str, list[float]] = json.loads(done.stdout)
@@ -139,7 +141,8 @@ def main() -> None:
         PAGE.write_text(
             "# Host time of warm calls on small tensors in host memory\n\n"
             f"{about['cpu']}, {about['cores']} cores, PyTorch {torch.__version__}, {datetime.date.today()}. "
-            "Microseconds of one thread on a processor, f32, the least of several blocks in turns with PyTorch's: "
+            f"Load of the machine: {os.getloadavg()[0]:.1f}. "
+            "Microseconds on a processor, one thread, f32, the least of several blocks in turns with PyTorch's: "
             f"`python -m bench.torch_host`{before}.\n\n{found}\n"
         )
 

@@ -76,6 +76,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "log_softmax": (lambda x: functional.log_softmax(x, dim=1), (X,)),
     "gelu": (lambda x: functional.gelu(x, approximate="tanh"), (X,)),
     "linear": (functional.linear, (X, noise(4, 8, 64), noise(5, 8), noise(6, 8, 8))),
+    "matmul": (functional.matmul, (X, noise(4, 64, 8))),
     "linear with silu": (lambda x, w, b: functional.linear(x, w, b, None, "silu"), (X, noise(4, 8, 64), noise(5, 8))),
 }
 
@@ -269,7 +270,9 @@ def test_tensors_that_are_exchanged_before_the_backward_pass() -> None:
         (slope,) = torch.autograd.grad(y, x, X)
         return slope
 
-    assert equal(run(WARM), run(1))
+    found = run(WARM)
+    launch_cache.LAUNCHES.clear()
+    assert equal(found, run(1))
 
 
 def test_gradients_that_are_not_wanted_and_those_of_gradients() -> None:
@@ -281,11 +284,16 @@ def test_gradients_that_are_not_wanted_and_those_of_gradients() -> None:
             for p in (x, *module.parameters()):
                 p.requires_grad_(p is leaf)
             assert equal(torch.autograd.grad(module(x), leaf, X[:, :8])[0], want[i])
-    x.requires_grad_()
+    leaves = [x, *module.parameters()]
+    for p in leaves:
+        p.requires_grad_()
+    warm(lambda: torch.autograd.grad(module(x), x, X[:, :8]))  # one of three
+    assert same(list(torch.autograd.grad(module(x), leaves, X[:, :8])), list(want))
     warm(lambda: torch.autograd.grad(functional.softmax(x), x, X))
-    (g,) = torch.autograd.grad(functional.softmax(x), x, X.clone().requires_grad_(), create_graph=True)
-    with pytest.raises(ArgumentError, match="the gradient of a gradient"):
-        g.sum().backward()
+    for slope in (X, X.clone().requires_grad_()):
+        (g,) = torch.autograd.grad(functional.softmax(x), x, slope, create_graph=True)
+        with pytest.raises(ArgumentError, match="the gradient of a gradient"):
+            g.sum().backward()
 
 
 def test_slopes_of_other_layouts() -> None:
@@ -342,10 +350,10 @@ def test_a_repeated_call_runs_little_of_python(name: str) -> None:
     torch, the program, its launches."""
     call, given = FUNCTIONS[name]
     assert python_calls(lambda: call(*given)) <= 18
-    leaves = [x.clone().requires_grad_() for x in given]
+    leaves, slope = [x.clone().requires_grad_() for x in given], noise(9, *call(*given).shape)
 
     def both() -> None:
-        torch.autograd.backward(call(*leaves), X[:, :8] if "linear" in name else X)
+        torch.autograd.backward(call(*leaves), slope)
 
     assert python_calls(both) <= 70  # with torch's own; 67 for linear with silu, which launches five kernels
 
@@ -356,3 +364,7 @@ def test_replays_are_found_by_what_a_call_depends_on() -> None:
     other: list[Any] = []
     assert replays._describe((X, GAMMA, True, (64,), None, "none"), other, []) is False and key != other
     assert replays._describe((object(),), [], []) is None
+    keys: list[list[Any]] = [[], []]
+    for k, x in zip(keys, (X, noise(1, 8 * 64 + 1)[1:].view(8, 64)), strict=True):  # of another alignment
+        replays._describe((x,), k, [])
+    assert keys[0] != keys[1]

@@ -70,7 +70,8 @@ def matmul(input: Tensor, other: Tensor, accumulator: str | None = None) -> Tens
         )
     lead = left.shape[:-1] if right.ndim == 2 else right.shape[:-2]
     if right.ndim == 2:
-        left = left.reshape(math.prod(lead), left.shape[-1])  # one product over all rows: so is its gradient
+        if left.ndim != 2:
+            left = left.reshape(math.prod(lead), left.shape[-1])  # one product over all rows: so is its gradient
     elif left.ndim == 2:
         left = left.expand(*lead, *left.shape)
     elif left.shape[:-2] != lead:
@@ -79,7 +80,7 @@ def matmul(input: Tensor, other: Tensor, accumulator: str | None = None) -> Tens
             "of both; expand() makes them the same"
         )
     made: Tensor = _matmul([left, right, None], {"accumulator": _matmul.accumulators.chosen(accumulator, a.dtype)})
-    if right.ndim == 2:
+    if right.ndim == 2 and len(lead) != 1:
         made = made.reshape(*lead, right.shape[-1])
     if b.ndim == 1:
         made = made.squeeze(-1)
