@@ -291,7 +291,7 @@ template <bool UNIT> INLINE I dot(I sum, const Packed* a, I b) {
 }
 #if TOKITAI_ISA_AVX512
 INLINE bool has_unit() { return __builtin_cpu_supports("avx512vnni"); }
-#elif TOKITAI_ISA_AVX2 && (__GNUC__ >= 12 || __clang_major__ >= 14)  // older ones may lack it, and their assemblers
+#elif TOKITAI_ISA_AVX2 && (__GNUC__ >= 12 || __clang_major__ >= 19)  // older ones know no such feature
 INLINE bool has_unit() { return __builtin_cpu_supports("avxvnni"); }
 #else
 INLINE bool has_unit() { return false; }
