@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -207,6 +208,34 @@ def test_a_run_goes_on_with_another_number_of_ways(world: World, tmp_path: Path)
 def test_blocks_and_ways_go_together(world: World) -> None:
     want = world.same(1, trained_in_blocks, None)
     assert {ways: world.same(4, trained_in_blocks, ways) for ways in (1, 2, 4)} == dict.fromkeys((1, 2, 4), want)
+
+
+def passed(group: Any, ways: int | None, compiled: bool) -> Bits:
+    """Result and gradients of both layers, whose input and result are sharded along tokens; or are not, on one rank."""
+    model, x = Small(torch.bfloat16), torch.randn(16, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+    up, down = model.up, model.down
+    if ways is not None:
+        mesh = DeviceMesh.from_group(group, "cpu")
+        parallelize_module(up, mesh, ColwiseParallel(input_layouts=Shard(0)))
+        parallelize_module(down, mesh, RowwiseParallel(output_layouts=Shard(0)))
+        x = x.chunk(ways)[dist.get_rank(group)].clone()
+    x.requires_grad_()
+    layers: Any = torch.nn.Sequential(up, nn.GELU(), down)
+    with accumulate("fixed16"):
+        y = (torch.compile(layers, backend="eager") if compiled else layers)(x)
+        y.backward(torch.ones_like(y))
+    made = {n: p.grad for n, p in layers.named_parameters()}
+    for name, t in dict(y=y, x=x.grad).items():
+        made[name] = t if ways is None else DTensor.from_local(t, mesh, [Shard(0)])
+    return {n: bits(t) for n, t in made.items() if t is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tokens_may_be_sharded_between_layers(world: World, compiled: bool) -> None:
+    want = passed(None, None, False)
+    assert len(want) == 6
+    assert world.same(2, passed, 2, compiled) == want
 
 
 # ------------------------------------------------------------------ what is refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from .arguments import batched, replayed
 from .assertions import assert_in_range
 from .autocast import cast
 from .custom_ops import plain, torch_op
-from .dispatch import PLAIN, custom_op
+from .dispatch import custom_op
 from .linears import ACTIVATIONS, gradient, linear_op
 from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
 
@@ -38,7 +39,8 @@ def linear(
     """
     if activation not in ACTIVATIONS:
         raise UnknownNameError("activation", activation, ACTIVATIONS)
-    if type(weight) not in PLAIN and hasattr(weight, "to_local"):  # a DTensor, whose module takes long to import
+    sharded = sys.modules.get("torch.distributed.tensor")  # which takes long to import
+    if sharded is not None and isinstance(weight, sharded.DTensor):  # which torch.compile follows, unlike hasattr
         from . import tensor_parallel
 
         over_ranks: Tensor = tensor_parallel.linear(x, weight, bias, residual, activation, accumulator)
