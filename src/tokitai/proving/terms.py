@@ -101,16 +101,22 @@ class Answer:
 def ask(statement: Any, knows: Sequence[Any], seconds: float) -> Answer:
     """Whether a statement follows from what is known."""
     began = time.perf_counter()
-    if isinstance(statement, bool):
-        statement = z3.BoolVal(statement)
-    solver = z3.Solver()
-    solver.set("timeout", max(1, int(seconds * 1000)))
-    solver.add(*(k for k in knows if k is not True), z3.Not(statement))
-    found = solver.check()
+    given = [z3.BoolVal(t) if isinstance(t, bool) else t for t in (statement, *knows)]
+    terms = [z3.Not(given[0]), *given[1:]]
+    # What the solver finds in time depends on the numbers that terms have, and so on all that was asked before in this
+    # process. Where it gives up, terms are numbered anew.
+    for anew in (False, True):
+        context = z3.Context() if anew else None
+        solver = z3.Solver(ctx=context)
+        solver.set("timeout", max(1, int(seconds * 500)))
+        solver.add(*([t.translate(context) for t in terms] if anew else terms))
+        found = solver.check()
+        if str(found) != "unknown":
+            break
     took = time.perf_counter() - began
-    if found == z3.unsat:
+    if str(found) == "unsat":
         return Answer("proved", took, {})
-    if found == z3.unknown:
+    if str(found) == "unknown":
         return Answer("undecided", took, {}, f"the solver gave up: {solver.reason_unknown()}")
     model = solver.model()
     at = {d.name(): model[d].as_long() for d in model.decls() if d.arity() == 0 and z3.is_int_value(model[d])}
