@@ -4,8 +4,9 @@ verification refute?
     python -m tests.mutants.score [OPERATOR ...] [--device cpu|sim] [--sample N] [--seconds S] [--out FILE]
 
 A mutant is run on every case of `tokitai verify` that reaches its site: first those over hashes; then, where they do
-not refute it and it is not known to be equivalent, those over numbers. Results are kept in FILE as they come: what is
-in it is not run again. A mutant that ends its process, or does not end, is refuted as well.
+not refute it and it is not known to be equivalent, those over numbers. What survives those is given to the solver: it
+may be wrong at sizes that no case has. Results are kept in FILE as they come: what is in it is not run again. A mutant
+that ends its process, or does not end, is refuted as well.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants.equivalent import SAME_CODE, why_equivalent, why_surely
-from tests.mutants.subjects import DTYPE, SEED, Slip, Subject, Trial, made, remember_oracles, set_alive
+from tests.mutants.subjects import DTYPE, SEED, Slip, Subject, Trial, disproved, made, remember_oracles, set_alive
 from tokitai import ops
 from tokitai.errors import TokitaiError
 
@@ -111,8 +112,10 @@ def score(name: str, device: str, sample: int | None, seconds: float) -> dict[st
         shown = partial(why_equivalent, device, all_cases=True)
         told |= {p: why for p in left if (why := _why(subject, p, shown)) is not None}
         left = [p for p in left if p not in told]
+    by_solver = {str(p): why for p in left if (why := disproved(subject, p)) is not None}
+    refuted, left = refuted + len(by_solver), [p for p in left if str(p) not in by_solver]
     return dict(
-        mutants=len(every), run=run, refuted=refuted, survivors=[str(p) for p in left],
+        mutants=len(every), run=run, refuted=refuted, survivors=[str(p) for p in left], by_solver=by_solver,
         unreached=[str(p) for p in left if not reached[str(p)]],
         equivalent=[dict(mutant=str(p), reason=why) for p, why in told.items()],
         seconds=round(time.monotonic() - started, 1),
@@ -212,6 +215,10 @@ def table(found: Mapping[str, Any]) -> str:
     lines += ["", f"## Survivors: {len(survivors)}", ""]
     for k, s in survivors:
         lines.append(f"- {k}: `{s}`" + ", which no case reaches" * (s in ran[k].get("unreached", ())))
+    by_solver = [(k, s, why) for k, r in sorted(ran.items()) for s, why in r.get("by_solver", {}).items()]
+    if by_solver:
+        lines += ["", f"## Refuted for sizes that no case has, by the solver: {len(by_solver)}", ""]
+        lines += [f"- {k}: `{s}`. Not proved: {why}" for k, s, why in by_solver]
     reasons: dict[str, list[str]] = {}
     for key, r in sorted(ran.items()):
         for e in r["equivalent"]:

@@ -23,10 +23,17 @@ from tokitai import emit, ops
 from tokitai.backends.backend import GPU_LANES
 from tokitai.backends.cpu.backend import LANES
 from tokitai.backends.sim.target import SimTarget
+from tokitai.emit.cpp import KernelText
+from tokitai.errors import ProofError
 from tokitai.families import emit_cpu, make_plan
 from tokitai.formats import format_of
 from tokitai.lang import Graph, Operator
 from tokitai.meaning import bits, structure
+from tokitai.proving.buffers import Buffers
+from tokitai.proving.choice import family_of
+from tokitai.proving.kernel import Kernel
+from tokitai.proving.prove import LANES as PROVED_LANES
+from tokitai.proving.prove import SECONDS, WALKS
 from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
 from tokitai.runtime.kernel import KernelBase, build_text
 from tokitai.toolchain.build import COMMON, ISAS, machine_here, native_isa
@@ -71,6 +78,7 @@ class Subject:
     make: Callable[[bool], KernelBase]
     sources: dict[str, tuple[str, list[Mutant]]]  # by the digest of what is compiled: the right one, and its mutants
     build: Callable[[str, str], str]  # the digest of the machine code of a program with this source
+    walk: Callable[[str], Kernel | Buffers] | None = None  # such a program, as the solver reads it
     kernels: dict[bool, KernelBase] = field(default_factory=dict)
     numbered: dict[str, dict[Slip, Mutant]] = field(default_factory=dict)
 
@@ -177,6 +185,23 @@ class Subject:
         )
 
 
+def disproved(subject: Subject, slip: Slip) -> str | None:
+    """Which statement for all sizes the solver refutes of a mutant, and for which; None where there is none. What no
+    case shows may be wrong at sizes that none can have."""
+    if subject.walk is None:
+        return None
+    for digest, mutant in subject.mutants(slip).items():
+        source = alone(subject.sources[digest][0], mutant.number)
+        try:
+            found = list(subject.walk(source).obligations(subject.name))
+        except ProofError:  # it cannot be read any more
+            continue
+        for o in found:
+            if o.status == "refuted":
+                return f"{o.name}, {', '.join(f'{n} = {v}' for n, v in o.sizes.items())}"
+    return None
+
+
 def _reached(library: ctypes.CDLL) -> Any:
     return (ctypes.c_char * SITES).in_dll(library, "tokitai_reached")
 
@@ -277,7 +302,12 @@ def on_cpu(name: str) -> Subject:
             (*ISAS[machine_here()][isa].flags, f"-DTOKITAI_ISA_{isa.upper()}=1"),
         )
 
-    return Subject(name, "cpu", op, make, {"cpu": (right, mutants)}, build)
+    def walk(source: str) -> Kernel | Buffers:
+        made = (text.text, {**text.headers, header: source}) if header else (source, text.headers)
+        return WALKS[family_of(plan)](op, plan, LANES[isa], SECONDS, KernelText(*made))
+
+    known = isa in PROVED_LANES and family_of(plan) in WALKS
+    return Subject(name, "cpu", op, make, {"cpu": (right, mutants)}, build, walk if known else None)
 
 
 def on_sim(name: str) -> Subject:

@@ -13,7 +13,7 @@ import pytest
 from tests.mutants.equivalent import why_equivalent
 from tests.mutants.program import Mutant, alone, schemata
 from tests.mutants.score import FOLDER, results, score, table
-from tests.mutants.subjects import made
+from tests.mutants.subjects import disproved, made
 from tokitai import ops
 from tokitai.evidence import archive
 from tokitai.families import emit_cpu, make_plan
@@ -191,6 +191,16 @@ def test_a_sample_is_refuted(name: str, device: str) -> None:
     found = score(name, device, 12, 120)
     assert found["run"] == 12 and found["refuted"] >= 3
     assert found["refuted"] + len(found["equivalent"]) + len(found["survivors"]) == 12
+
+
+def test_what_is_wrong_beyond_all_cases_is_refuted_by_the_solver() -> None:
+    """The upper word of an element's number is that of its neighbour's but for one element in 2^32."""
+    subject = made("dropout", "cpu")
+    (wrong,) = [s for s in subject.slips() if re.match(r"place \+ 1: .*element_word<1>", str(s))]
+    (same,) = [s for s in subject.slips() if re.match(r"tiles \+ 1: .*filled", str(s))]
+    said = disproved(subject, wrong)
+    assert said is not None and "out_y is made of word 1 of its own elements" in said
+    assert disproved(subject, same) is None
 
 
 def test_a_program_that_ends_its_process_is_refuted() -> None:

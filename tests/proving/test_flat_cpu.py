@@ -49,6 +49,21 @@ def test_a_last_tile_that_is_lost_at_one_number_of_columns_is_refuted() -> None:
     assert written_by_silu(lost, sizes["cols"]) < sizes["cols"]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, set()),
+        ({"element_word<1>(place + c": "element_word<1>(place + 1 + c"}, {1}),
+        ({"place = r * shape[1] + begin;": "place = r * shape[1];"}, {0, 1}),
+        ({"place = r * shape[1] + begin;": "place = r * shape[2] + begin;"}, {0, 1}),
+    ],
+)
+def test_random_words_of_another_element_are_refuted(change: dict[str, str], words: set[int]) -> None:
+    found = obligations("dropout", change)
+    stated = {w: found[f"out_y is made of word {w} of its own elements"].status for w in (0, 1)}
+    assert stated == {w: "refuted" if w in words else "proved" for w in (0, 1)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "names"),

@@ -60,7 +60,7 @@ class CpuCalls:
             "load": self.load, "store": self.store, "load1": self.load1, "store1": self.store1, "min": self.minimum,
             "Four": self.four, "Full": self.full, "Part": self.part, "thread_number": self.number,
             "joined": self.joined, "tree": self.tree, "tree_over": self.tree_over, "prefetch": self.nothing,
-            "streams": self.nothing, "get": self.nothing,
+            "streams": self.nothing, "get": self.nothing, "element_word": self.word,
         }  # fmt: skip
 
     def constants(self, lanes: int, headers: str) -> dict[str, Any]:
@@ -140,6 +140,12 @@ class CpuCalls:
         found = walk.invoke(at, [Int(k, "int64_t")])
         del walk.when[-2:]
         return found if isinstance(found, Opaque) else OPAQUE
+
+    def word(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
+        """A word of the numbers of elements, from this one on."""
+        lanes = values[1].count if len(values) > 1 and isinstance(values[1], Lanes) else self.lanes
+        walk.access(Pointer(Base(f"word {template[0].term}", "numbers"), walk.number(values[0])), lanes, False)
+        return OPAQUE
 
     def nothing(self, walk: Walk, template: Sequence[Any], values: Sequence[Any]) -> Any:
         return OPAQUE

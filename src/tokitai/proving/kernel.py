@@ -66,8 +66,11 @@ class Kernel:
                 yield self.joined(f"{name}: {base.name} is accessed inside", (self.inside(a) for a in mine), mine)
                 if base.shared and any(a.write for a in mine):
                     yield self.joined(f"{name}: {base.name} has no conflicting accesses", self.apart(mine), mine)
+        numbered = [b.name for b in bases.values() if b.kind == "numbers"]
         for out in self.outputs:
             mine = [a for a in self.walk.accesses if a.base.name == out and a.write]
+            for word in numbered:
+                yield self.joined(f"{name}: {out} is made of {word} of its own elements", self.own(word, mine), mine)
             yield self.joined(f"{name}: no element of {out} is written twice", self.once(mine), mine)
             yield self.joined(f"{name}: every element of {out} is written", self.covered(out, mine), mine)
         yield self.joined(f"{name}: index arithmetic fits its types", self.fitting(), [])
@@ -226,6 +229,21 @@ class Kernel:
                 other = True
             yield self.told(ask(z3.Not(both(other, self.meet(a, b))), [*self.given(a), *b.when], self.seconds), a)
 
+    def own(self, word: str, stores: Sequence[Access]) -> Iterator[Answer]:
+        """What is stored is made of the numbers of just these elements, counted row after row: taken under the same
+        conditions, in the same iteration."""
+        taken = [a for a in self.walk.accesses if a.base.name == word]
+        for s in stores:
+            beside = [a for a in taken if _same(a.when, s.when) and a.loops == s.loops]
+            place = self.place(s)
+            if place is None or not beside:
+                yield Answer("undecided", 0.0, {}, f"no number of an element beside: {s.line}")
+            for a in beside if place is not None else ():
+                row, col = Sum(a.at).along(z3.Int("cols"))
+                known = [*self.given(a, s), *self.walk.relevant([t for t in place if not isinstance(t, (int, bool))])]
+                must = False if row is None else both(row == place[0], col == place[1], a.count == s.count)
+                yield self.told(ask(must, known, self.seconds), a)
+
     def covered(self, out: str, accesses: Sequence[Access]) -> Iterator[Answer]:
         """Every element is written in the iteration that its row and column say."""
         extent = self.extents[out]
@@ -378,3 +396,8 @@ def _once(accesses: Sequence[Access]) -> list[Access]:
         ids = tuple(t if isinstance(t, (int, bool)) else t.get_id() for t in (a.at, a.count, *a.when))
         found.setdefault((ids, a.write, a.phase, a.alone), a)
     return list(found.values())
+
+
+def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether these are the same conditions."""
+    return len(a) == len(b) and all(x is y or (hasattr(x, "eq") and x.eq(y)) for x, y in zip(a, b, strict=True))

@@ -39,7 +39,7 @@ class Base:
     """Memory that pointers lead to. ``shared``: by all threads."""
 
     name: str
-    kind: str  # tensor, workspace, local or table
+    kind: str  # tensor, workspace, local, table, or the numbers of elements
     shared: bool = True
     data: bool = False  # whose elements are whole numbers
     dims: tuple[Any, ...] = ()  # of a local array
