@@ -238,11 +238,12 @@ class Kernel:
             place = self.place(s)
             if place is None or not beside:
                 yield Answer("undecided", 0.0, {}, f"no number of an element beside: {s.line}")
-            for a in beside if place is not None else ():
+                continue
+            known = self.walk.relevant([t for t in place if not isinstance(t, (int, bool))])
+            for a in beside:
                 row, col = Sum(a.at).along(z3.Int("cols"))
-                known = [*self.given(a, s), *self.walk.relevant([t for t in place if not isinstance(t, (int, bool))])]
                 must = False if row is None else both(row == place[0], col == place[1], a.count == s.count)
-                yield self.told(ask(must, known, self.seconds), a)
+                yield self.told(ask(must, [*self.given(a, s), *known], self.seconds), a)
 
     def covered(self, out: str, accesses: Sequence[Access]) -> Iterator[Answer]:
         """Every element is written in the iteration that its row and column say."""
