@@ -152,7 +152,7 @@ class Batch:
     def _compare(self, t: Tried) -> None:
         for s in (False, True):
             kernel = t.kernels[f"cpu{s}"]
-            kernel.__dict__["_run"] = cpu_kernel(self.cpu[s], t.program.name)
+            kernel.__dict__["loaded"] = cpu_kernel(self.cpu[s], t.program.name)
         t.failure = next(filter(None, self._comparisons(t, ("cpu", "sim"))), "")
 
     def _comparisons(self, t: Tried, devices: tuple[str, ...]) -> Iterator[str]:
