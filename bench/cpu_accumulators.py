@@ -2,8 +2,9 @@
 
 Calls take turns in one process; the least of each by the clock (`wall`), which other programs on the machine lengthen,
 and as time of all threads (`cpu`). Ours have as many threads as OPENBLAS_NUM_THREADS says (default: 1); TOKITAI_ISA
-chooses the instruction set. A corner of each product is first held, to the bit, against its definition. Figures are
-added to bench/results/cpu_accumulators.jsonl, or to --out; --page writes what that file holds as a table.
+chooses the instruction set. A corner of each product is first held, to the bit, against its definition: where one
+differs nothing is timed. Figures are added to bench/results/cpu_accumulators.jsonl, or to --out; --page writes what
+that file holds as a table.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ def differ(made: Any, a: Any, b: Any, accumulator: str) -> int:
 def page(records: list[dict[str, Any]]) -> str:
     """The newest figures of each product as a table."""
     newest = {(r["isa"], r["what"], r["threads"]): r for r in records}
-    (device,) = {r["device"] for r in newest.values()}
+    ((device, cores),) = {(r["device"], r["cores"]) for r in newest.values()}
     low, high = (f(r["load"] for r in newest.values()) for f in (min, max))
     head = (
         "# Accumulators on the CPU\n\n"
-        f"{device}, 2 cores; {max(r['date'] for r in records)[:10]}.\n\n"
+        f"{device}, {cores} cores; {max(r['date'] for r in records)[:10]}.\n\n"
         "Written by `python -m bench.cpu_accumulators --page`. bf16 operands, layout NT, beside our chain in f32 and\n"
         "NumPy's product of the same operands in f32 (OpenBLAS), in turns in one process. Gflop/s are those of one\n"
         "core: work over the time of all threads together. Ratios are the peer's time over ours, of all threads\n"
@@ -90,13 +91,15 @@ def main() -> None:
         calls: dict[str, Any] = {"OpenBLAS": partial(np.matmul, *wide, out=np.empty((m, n), np.float32))}
         for name in ACCUMULATORS:
             calls[name] = partial(ops.matmul, a, b, layout="NT", accumulator=name, threads=threads, out=out)
-        wrong = {name: differ(calls[name](), a, b, name) for name in ACCUMULATORS}
+        wrong = {x: count for x in ACCUMULATORS if (count := differ(calls[x](), a, b, x))}
+        if wrong:
+            raise SystemExit(f"{m} x {n} x {k}: elements of a corner that are not the definition's: {wrong}")
         load = os.getloadavg()[0]
         best = {c: {x: 1e3 * s for x, s in times.items()} for c, times in least(calls, options.repeats, REST).items()}
         record = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"), "device": device_name("cpu"), "isa": isa,
             "vnni": VNNI.get(isa) in cpu_features(), "what": f"{m} x {n} x {k}", "work": 2 * m * n * k,
-            "threads": threads, "load": load, "differ": wrong, "ms": best,
+            "threads": threads, "cores": os.cpu_count(), "load": load, "ms": best,
         }  # fmt: skip
         with options.out.open("a") as file:
             file.write(json.dumps(record) + "\n")

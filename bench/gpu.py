@@ -84,9 +84,7 @@ def shapes_of(name: str) -> tuple[tuple[int, int], ...]:
     if "cross_entropy" in name:
         return ((8192, 32768),)
     plan = make_plan(registry()[name].trace("f16"))
-    return (
-        ((32768, 1024), (16384, 4096), (8192, 8192), (2048, 32768)) if isinstance(plan, RowPlan) else ((16384, 4096),)
-    )
+    return NORMS if isinstance(plan, RowPlan) else ((16384, 4096),)
 
 
 def measure(

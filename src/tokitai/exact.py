@@ -76,8 +76,7 @@ def matmul_mod(a: Any, b: Any, modulus: int, *, offsets: Sequence[int] | None = 
     With `offsets`, a grouped product: rows offsets[g] to offsets[g + 1] of `a` are multiplied by b[g]. `threads`
     compute rows, beside the threads that NumPy's product has of its own. Raises ArgumentError.
     """
-    if type(threads) is not int or threads < 1:
-        raise ArgumentError(f"threads={threads!r}; accepted: an integer from 1 on")
+    check_threads(threads)
     if type(modulus) is not int or not 1 <= modulus <= LARGEST_MODULUS:
         raise ArgumentError(f"modulus={modulus!r}; accepted: an integer from 1 to {LARGEST_MODULUS}")
     x, y = _operands(a, b, offsets, "iu")
@@ -141,6 +140,12 @@ def matmul_int8(
         return total.astype(np.int32)
 
     return _product(product, x, y, offsets, np.dtype(dtype))
+
+
+def check_threads(threads: object) -> None:
+    """Raises ArgumentError for what is no number of threads."""
+    if type(threads) is not int or threads < 1:
+        raise ArgumentError(f"threads={threads!r}; accepted: an integer from 1 on")
 
 
 def _panel(a: Array, b: Array, modulus: int, digits: Digits) -> Array:

@@ -20,9 +20,19 @@ def test_records_make_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("sys.argv", ["cpu_accumulators", "--out", str(out), "--repeats", "1"])
     cpu_accumulators.main()
     (record,) = map(json.loads, out.open())
-    assert record["differ"] == dict.fromkeys(cpu_accumulators.ACCUMULATORS, 0)
     assert {*record["ms"]["wall"]} == {*record["ms"]["cpu"]} == {"OpenBLAS", *cpu_accumulators.ACCUMULATORS}
     assert cpu_accumulators.page([record]).count("| 16 x 24 x 40 |") == len(cpu_accumulators.ACCUMULATORS)
+
+
+@pytest.mark.slow
+def test_a_wrong_product_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "records.jsonl"
+    monkeypatch.setattr(cpu_accumulators, "SIZES", ((16, 24, 40),))
+    monkeypatch.setattr(cpu_accumulators, "differ", lambda made, a, b, name: int(name == "fixed16"))
+    monkeypatch.setattr("sys.argv", ["cpu_accumulators", "--out", str(out), "--repeats", "1"])
+    with pytest.raises(SystemExit, match=r"16 x 24 x 40: .*'fixed16': 1"):
+        cpu_accumulators.main()
+    assert not out.exists()
 
 
 def test_a_wrong_product_is_counted() -> None:

@@ -20,11 +20,12 @@ import numpy as np
 from blake3 import blake3
 
 from ..errors import ArgumentError
-from ..exact import BLOCKS_ADDED, LARGEST_MODULUS, Digits, matmul_mod, nearest, reduced
+from ..exact import BLOCKS_ADDED, LARGEST_MODULUS, Digits, check_threads, matmul_mod, nearest, reduced
 from .residues import Array, checked_prime, valuation_of, whole
 
 TILE = 256
-SMALLEST_TILE, LARGEST_TILE = 1, 4096
+LARGEST_TILE = 4096
+TILES = f"an integer from 1 to {LARGEST_TILE}"
 
 
 def skips(i: Any, j: Any, precision: Any) -> Any:
@@ -74,10 +75,9 @@ def matmul_skipping(
     prime, a precision below 1 or a power above 2^32, and a tile that is no integer from 1 to 4096.
     """
     modulus = _modulus(prime, precision)
-    if type(tile) is not int or not SMALLEST_TILE <= tile <= LARGEST_TILE:
-        raise ArgumentError(f"tile={tile!r}; accepted: an integer from {SMALLEST_TILE} to {LARGEST_TILE}")
-    if type(threads) is not int or threads < 1:
-        raise ArgumentError(f"threads={threads!r}; accepted: an integer from 1 on")
+    if not _is_tile(tile):
+        raise ArgumentError(f"tile={tile!r}; accepted: {TILES}")
+    check_threads(threads)
     x, y = _matrix("a", a), _matrix("b", b)
     if x.shape[1] != y.shape[0]:
         raise ArgumentError(f"shapes {x.shape} @ {y.shape}; accepted: (m, k) @ (k, n)")
@@ -132,8 +132,8 @@ def check_skipping(statement: Mapping[str, Any], a: Any, b: Any) -> list[str]:
         return [f"fields {sorted(statement)}; accepted: {sorted(wanted)}"]
     prime, precision, tile = statement["prime"], statement["precision"], statement["tile"]
     modulus = _modulus(prime, precision)
-    if type(tile) is not int or not SMALLEST_TILE <= tile <= LARGEST_TILE:
-        return [f"tile {tile!r}; accepted: an integer from {SMALLEST_TILE} to {LARGEST_TILE}"]
+    if not _is_tile(tile):
+        return [f"tile {tile!r}; accepted: {TILES}"]
     sides = {"left": _residues("a", a, modulus), "right": _residues("b", b, modulus)}
     true = {n: [[_smallest(t, prime, precision) for t in row] for row in _tiles(x, tile)] for n, x in sides.items()}
     skipped = sum(
@@ -173,6 +173,10 @@ def _tiles(x: Array, tile: int) -> list[list[Array]]:
     return [
         [x[i : i + tile, j : j + tile] for j in range(0, x.shape[1], tile)] for i in range(0, x.shape[0], tile)
     ]  # fmt: skip
+
+
+def _is_tile(tile: object) -> bool:
+    return type(tile) is int and 1 <= tile <= LARGEST_TILE
 
 
 def _modulus(prime: object, precision: object) -> int:

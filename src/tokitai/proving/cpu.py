@@ -16,11 +16,10 @@ from ..formats import FORMATS
 from ..lang import Node, Operator
 from ..lower.scalars import whole_scalars
 from .kernel import Extent, Kernel
-from .memory import parted
 from .parse import Parser, functions_of, preprocessed, templates_in
 from .symbolic import one_term, whole
 from .values import OPAQUE, Base, Cell, Int, Lanes, Opaque, Pointer, Scope
-from .walk import Walk
+from .walk import Walk, parted
 
 WALKED = ("each", "row_sums", "joined_at", "pad", "partial_capacity", "tiles_of", "tensor_of", "windows_of", "slot_of")
 TYPES = (
