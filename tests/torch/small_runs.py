@@ -37,7 +37,7 @@ def digest(tensors: dict[str, Tensor]) -> str:
     total = hashlib.sha256()
     for name, x in sorted(tensors.items()):
         whole = x.full_tensor() if hasattr(x, "full_tensor") else x
-        total.update(name.encode() + whole.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        total.update(name.encode() + whole.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 

@@ -15,6 +15,8 @@ import torch
 
 from examples.mixture.training import Report, Training, train
 from tests.torch.faulty_runs import RUN, STEP, compared, found, recorded, text_in
+from tests.torch.test_tensor_parallel import in_shards, whole
+from tests.torch.test_tensor_parallel import trained as trained_in_shards
 from tests.torch.world import World, world_of
 from tokitai.torch import accumulate
 from tokitai.torch.replay import replay
@@ -43,7 +45,9 @@ def trained(group: Any, run: Training, parallel: str = "ddp", accumulator: str =
         return train(TEXT, run, parallel=parallel, group=group)
 
 
-@pytest.mark.parametrize(("dtype", "accumulator"), [("f32", "f32"), ("bf16", "f32"), ("bf16", "fused16")])
+@pytest.mark.parametrize(
+    ("dtype", "accumulator"), [("f32", "f32"), *(("bf16", a) for a in ("f32", "fused16", "fixed16"))]
+)
 def test_gpus_train_to_the_bits_of_the_cpu(world: World, dtype: str, accumulator: str) -> None:
     """With accumulation on fewer than eight GPUs, without on eight."""
     run = replace(EIGHT, dtype=dtype)
@@ -60,6 +64,19 @@ def test_without_accumulation(several: World) -> None:
     on_gpus = replace(run, device="cuda")
     found = [several.same(n, trained, on_gpus, way) for n, way in ((1, "ddp"), (ranks, "ddp"), (ranks, "fsdp"))]
     assert found == [train(TEXT, run)] * 3
+
+
+@pytest.mark.parametrize(("way", "sizes"), [("columns", (12, 6144)), ("rows", (6144, 12))])
+@pytest.mark.parametrize("accumulator", ["fixed8", "fixed16", "fixed24"])
+def test_a_layer_in_shards_has_the_bits_of_one_rank(
+    several: World, way: str, sizes: tuple[int, int], accumulator: str
+) -> None:
+    want = whole("bfloat16", accumulator, *sizes)
+    assert several.same(2, in_shards, way, "bfloat16", accumulator, *sizes) == want
+
+
+def test_layers_in_shards_train_to_the_bits_of_one_rank(several: World) -> None:
+    assert several.same(2, trained_in_shards, "bfloat16") == trained_in_shards(None, "bfloat16")
 
 
 @pytest.mark.parametrize(("before", "behind"), [(2, 1), (1, 2)])

@@ -86,11 +86,15 @@ def whole(dtype: str, accumulator: str, inputs: int, outputs: int, activation: s
     return {n: bits(t) for n, t in dict(y=y, x=x.grad, weight=weight.grad, bias=bias.grad).items() if t is not None}
 
 
+def device(group: Any) -> str:
+    return {"gloo": "cpu", "nccl": "cuda"}[dist.get_backend(group)]
+
+
 def in_shards(
     group: Any, way: str, dtype: str, accumulator: str, inputs: int, outputs: int, activation: str = "none"
 ) -> Bits:
     """The same, of a weight that is sharded along its outputs (``columns``) or its inputs (``rows``)."""
-    mesh = DeviceMesh.from_group(group, "cpu")
+    mesh = DeviceMesh.from_group(group, device(group))
     places: Any = dict(x=Replicate(), weight=Shard(0), bias=Shard(0), dy=Shard(1))
     if way == "rows":
         places = dict(x=Shard(1), weight=Shard(1), bias=Replicate(), dy=Replicate())
@@ -145,9 +149,9 @@ def run(model: Small, optimizer: AdamW, passes: Callable[[Tensor, Tensor], Any],
     """The digest of weights behind these steps."""
     for step in steps:
         draw = torch.Generator().manual_seed(step)
-        x = torch.randn(16, 32, generator=draw).to(model.norm.weight.dtype)
+        x = torch.randn(16, 32, generator=draw).to(model.norm.weight)
         with accumulate("fixed16"):
-            passes(x, torch.randint(0, 32, (16,), generator=draw))
+            passes(x, torch.randint(0, 32, (16,), generator=draw).to(x.device))
         optimizer.step()
     return digest(model.state_dict())
 
@@ -158,7 +162,8 @@ def trained(
     """Over the ranks of a group; or without one."""
     model = Small(getattr(torch, dtype))
     if group is not None:
-        parallelize_module(model, DeviceMesh.from_group(group, "cpu"), PLAN)
+        model.to(device(group))
+        parallelize_module(model, DeviceMesh.from_group(group, device(group)), PLAN)
     optimizer = AdamW(model.parameters(), lr=1e-2)
     if load is not None:
         checkpoint.load(load, model, optimizer)
