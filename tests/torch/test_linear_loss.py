@@ -7,15 +7,18 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tokitai import ops
 from tokitai.errors import ArgumentError
+from tokitai.meaning.sums import tree
 from tokitai.torch import functional, init, nn
+from tokitai.torch.ranks import Arrangement, Gradients
 
-FEATURES, CLASSES, BLOCK = 24, 50, 256
+FEATURES, CLASSES, PRODUCT, LEAF = 24, 50, 256, 4096
 
 
 def tensors(rows: int, dtype: Any = torch.float32) -> list[Tensor]:
@@ -45,7 +48,12 @@ def results(loss: Tensor, given: list[Tensor]) -> list[Tensor]:
 
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
+    """The same bits: zeros have signs."""
+    return all(x.dtype == y.dtype and torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.detach().contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
 
 
 OPTIONS = [
@@ -67,31 +75,61 @@ def test_up_to_a_block_all_bits_are_those_of_both_functions(words: dict[str, Any
     assert same(fused(rows, given, **words), apart(rows, given, **words))
 
 
-def test_beyond_a_block_weights_are_summed_block_by_block() -> None:
-    rows = 3 * BLOCK + 77
+@pytest.mark.parametrize("rows", [3 * PRODUCT + 77, 5 * LEAF + 300])
+def test_beyond_a_product_weights_are_summed_in_chains_and_a_tree(rows: int) -> None:
+    """Beside the rule of sums in NumPy; the bias has the bits of `linear` for any number of rows."""
     given = tensors(rows)
     found, want = fused(rows, given), apart(rows, given)
-    assert same(found[:2], want[:2]), "the loss and the gradient of x"
+    assert same([*found[:2], found[3]], [*want[:2], want[3]])
     x, weight, bias = (t.detach() for t in given)
     dlogits = torch.autograd.grad(
         functional.cross_entropy(logits := functional.linear(x, weight, bias).requires_grad_(), target(rows)),
         logits,
         torch.tensor(0.5),
     )[0]
-    total, summed = torch.zeros_like(weight), torch.zeros_like(bias)
-    for first in range(0, rows, BLOCK):
-        part = slice(first, first + BLOCK)
-        total += ops.linear_backward_weight(dlogits[part], x[part])
-        summed += ops.linear_backward_bias(dlogits[part])
-    assert same(found[2:], [total, summed])
+    leaves = []
+    for first in range(0, rows, LEAF):
+        leaves.append(np.full(weight.shape, -0.0, np.float32))
+        for here in (slice(i, min(i + PRODUCT, rows)) for i in range(first, min(first + LEAF, rows), PRODUCT)):
+            leaves[-1] += ops.linear_backward_weight(dlogits[here].numpy(), x[here].numpy())
+    assert same([found[2]], [torch.from_numpy(tree(np.stack(leaves), np.add, axis=0)[0].copy())])
     assert not torch.equal(found[2], want[2]), "in another order than that of one product"
 
 
+@pytest.mark.parametrize("splits", [1, 2, 3, 4])
+def test_blocks_of_a_batch_have_the_bits_of_one_call(splits: int) -> None:
+    """Of 4,096 rows each, and of twice as many."""
+    for of_each in (LEAF, 2 * LEAF):
+        rows = splits * of_each
+        x, weight, bias = (t.detach() for t in tensors(rows))
+        model, classes = nn.LinearCrossEntropyLoss(FEATURES, CLASSES, bias=True, reduction="sum"), target(rows)
+        model.load_state_dict(dict(weight=weight, bias=bias))
+        found = []
+        for blocks in (1, splits):
+            gradients = Gradients(model, Arrangement(blocks))
+            for block in gradients.blocks():
+                loss = model(block.of(x), block.of(classes))
+                (loss / rows).backward()
+                block.record(loss=loss)
+            found.append([gradients.totals["loss"], *(p.grad for p in model.parameters() if p.grad is not None)])
+        assert len(found[0]) == 3 and same(*found), of_each
+
+
+def test_signs_of_zeros_are_those_of_both_functions() -> None:
+    for rows in (0, 4):
+        given = [-torch.rand(rows, FEATURES).requires_grad_(), *tensors(rows)[1:]]
+        words: dict[str, Any] = dict(ignore_index=5, reduction="sum")
+        ignored = torch.full((rows,), 5)
+        x, weight, bias = given
+        found = results(functional.linear_cross_entropy(x, weight, ignored, bias, **words), given)
+        assert same(found, results(functional.cross_entropy(functional.linear(*given), ignored, **words), given)), rows
+
+
 def test_no_bit_depends_on_the_rows_in_memory() -> None:
-    rows = 5 * BLOCK + 1
+    rows = 5 * PRODUCT + 1
     for dtype, bias in itertools.product((torch.float32, torch.bfloat16), (True, False)):
         given = tensors(rows, dtype)[: 3 if bias else 2]
-        first, *others = (fused(rows, given, rows=n * BLOCK) for n in (1, 2, 8))
+        first, *others = (fused(rows, given, rows=n * PRODUCT) for n in (1, 2, 8))
         assert all(same(first, other) for other in others)
 
 

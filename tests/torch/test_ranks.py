@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from examples.mixture.model import Mixture
-from tests.torch.small_runs import LENGTH, TINY, trained, trained_by
+from tests.torch.small_runs import LENGTH, TINY, digest, trained, trained_by
 from tests.torch.world import World, world_of
 from tokitai.errors import ArgumentError
 from tokitai.meaning.sums import tree
@@ -95,6 +95,27 @@ def test_a_step_is_the_tree_over_passes() -> None:
         want = torch.from_numpy(tree(np.stack(alone[name]), lambda a, b: a + b, axis=0)[0].copy()).bfloat16()
         assert p.grad is not None and torch.equal(p.grad, want), name
     assert gradients.totals["loss"].numpy() == tree(np.stack(losses), lambda a, b: a + b, axis=0)[0]
+
+
+def last_projection(group: Any, blocks: int) -> list[str]:
+    """Loss and gradients of a batch of three blocks, as three passes over these ranks, or as one."""
+    draw = torch.Generator().manual_seed(0)
+    model = nn.LinearCrossEntropyLoss(8, 10, bias=True, reduction="sum", generator=draw)
+    x, classes = torch.randn(3 * 4096, 8, generator=draw), torch.randint(0, 10, (3 * 4096,), generator=draw)
+    gradients = Gradients(model, arrange(3 * 4096, group=group) if blocks > 1 else Arrangement(1))
+    for block in gradients.blocks():
+        loss = model(block.of(x), block.of(classes))
+        (loss / len(x)).backward()
+        block.record(loss=loss)
+    found = [gradients.totals["loss"].reshape(1), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return [digest({"": t}) for t in found]
+
+
+@pytest.mark.slow
+def test_ranks_have_the_last_projection_of_one_call(world: World) -> None:
+    want = last_projection(None, 1)
+    assert len(set(want)) == 3
+    assert {n: world.same(n, last_projection, 3) for n in (1, 2, 3)} == dict.fromkeys((1, 2, 3), want)
 
 
 # ------------------------------------------------------------------ runs

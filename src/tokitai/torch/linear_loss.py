@@ -1,10 +1,14 @@
 """A linear layer and the cross-entropy of its results, whose logits are never in memory as a whole.
 
-Rows pass in chunks: logits, loss, and in the backward pass logits again, their gradient and what follows from it. A row
-of results or of the gradient of x has the bits of the two functions one after the other. The gradient of the weight is
-a sum over blocks of 256 rows, aligned with the first: each block is a product of its own, added in f32 to the total of
-the blocks before it; the total is rounded once. So the size of the chunks shows in no bit, and up to 256 rows neither
-does that the two functions are one.
+Rows pass in chunks: logits, loss, and in the backward pass logits again, their gradient and what follows from it.
+Results and the gradients of x and bias have the bits of the two functions one after the other. That of the weight is
+summed in f32 over blocks of 4,096 rows, aligned with the first, in the balanced tree, and rounded once. A block is a
+chain, from -0, of products of 256 rows each. So the size of the chunks shows in no bit; up to 256 rows neither does
+that the two functions are one; and calls with 4,096 rows each, or a power of two of them, whose gradients in f32 meet
+in the tree, as those of a global batch's blocks do, have the bits of one call.
+
+Of n such blocks up to 1 + log2(n) sums, each as large as the weight in f32, are in memory: 1 for 4,096 rows, 2 for
+8,192, 4 for 32,768.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ArgumentError
+from ..lang import MATMUL_BLOCK
 from .accumulators import Accumulators
 from .arguments import checked
 from .assertions import assert_in_range, refuse_capture
@@ -25,8 +30,10 @@ from .dispatch import custom_op
 from .reductions import Spread, spread_of
 from .shapes import FORMATS
 from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
+from .tree import Partial
 
-BLOCK = 256
+PRODUCT = 256  # rows of one product of a gradient of the weight
+LEAF = MATMUL_BLOCK  # rows of a leaf of its tree: as many as those of `linear` have, and the largest block of a batch
 REDUCTIONS = ("mean", "sum", "none")
 _accumulators = Accumulators(ops.linear)
 _over_rows = cast("Spread", spread_of(ops.cross_entropy))
@@ -43,8 +50,8 @@ def linear_cross_entropy(
 
     ``input`` of (..., features), ``linear_weight`` of (classes, features), ``target`` of (...), int32 or int64.
     ``weight`` of each class is a constant; options are those of `cross_entropy`. ``rows`` is how many rows have logits
-    in memory at once, a multiple of 256: no bit depends on it. The backward pass computes logits again.
-    ``accumulator`` is that of all products, as `linear` has it. Raises ArgumentError.
+    in memory at once, a multiple of 256 (backwards 4,096 at most): no bit depends on it. The backward pass
+    computes logits again. ``accumulator`` is that of all products, as `linear` has it. Raises ArgumentError.
     """
     name = "linear_cross_entropy"
     if input.ndim == 0 or linear_weight.ndim != 2 or input.shape[-1] != linear_weight.shape[1]:
@@ -61,8 +68,8 @@ def linear_cross_entropy(
         raise ArgumentError(f"{name}: weight requires a gradient and has none; accepted: weight.detach()")
     if reduction not in REDUCTIONS:
         raise ArgumentError(f"{name}: reduction={reduction!r}; accepted: {', '.join(map(repr, REDUCTIONS))}")
-    if rows < BLOCK or rows % BLOCK:
-        raise ArgumentError(f"{name}: rows={rows}; accepted: a multiple of {BLOCK}")
+    if rows < PRODUCT or rows % PRODUCT:
+        raise ArgumentError(f"{name}: rows={rows}; accepted: a multiple of {PRODUCT}")
     numbers: list[Any] = []
     held: list[Tensor | None] = []
     for n, value in (("label_smoothing", label_smoothing), ("z_loss", z_loss)):
@@ -83,8 +90,8 @@ def linear_cross_entropy(
     return loss
 
 
-def _chunks(count: int, rows: int) -> list[slice]:
-    return [slice(i, min(i + rows, count)) for i in range(0, count, rows)]
+def _chunks(whole: slice, rows: int) -> list[slice]:
+    return [slice(i, min(i + rows, whole.stop)) for i in range(whole.start, whole.stop, rows)]
 
 
 @custom_op("tokitai::linear_cross_entropy")
@@ -99,7 +106,7 @@ def _loss(
         assert_in_range("linear_cross_entropy: target", targets, len(w), ignore_index)
         targets = targets.to(torch.int64)
     each = flat.new_empty(len(flat), dtype=torch.float32)
-    for part in _chunks(len(flat), rows):
+    for part in _chunks(slice(0, len(flat)), rows):
         logits = ops.linear(flat[part], w, b, accumulator=accumulator)
         each[part], _ = ops.cross_entropy(logits, targets[part], classes, **kept)
     if reduction == "none":
@@ -150,27 +157,28 @@ def _backward(
     kept = _options(x, ignore_index, label_smoothing, z_loss, smoothing, penalty)
     targets = targets.to(torch.int64)
     slopes, more = plain(dloss).reshape(-1).contiguous(), dict(accumulator=accumulator)
-    dx, dweight, dbias = _places(flat, w, wanted)
-    for part in _chunks(len(flat), rows):
-        dlogits = ops.cross_entropy_backward(
-            slopes[part], ops.linear(flat[part], w, b, **more), targets[part], classes, **kept
-        )
-        if wanted[0]:
-            dx[part] = ops.linear_backward_input(dlogits, w, **more)
-        for block in _chunks(len(dlogits), BLOCK):
-            if wanted[1]:
-                ops.linear_accumulate_weight(dweight, dlogits[block], flat[part][block], **more)
-            if wanted[2]:
-                dbias += ops.linear_backward_bias(dlogits[block].float())
-    return [dx.view(x.shape) if wanted[0] else dx, dweight.to(x.dtype), dbias.to(x.dtype)]
-
-
-def _places(x: Tensor, weight: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for gradients: of x in its format, of weight and bias zeros in f32."""
-    shapes = (x.shape, weight.shape, weight.shape[:1])
-    dx, *totals = (shape if want else (0,) for shape, want in zip(shapes, wanted, strict=True))
-    dweight, dbias = (x.new_zeros(shape, dtype=torch.float32) for shape in totals)
-    return x.new_empty(dx), dweight, dbias
+    dx, dweight, dbias = (
+        t.new_zeros(t.shape if want else 0) for t, want in zip((flat, w, w[:, 0]), wanted, strict=True)
+    )
+    every = slice(0, len(flat))
+    of_weight, of_bias = (Partial[Tensor](len(_chunks(every, n)), 0, Tensor.add_) for n in (LEAF, PRODUCT))
+    for leaf in _chunks(every, LEAF):
+        total = torch.full_like(dweight, -0.0, dtype=torch.float32)
+        for part in _chunks(leaf, rows):
+            logits = ops.linear(flat[part], w, b, **more)
+            dlogits = ops.cross_entropy_backward(slopes[part], logits, targets[part], classes, **kept)
+            if wanted[0]:
+                dx[part] = ops.linear_backward_input(dlogits, w, **more)
+            for block, here in zip(_chunks(part, PRODUCT), dlogits.split(PRODUCT), strict=True):
+                if wanted[1]:
+                    ops.linear_accumulate_weight(total, here, flat[block], **more)
+                if wanted[2]:
+                    of_bias.push(ops.linear_backward_bias(here.float()))
+        of_weight.push(total)
+    if len(flat):
+        dweight = of_weight.whole().to(x.dtype)
+        dbias = of_bias.whole().to(x.dtype) if wanted[2] else dbias
+    return [dx.view(x.shape) if wanted[0] else dx, dweight, dbias]
 
 
 def _shapes(x: Tensor, weight: Tensor, bias: Any, target: Tensor, *rest: Any) -> Tensor:
