@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from ..lang import Graph, Operator
+from ..lang import Graph, Index, Operator
 
 Array = np.ndarray[Any, Any]
-_UNSIGNED = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
+UNSIGNED = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 
 
 def check_no_nan(operator: Operator, arrays: Mapping[str, Array], shape: tuple[int, int]) -> None:
@@ -47,6 +47,11 @@ def table_entries(operator: Operator, arrays: Mapping[str, Array], params: Mappi
     return next(iter(found.values()), 0)
 
 
+def index_count(index: Index, columns: int, entries: int) -> int:
+    """How many values an index may have, from 0 on."""
+    return entries if index.entries else columns + index.upto
+
+
 def check_indices(
     operator: Operator, arrays: Mapping[str, Array], params: Mapping[str, float], shape: tuple[int, int],
     entries: int = 0,
@@ -57,8 +62,8 @@ def check_indices(
         if name not in arrays or arrays[name].size == 0:
             continue
         values = arrays[name].reshape(-1)
-        count = entries if index.entries else shape[1] + index.upto
-        if values.dtype.kind == "i" and values.view(_UNSIGNED[values.itemsize]).max() < count:  # nothing negative
+        count = index_count(index, shape[1], entries)
+        if values.dtype.kind == "i" and values.view(UNSIGNED[values.itemsize]).max() < count:  # nothing negative
             continue
         bad = (values < 0) | (values >= count)
         if index.besides is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from ..arrays.dlpack import as_numpy
 from ..backends.backend import Array
 from ..backends.cpu import device as cpu
-from .checks import check_indices
+from .checks import check_indices, index_count
 from .kernel import Kernel
 from .launch_cache import CallSignature
 from .problem import Problem
@@ -67,6 +67,11 @@ class HostLaunch:
         """The same in the arrays of a call that choose elements."""
         operator = self.kernel.operator
         check_indices(operator, named, scalars.params, self.problem.sizes, self.problem.entries)
+
+    def count_of(self, name: str) -> int:
+        """How many values the indices of this name may have, from 0 on."""
+        index = self.kernel.operator.contract.indices[name]
+        return index_count(index, self.problem.sizes[1], self.problem.entries)
 
     def __call__(self, scalars: LaunchScalars, addresses: Sequence[int], threads: int | None) -> None:
         """Run it, in so many threads, or by default in as many as pay."""

@@ -8,6 +8,7 @@ as it lies in memory, and where nothing else has written to these.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Sequence
 from operator import itemgetter
@@ -17,7 +18,10 @@ import numpy as np
 
 from ..arrays.libraries import array_at, format_of_torch
 from ..backends.cpu import device as cpu
-from .launch_cache import CallSignature, Launch, Replay
+from ..formats import FORMATS
+from .checks import UNSIGNED
+from .host_launch import HostLaunch
+from .launch_cache import CallSignature, Replay
 
 SCRATCH = 1 << 16  # bytes of results that nobody asks for, which a thread keeps from call to call
 _ALIGN = 64
@@ -39,6 +43,15 @@ class _Indices(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     format: str
+    limit: int  # values from 0 to below it are accepted
+    memory: Any  # its bytes as an array of ctypes; None where elements do not follow one another, or there are none
+
+    def all_fit(self, address: int) -> bool:
+        """Whether one pass shows that all values are accepted. As unsigned numbers, negative ones are the largest."""
+        if self.memory is None:
+            return False
+        unsigned = UNSIGNED[FORMATS[self.format].dtype.itemsize]
+        return bool(np.maximum.reduce(np.frombuffer(self.memory.from_address(address), unsigned)) < self.limit)
 
     def array(self, address: int) -> np.ndarray[Any, Any]:
         """It, where it lies in a call."""
@@ -67,8 +80,9 @@ class Recording:
     ) -> None:
         """A launch, of inputs at these addresses, and its new results."""
         inputs = [self.slots.get(a) for a in addresses[: len(replay.inputs)]]
-        plain = not (replay.on_device or replay.copies or replay.columns or replay.disjoint or replay.versions)
-        indices = self._indices(replay.launch, signature)
+        plain = not (replay.copies or replay.columns or replay.disjoint or replay.versions)
+        launch = replay.launch
+        indices = self._indices(launch, signature) if isinstance(launch, HostLaunch) else None
         if not plain or indices is None or None in inputs:
             return self.spoil()
         first = len(self.tensors) + len(self.made)
@@ -77,10 +91,10 @@ class Recording:
         self.versions += [_version(x) for x in made]
         self.replays += [(pattern, new) for _, pattern, new in replay.results]
         self.slots |= {x.data_ptr(): first + i for i, x in enumerate(made)}
-        self.steps.append((replay.launch, scalars, (*inputs, *range(first, first + len(made))), indices))  # type: ignore[arg-type]
+        self.steps.append((launch, scalars, (*inputs, *range(first, first + len(made))), indices))  # type: ignore[arg-type]
         return None
 
-    def _indices(self, launch: Launch, signature: CallSignature) -> list[_Indices] | None:
+    def _indices(self, launch: HostLaunch, signature: CallSignature) -> list[_Indices] | None:
         """The caller's tensors whose values have to be checked; None where one is not known here."""
         found = []
         for n, x in zip(signature.form.named, signature.tensors, strict=True):
@@ -88,7 +102,9 @@ class Recording:
                 slot, fmt = self.slots.get(x.data_ptr()), format_of_torch(x.dtype)
                 if slot is None or fmt is None:
                     return None
-                found.append(_Indices(str(n), slot, tuple(x.shape), x.stride(), fmt))
+                nbytes = x.numel() * x.element_size() if x.is_contiguous() else 0
+                memory = ctypes.c_char * nbytes if nbytes else None
+                found.append(_Indices(str(n), slot, tuple(x.shape), x.stride(), fmt, launch.count_of(str(n)), memory))
         return found
 
     def place_of(self, x: Any) -> Place | None:
@@ -156,8 +172,9 @@ class Program:
             start = _scratch.start
             addresses += [start + offset for offset in self._offsets]
         for launch, scalars, gather, indices in self._steps:
-            if indices:
-                launch.check_arrays({i.name: i.array(addresses[i.slot]) for i in indices}, scalars)
+            for i in indices:
+                if not i.all_fit(addresses[i.slot]):
+                    launch.check_arrays({i.name: i.array(addresses[i.slot])}, scalars)
             launch(scalars, gather(addresses), None)
         return made
 

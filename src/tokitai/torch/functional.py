@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from . import operators
-from .arguments import batched, checked
+from .arguments import batched, checked, replayed
 from .linear_loss import linear_cross_entropy as linear_cross_entropy
 from .masks import limits_of, limits_of_mask
 from .products import embedding as embedding
@@ -159,7 +159,7 @@ def dropout(
 
 
 # ------------------------------------------------------------------ loss
-@checked
+@replayed
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int | Tensor = -100,
     reduction: str = "mean", label_smoothing: float | Tensor = 0.0, dim: int | None = None,
