@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from tokitai.families import Plan, emit_cpu
 from tokitai.lang import Operator
 from tokitai.ops import registry
 from tokitai.proving.choice import family_of
+from tokitai.proving.kernel import Kernel
 from tokitai.proving.obligation import Obligation
 from tokitai.proving.prove import WALKS, plan_of
 
@@ -30,15 +31,20 @@ def changed_text(plan: Plan, changes: Mapping[str, str], headers: Mapping[str, s
 
 
 def obligations(
-    name: str, changes: Mapping[str, str] = {}, headers: Mapping[str, str] = {}, **contract: Any
+    name: str, changes: Mapping[str, str] = {}, headers: Mapping[str, str] = {}, only: Collection[str] = (),
+    **contract: Any,
 ) -> dict[str, Obligation]:  # fmt: skip
-    """All obligations by name, of a kernel in f32 whose source and headers are changed, for vectors of 8."""
+    """All obligations by name, or ``only`` these, of a kernel in f32 whose source and headers are changed, for vectors
+    of 8."""
     operator: Operator = registry()[name]
     if contract:
         operator = copy(operator)
         operator.contract = replace(operator.contract, **contract)
     plan = plan_of(operator, "f32")
     walked = WALKS[family_of(plan)](operator, plan, 8, 20.0, changed_text(plan, changes, headers))
+    if only:
+        assert isinstance(walked, Kernel)
+        return {what: walked.joined(what, answers) for what, answers in walked.statements() if what in only}
     return {o.name.removeprefix(f"{name}: "): o for o in walked.obligations(name)}
 
 

@@ -21,7 +21,19 @@ from .symbolic import one_term, whole
 from .values import OPAQUE, Base, Cell, Int, Lanes, Opaque, Pointer, Scope
 from .walk import Walk, parted
 
-WALKED = ("each", "row_sums", "joined_at", "pad", "partial_capacity", "tiles_of", "tensor_of", "windows_of", "slot_of")
+WALKED = (
+    "each",
+    "row_sums",
+    "joined_at",
+    "pad",
+    "partial_capacity",
+    "tiles_of",
+    "tensor_of",
+    "windows_of",
+    "slot_of",
+    "long_segment",
+    "long_block",
+)
 TYPES = (
     "S",
     "V",
@@ -201,14 +213,14 @@ class Start:
 
     def __init__(self, operator: Operator, plan: Plan, lanes: int, text: KernelText | None) -> None:
         self.plan, self.graph = plan, plan.graph
-        self.main, headers = whole_text(emit_cpu(plan) if text is None else text, lanes)
+        self.main, self.headers = whole_text(emit_cpu(plan) if text is None else text, lanes)
         self.rows, self.cols, knows = sized_sides(operator)
         self.threads, thread = z3.Int("threads"), z3.Int("thread")
         knows += [self.threads >= 1, self.threads <= MOST_THREADS, thread >= 0, thread < self.threads]
-        self.templates = templates_in(headers)
-        functions = functions_of(headers, WALKED, self.templates, TYPES)
+        self.templates = templates_in(self.headers)
+        functions = functions_of(self.headers, WALKED, self.templates, TYPES)
         calls = CpuCalls(lanes, self.threads)
-        self.walk = Walk(functions, knows, calls.calls, calls.constants(lanes, headers))
+        self.walk = Walk(functions, knows, calls.calls, calls.constants(lanes, self.headers))
         self.walk.thread = thread
         self.extents: dict[str, Extent] = {}
         self.products: list[tuple[Any, Any]] = []  # as a `Kernel` has them
@@ -241,7 +253,11 @@ class Start:
                 self.walk.knows += [found[-1] >= math.floor(within[0]), found[-1] <= math.ceil(within[1])]
         return found
 
-    def walked(self, tensors: Mapping[int, Any], seconds: float, sizes: Sequence[Any]) -> Kernel:
+    def defined(self, name: str, how: str) -> list[int]:
+        """The numbers in the definition of a constant of the headers."""
+        return _defined(self.headers, name, how)
+
+    def walked(self, tensors: Mapping[int, Any], seconds: float, sizes: Sequence[Any], entries: Any = None) -> Kernel:
         """The kernel, walked."""
         walk = self.walk
         walk.globals.names |= _cells(
@@ -254,7 +270,7 @@ class Start:
         walk.execute(parser.block(), Scope(walk.globals))
         outputs = [f"out_{o.name}" for o in self.graph.outputs]
         kernel = Kernel(walk, self.extents, outputs, sizes, self.products, seconds)
-        _workspace(kernel, self.plan, self.rows, self.cols, self.threads)
+        _workspace(kernel, self.plan, self.rows, self.cols, self.threads, z3.IntVal(0) if entries is None else entries)
         return kernel
 
 
@@ -269,11 +285,11 @@ def _range(n: Node, operator: Operator) -> tuple[float, float] | None:
     return (min(ends), max(ends)) if ends else None
 
 
-def _workspace(kernel: Kernel, plan: Plan, rows: Any, cols: Any, threads: Any) -> None:
+def _workspace(kernel: Kernel, plan: Plan, rows: Any, cols: Any, threads: Any, entries: Any) -> None:
     """The parts of the workspace: the last ends where the plan says that the workspace does."""
 
     def asked() -> int:
-        return plan.workspace_bytes([(whole(rows), whole(cols))], 4, whole(threads), 0)
+        return plan.workspace_bytes([(whole(rows), whole(cols))], 4, whole(threads), whole(entries))
 
     total = one_term(asked, kernel.walk.knows)
     kernel.workspace, kernel.threads = total, threads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
 from typing import Any
@@ -40,6 +40,14 @@ class Kernel:
     seconds: float = 5.0
     workspace: Any = 0  # bytes that the plan asks for
     threads: Any = 1
+    # Iterations in which an access may reach a row, where none of its digits says so.
+    reached: Callable[[Access, Any], list[tuple[Any, Any]]] = lambda access, row: []
+
+    def ask(self, must: Any, knows: Sequence[Any]) -> Answer:
+        """The solver's answer, with what is known of the contents of memory."""
+        lemmas = self.walk.lemmas([must, *knows])
+        answer = ask(must, [*knows, *lemmas], self.seconds)
+        return replace(answer, assumes=True) if lemmas else answer
 
     def given(self, *accesses: Access) -> list[Any]:
         """What is known where these accesses are made."""
@@ -57,27 +65,32 @@ class Kernel:
     # ------------------------------------------------------------------ statements
     def obligations(self, name: str) -> Iterator[Obligation]:
         """All of them, by memory."""
+        for what, answers in self.statements():
+            yield self.joined(f"{name}: {what}", answers)
+
+    def statements(self) -> Iterator[tuple[str, Iterator[Answer]]]:
+        """What is stated, and the answers of the solver, which is asked as they are taken."""
         bases = {a.base.name: a.base for a in self.walk.accesses}
         for base in bases.values():
             mine = [a for a in self.walk.accesses if a.base == base]
             if base.kind == "local":
-                yield self.joined(f"{name}: {base.name} is accessed inside", (self.in_local(a) for a in mine), mine)
+                yield f"{base.name} is accessed inside", (self.in_local(a) for a in mine)
             elif base.name in self.extents:
-                yield self.joined(f"{name}: {base.name} is accessed inside", (self.inside(a) for a in mine), mine)
+                yield f"{base.name} is accessed inside", (self.inside(a) for a in mine)
                 if base.shared and any(a.write for a in mine):
-                    yield self.joined(f"{name}: {base.name} has no conflicting accesses", self.apart(mine), mine)
+                    yield f"{base.name} has no conflicting accesses", self.apart(mine)
         numbered = [b.name for b in bases.values() if b.kind == "numbers"]
         for out in self.outputs:
             mine = [a for a in self.walk.accesses if a.base.name == out and a.write]
             for word in numbered:
-                yield self.joined(f"{name}: {out} is made of {word} of its own elements", self.own(word, mine), mine)
-            yield self.joined(f"{name}: no element of {out} is written twice", self.once(mine), mine)
-            yield self.joined(f"{name}: every element of {out} is written", self.covered(out, mine), mine)
-        yield self.joined(f"{name}: index arithmetic fits its types", self.fitting(), [])
+                yield f"{out} is made of {word} of its own elements", self.own(word, mine)
+            yield f"no element of {out} is written twice", self.once(mine)
+            yield f"every element of {out} is written", self.covered(out, mine)
+        yield "index arithmetic fits its types", self.fitting()
         if self.walk.pieces:
-            yield self.joined(f"{name}: the workspace has room for its parts", self.room(), [])
+            yield "the workspace has room for its parts", self.room()
 
-    def joined(self, name: str, answers: Iterator[Answer] | Sequence[Answer], accesses: Sequence[Access]) -> Obligation:
+    def joined(self, name: str, answers: Iterator[Answer]) -> Obligation:
         """One obligation of several statements: the first that is refuted says where."""
         began, at, reason, status, several = time.perf_counter(), {}, "", "proved", 0
         assumes = False
@@ -110,20 +123,20 @@ class Kernel:
         for p in self.walk.pieces:
             if p.each is not None:
                 gap = alike(self.workspace - (p.start + p.base.unit * self.threads * p.each), self.walk.knows)
-                yield self.told(ask(gap >= 0, self.walk.knows, self.seconds), None, f"{p.base.name} of each thread")
+                yield self.told(self.ask(gap >= 0, self.walk.knows), None, f"{p.base.name} of each thread")
             elif p.size is not None:
                 must = Sum(p.size).term()
-                yield self.told(ask(must >= 0, self.walk.knows, self.seconds), None, p.base.name)
+                yield self.told(self.ask(must >= 0, self.walk.knows), None, p.base.name)
             elif not any(q.each is not None for q in self.walk.pieces):
                 gap = alike(self.workspace - p.start, self.walk.knows)
-                yield self.told(ask(gap >= 0, self.walk.knows, self.seconds), None, p.base.name)
+                yield self.told(self.ask(gap >= 0, self.walk.knows), None, p.base.name)
 
     def in_local(self, a: Access) -> Answer:
         """Of an array of a thread's own."""
         size: Any = 1
         for d in a.base.dims:
             size = size * d
-        return self.told(ask(both(a.at >= 0, a.at + a.count <= size), self.given(a), self.seconds), a)
+        return self.told(self.ask(both(a.at >= 0, a.at + a.count <= size), self.given(a)), a)
 
     def inside(self, a: Access) -> Answer:
         """Of a tensor or a part of a workspace."""
@@ -140,9 +153,9 @@ class Kernel:
 
     def if_chosen(self, must: Any, a: Access) -> Answer:
         """The answer; where that depends on an index in a tensor, for one in range."""
-        answer = ask(must, self.given(a), self.seconds)
+        answer = self.ask(must, self.given(a))
         chosen = self.chosen([a.at]) if answer.status != "proved" and not isinstance(a.at, int) else []
-        return replace(ask(must, [*self.given(a), *chosen], self.seconds), assumes=True) if chosen else answer
+        return replace(self.ask(must, [*self.given(a), *chosen]), assumes=True) if chosen else answer
 
     def below(self, a: Access, size: Any) -> Any:
         """That an access lies below a size; where both are made of rows of so many columns, by its row and column."""
@@ -202,7 +215,7 @@ class Kernel:
             others = self.others(a, b)
             if others is False:
                 continue
-            yield self.told(ask(z3.Not(both(others, self.meet(a, b))), [*self.given(a), *b.when], self.seconds), a)
+            yield self.told(self.ask(z3.Not(both(others, self.meet(a, b))), [*self.given(a), *b.when]), a)
 
     def others(self, a: Access, b: Access) -> Any:
         """That different threads make these accesses; False where that cannot be."""
@@ -227,7 +240,7 @@ class Kernel:
                 other: Any = z3.Or(*pairs)
             else:
                 other = True
-            yield self.told(ask(z3.Not(both(other, self.meet(a, b))), [*self.given(a), *b.when], self.seconds), a)
+            yield self.told(self.ask(z3.Not(both(other, self.meet(a, b))), [*self.given(a), *b.when]), a)
 
     def own(self, word: str, stores: Sequence[Access]) -> Iterator[Answer]:
         """What is stored is made of the numbers of just these elements, counted row after row: taken under the same
@@ -243,7 +256,7 @@ class Kernel:
             for a in beside:
                 row, col = Sum(a.at).along(z3.Int("cols"))
                 must = False if row is None else both(row == place[0], col == place[1], a.count == s.count)
-                yield self.told(ask(must, [*self.given(a, s), *known], self.seconds), a)
+                yield self.told(self.ask(must, [*self.given(a, s), *known]), a)
 
     def covered(self, out: str, accesses: Sequence[Access]) -> Iterator[Answer]:
         """Every element is written in the iteration that its row and column say."""
@@ -272,7 +285,7 @@ class Kernel:
             knows += [of(f) for f in knows_of]
             missed.append(z3.Not(hit) if not isinstance(hit, bool) else z3.BoolVal(not hit))
         line = accesses[0].line if accesses else "no store"
-        yield self.told(ask(z3.Not(z3.And(*missed)) if missed else False, knows, self.seconds), None, line)
+        yield self.told(self.ask(z3.Not(z3.And(*missed)) if missed else False, knows), None, line)
 
     def quotients(self, a: Access) -> list[Any]:
         """The quotients, and what they leave, of numbers that grow by one with an iteration of this access."""
@@ -288,7 +301,7 @@ class Kernel:
         iteration that is divided are its quotient and what that leaves."""
         sums = Sum(place[0]), Sum(place[1])
         left = [*(l.iteration for l in a.loops), *self.quotients(a)]
-        chosen: list[tuple[Any, Any]] = []
+        chosen: list[tuple[Any, Any]] = self.reached(a, wanted[0])
         todo = []
         for v in left:
             for s, w in zip(sums, wanted, strict=True):
@@ -337,10 +350,10 @@ class Kernel:
             terms = [t for t in (r.must, *r.when) if not isinstance(t, (int, bool))]
             knows = [*self.walk.knows, *(w for w in r.when if not isinstance(w, bool)), *self.walk.relevant(terms)]
             must, *plain = self.without_products([r.must, *knows])
-            answer = ask(must, plain, self.seconds)
+            answer = self.ask(must, plain)
             if answer.status == "refuted" and (chosen := self.chosen(terms)):
                 must, *plain = self.without_products([r.must, *knows, *chosen])
-                answer = replace(ask(must, plain, self.seconds), assumes=True)
+                answer = replace(self.ask(must, plain), assumes=True)
             yield self.told(answer, None, f"{r.what}: {r.line}")
 
     def chosen(self, terms: Sequence[Any]) -> list[Any]:

@@ -15,13 +15,14 @@ from .choice import family_of
 from .cpu import walk_flat, walk_rowwise
 from .kernel import Kernel
 from .obligation import Obligation
+from .scatter import walk_scatter
 
 TARGETS = ("cpu", "cuda", "hip")
 LANES = {"avx512": 16, "avx2": 8, "neon": 4}  # of a vector, by instruction set
 DEFAULT_ISA = "avx512"
 # Of kernels for CPUs, by family.
 WALKS: dict[str, Callable[..., Kernel | Buffers]] = {
-    "rowwise": walk_rowwise, "elementwise": walk_flat, "matmul": Buffers, "grouped": Buffers
+    "rowwise": walk_rowwise, "elementwise": walk_flat, "scatter": walk_scatter, "matmul": Buffers, "grouped": Buffers
 }  # fmt: skip
 SECONDS = 20.0  # for one question to the solver, where nobody says how many
 CODES = {"proved": 0, "refuted": 1, "undecided": 3}

@@ -139,8 +139,13 @@ class Frame:
 
     depth: int
     mark: int = 0
-    returned: list[tuple[Any, Any]] = field(default_factory=list)
+    returned: list[tuple[Any, Any, list[Any]]] = field(default_factory=list)  # with what references lead to then
     broken: bool = False
+    references: list[Cell] = field(default_factory=list)
+
+    def returns(self, condition: Any, value: Any) -> None:
+        """Note a way out of the call."""
+        self.returned.append((condition, value, [c.value for c in self.references]))
 
 
 @dataclass

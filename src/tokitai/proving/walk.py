@@ -82,6 +82,8 @@ class Walk:
         self.multiples: list[Any] = []  # sizes below which a quotient may be shown to be
         self.memory: dict[tuple[str, int], tuple[Any, Any]] = {}  # whole numbers stored ahead of all loops, and when
         self.thread = z3.Int("thread")
+        self.contents: set[str] = set()  # memory whose whole numbers are a function of their place
+        self.lemmas: Callable[[Sequence[Any]], list[Any]] = lambda terms: []  # what is known of such functions
 
     def fresh(self, name: str) -> Any:
         """An unknown number."""
@@ -95,7 +97,8 @@ class Walk:
         key = (term.get_id(), *(w.get_id() for w in self.when if not isinstance(w, bool)))
         if key not in self.known:
             self.solver.push()
-            self.solver.add(*self.knows, *self.when, *self.relevant([term, *self.when]), z3.Not(term))
+            known = [*self.when, *self.relevant([term, *self.when])]
+            self.solver.add(*self.knows, *known, *self.lemmas([term, *known]), z3.Not(term))
             self.known[key] = self.solver.check() == z3.unsat
             self.solver.pop()
             self.alive.append((term, list(self.when)))  # what lives keeps its number
@@ -268,7 +271,7 @@ class Walk:
         self.access(where, n, False)
         if (known := self.remembered(where)) is not None:
             return known
-        if where.base.kind == "table":
+        if where.base.kind == "table" or where.base.name in self.contents:
             return Int(self.table(where), "int64_t")
         if where.base.data:
             return Int(self.fresh("data"), "int64_t")
@@ -567,13 +570,14 @@ class Walk:
         if cell is not None and isinstance(cell.value, Closure) and "::" not in callee.args[0]:
             return self.invoke(cell.value, [self.value(a, scope) for a in args])
         values = [self.value(a, scope) for a in args]
+        cells = [scope.find(a.args[0]) if a.kind == "name" else None for a in args]
         if name in BITS or name == "bool":
             return self.converted(values[0] if values else Int(0), name)
         template = [self.argument(a, scope) for a in given or ()]
         if name in self.calls:
             return self.calls[name](self, template, values)
         if name in self.functions:
-            return self.function(name, template, values)
+            return self.function(name, template, values, cells)
         return OPAQUE
 
     def argument(self, n: Node, scope: Scope) -> Any:
@@ -582,8 +586,10 @@ class Walk:
         known = n.kind != "name" or name in ("true", "false") or scope.find(name) or self.globals.find(name)
         return self.value(n, scope) if known else name
 
-    def function(self, name: str, template: Sequence[Any], values: Sequence[Any]) -> Any:
-        """A function of a header, walked."""
+    def function(
+        self, name: str, template: Sequence[Any], values: Sequence[Any], cells: Sequence[Cell | None] = ()
+    ) -> Any:
+        """A function of a header, walked; ``cells`` are the variables that are its arguments."""
         for f in self.functions[name]:
             if len(f.params) != len(values) or not all(map(_suits, (t for t, _ in f.params), values)):
                 continue
@@ -595,7 +601,7 @@ class Walk:
                     scope.names[variable] = Cell(template[i])
                 elif default is not None:
                     scope.names[variable] = Cell(self.value(default, scope))
-            return self.run(f.params, f.body, scope, values)
+            return self.run(f.params, f.body, scope, values, cells)
         raise ProofError(
             f"{self.line}: {name} with {len(values)} arguments is not known; accepted: what headers define"
         )
@@ -610,25 +616,38 @@ class Walk:
         finally:
             self.in_closure -= 1
 
-    def run(self, params: Sequence[tuple[str, str]], body: Node, scope: Scope, values: Sequence[Any]) -> Any:
-        """Walk a body with its parameters."""
-        for (kind, variable), value in zip(params, values, strict=True):
-            scope.names[variable] = Cell(self.converted(value, kind), kind)
+    def run(
+        self, params: Sequence[tuple[str, str]], body: Node, scope: Scope, values: Sequence[Any],
+        cells: Sequence[Cell | None] = (),
+    ) -> Any:  # fmt: skip
+        """Walk a body with its parameters. A reference to a whole number is the caller's variable."""
         frame = Frame(len(self.loops))
+        for (kind, variable), value, cell in zip(params, values, cells or [None] * len(values), strict=True):
+            if cell is not None and kind.rstrip("&") in BITS and kind.endswith("&"):
+                scope.names[variable] = cell
+                frame.references.append(cell)
+            else:
+                scope.names[variable] = Cell(self.converted(value, kind), kind)
         self.frames.append(frame)
         mark = frame.mark = len(self.when)
         line = self.line
         try:
-            self.execute(body, scope)
+            if self.execute(body, scope) is not False:
+                frame.returns(True, OPAQUE)
         finally:
             self.frames.pop()
             self.line = line
         del self.when[mark:]
-        if not frame.returned or frame.broken:
+        if frame.broken or not frame.returned:
+            for cell in frame.references:
+                self.assign(cell, Int(self.fresh("data"), cell.value.type))
             return OPAQUE
-        made = frame.returned[-1][1]
-        for condition, value in reversed(frame.returned[:-1]):
+        _, made, left = frame.returned[-1]
+        for condition, value, there in reversed(frame.returned[:-1]):
             made = self.merged(condition, value, made) if not isinstance(condition, bool) else value
+            left = [self.merged(condition, x, y) for x, y in zip(there, left, strict=True)]
+        for cell, value in zip(frame.references, left, strict=True):
+            self.assign(cell, value)
         return made
 
     # ------------------------------------------------------------------ loops, walked once
@@ -887,7 +906,7 @@ class Walk:
     def execute_return(self, n: Node, scope: Scope) -> Any:
         value = OPAQUE if n.args[0] is None else self.value(n.args[0], scope)
         frame = self.frames[-1]
-        frame.returned.append((both(*self.when[frame.mark :]), value))
+        frame.returns(both(*self.when[frame.mark :]), value)
         if len(self.loops) > frame.depth:
             frame.broken = True
         return False
