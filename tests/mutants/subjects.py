@@ -26,7 +26,6 @@ from tokitai.backends.sim.target import SimTarget
 from tokitai.emit.cpp import KernelText
 from tokitai.errors import ProofError
 from tokitai.families import emit_cpu, make_plan
-from tokitai.formats import format_of
 from tokitai.lang import Graph, Operator
 from tokitai.meaning import bits, structure
 from tokitai.proving.buffers import Buffers
@@ -94,10 +93,8 @@ class Subject:
 
     def _hashed(self) -> Iterator[Callable[[], str | None]]:
         op, kernel = self.operator, self.kernel(True)
-        for shape in suite.structure_ids(op, kernel.plan, self._lanes(), None, SEED, self.device):
-            yield functools.partial(_structure, op, kernel, shape, False)
-        for shape in suite.expanded_shapes(op, kernel.plan):
-            yield functools.partial(_structure, op, kernel, shape, True)
+        for name, shape in suite.structure_runs(op, kernel.plan, self._lanes(), None, SEED, self.device):
+            yield functools.partial(_structure, op, kernel, shape, name)
         yield from self._lists(kernel)
 
     def _numbers(self) -> Iterator[Callable[[], str | None]]:
@@ -211,13 +208,10 @@ def set_alive(library: ctypes.CDLL, number: int) -> None:
     ctypes.c_int.in_dll(library, "tokitai_mutant").value = number
 
 
-def _structure(op: Operator, kernel: KernelBase, shape: tuple[int, int], expanded: bool) -> str | None:
-    integers = {
-        t.name: cases.draw(op, t, "normal", shape, SEED)
-        for t in kernel.graph.inputs if not format_of(t.format).is_float
-    }  # fmt: skip
+def _structure(op: Operator, kernel: KernelBase, shape: tuple[int, int], name: str) -> str | None:
+    integers = cases.drawn_integers(op, kernel.graph, name, shape, SEED)
     params = cases.drawn_scalars(op, kernel.graph, shape)
-    return _said(run.run_structure(kernel, shape, integers, params, SEED, expanded))
+    return _said(run.run_structure(kernel, shape, integers, params, SEED, name))
 
 
 def _number(kernel: KernelBase, case: cases.Case) -> str | None:

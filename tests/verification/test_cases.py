@@ -104,9 +104,26 @@ def test_what_older_versions_have_stays() -> None:
     for op in (ops.embedding_backward, ops.attention, ops.dropout, ops.softmax):
         plan = make_plan(op.trace("f16"))
         for device in ("cpu", "sim", "cuda"):
-            for ids in (suite.structure_ids, suite.seeded_ids):
+            for ids in (suite.structure_ids, suite.structure_runs, suite.seeded_ids):
                 found = [ids(op, plan, 8, None, 0, device, v) for v in range(2, suite.VERSION + 1)]
                 assert all(set(a) <= set(b) for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim", "cuda"])
+@pytest.mark.parametrize("op", [ops.attention, ops.attention_backward], ids=str)
+def test_at_every_shape_some_query_attends_to_all_keys(op: Operator, device: str) -> None:
+    """Where all attend to none, or to a few, most of a kernel may be wrong."""
+    graph = op.trace("f16")
+    plan = make_plan(graph)
+    for seed in range(3):
+        runs = suite.structure_runs(op, plan, 8, None, seed, device)
+        assert {name for name, _ in runs} == {cases.ALL_INPUTS, cases.WHOLE_LENGTHS}
+        seen: dict[tuple[int, int], int] = {}
+        for name, shape in runs:
+            limit = cases.drawn_integers(op, graph, name, shape, seed)["limit"]
+            seen[shape] = max(seen.get(shape, 0), limit.max(initial=0))
+        assert all(most == shape[1] for shape, most in seen.items() if shape[0])
+        assert not cases.none_is_whole(op, op.trace("f16", ()), (2, 3), seed), "no lengths: all attend to all"
 
 
 def test_hard_inputs_keep_their_values() -> None:

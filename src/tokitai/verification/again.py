@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from ..backends.backend import CaseSet
 from ..evidence.check import printable
 from ..families.elementwise.plan import is_flat
-from ..formats import format_of
 from ..lang import Graph, Operator, Sizes, shape_text
 from ..meaning import bits, structure
 from ..numerics import NUMERICS_VERSION
@@ -258,17 +257,14 @@ def recomputed(
 def _structure(
     operator: Operator, graph: Graph, name: str, shape: tuple[int, int], seed: int
 ) -> Recomputed | None:  # fmt: skip
-    integers = {
-        t.name: cases.draw(operator, t, "normal", shape, seed) for t in graph.inputs if not format_of(t.format).is_float
-    }
     tensors, hashes = structure.hashes(graph, shape, seed)
-    tensors |= integers
-    if name == "rows alike":
+    tensors |= cases.drawn_integers(operator, graph, name, shape, seed)
+    if name == cases.ROWS_ALIKE:
         tensors = rows_alike(graph, tensors)
     params = cases.drawn_scalars(operator, graph, shape)
     hashed = structure.evaluate(graph, tensors, shape, hashes, params)
     told, elements = _told(graph, True, f"structure/{name}@{shape_text(shape)}#{seed}", shape, seed, tensors, hashed,
-                           name == "rows alike")  # fmt: skip
+                           name == cases.ROWS_ALIKE)  # fmt: skip
     return Recomputed(_digests(tensors), _digests(hashed), {}, elements, told)  # scalars are hashes as well
 
 

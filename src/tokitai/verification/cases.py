@@ -139,6 +139,9 @@ FIRST_DRAWS = {
     "nans": _nans,
 }  # fmt: skip
 DRAWS = {**FIRST_DRAWS, "exponents": _exponents, "tiled": _tiled}
+# What structure runs are named by: inputs drawn as plain noise, of which all rows are the same memory, or whose rows
+# see all that is there.
+ALL_INPUTS, ROWS_ALIKE, WHOLE_LENGTHS = "all inputs", "rows alike", "whole lengths"
 IN_THREADS = "threads"
 """Plain noise, which is run in every number of threads."""
 SEEDS = "seeds"
@@ -208,7 +211,9 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
                 values = np.where(rng.random(size) < 0.2, top - rng.integers(1, 3, size), values)
         else:
             values = rng.integers(0, max(top, 1), size)
-        if wish == "lengths":
+        if wish == "lengths" and how == WHOLE_LENGTHS:
+            values = np.full(size, top - 1)
+        elif wish == "lengths":
             values = _lengths(rng, size, top - 1, sum(shape))
         if index and index.besides:
             values = np.where(rng.random(size) < 0.1, int(defaults(operator)[index.besides]), values)
@@ -224,6 +229,19 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
         return to_format(np.exp(rng.standard_normal(size) * 0.5), fmt)
     values = to_format((DRAWS | NAMED_DRAWS)[how](rng, size, fmt), fmt)
     return other_nans(rng, values, fmt) if how == "nans" else values
+
+
+def drawn_integers(operator: Operator, graph: Graph, run: str, shape: tuple[int, int], seed: int) -> dict[str, Array]:
+    """The integers of a structure run, by its name: what stays a number beside hashes."""
+    how = run if run == WHOLE_LENGTHS else "normal"
+    return {t.name: draw(operator, t, how, shape, seed) for t in graph.inputs if not format_of(t.format).is_float}
+
+
+def none_is_whole(operator: Operator, graph: Graph, shape: tuple[int, int], seed: int) -> bool:
+    """Whether lengths are drawn, and no row sees all that is there."""
+    drawn = [t for t in graph.inputs if operator.contract.draw.get(t.name) == "lengths"]
+    lengths = [draw(operator, t, "normal", shape, seed) for t in drawn]
+    return any(a.size > 0 and a.max() < shape[1] for a in lengths)
 
 
 def drawn_groups(rng: np.random.Generator, space: Space, shape: tuple[int, int]) -> Array:

@@ -149,10 +149,8 @@ def ids(
     """The ids of the cases that the suite has for a plan."""
     backend = backend_named(predicate["target"])
     lanes, case_set = backend.lanes(predicate["isa"]), backend.cases
-    for s in suite.structure_ids(operator, plan, lanes, shape, seed, case_set, version):
-        yield f"structure/all inputs@{shape_text(s)}#{seed}"
-    if version > 1:
-        yield from (f"structure/rows alike@{shape_text(s)}#{seed}" for s in suite.expanded_shapes(operator, plan))
+    for name, s in suite.structure_runs(operator, plan, lanes, shape, seed, case_set, version):
+        yield f"structure/{name}@{shape_text(s)}#{seed}"
     for name, sizes in lists_of(plan.graph).items() if plan.flat else ():
         yield f"list/{name}@1x{sum(sizes)}#{seed}"
         yield f"structure/list, {name}@1x{sum(sizes)}#{seed}"

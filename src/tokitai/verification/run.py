@@ -24,7 +24,7 @@ from ..lang.graph import Space
 from ..meaning import bits, structure
 from ..runtime.kernel import KernelBase, Scalars
 from .buffers import CANARY, RESULT_CANARY, Buffer, GuardError, digest, workspace_buffer
-from .cases import ENTRIES, IN_THREADS, TILE, Case, rng_for, size_of, work_of
+from .cases import ALL_INPUTS, ENTRIES, IN_THREADS, ROWS_ALIKE, TILE, Case, rng_for, size_of, work_of
 from .compare import Mismatch, first_mismatch
 from .drawn import MOST_THREADS, Place, place_of, threads_of
 
@@ -258,19 +258,18 @@ def run_structure(
     integers: Mapping[str, Array],
     params: Mapping[str, float],
     seed: int,
-    expanded: bool = False,
+    name: str = ALL_INPUTS,
 ) -> CaseResult:
     """Compare which expression a structure build evaluates with the definition: equal means the same one for all values
-    of the float inputs and of the scalars that become floats, beside these `integers`. Of ``expanded`` inputs all rows
-    are the same memory."""
-    graph = kernel.graph
+    of the float inputs and of the scalars that become floats, beside these `integers`, which follow from the ``name``.
+    Of inputs in ``ROWS_ALIKE`` all rows are the same memory."""
+    graph, expanded = kernel.graph, name == ROWS_ALIKE
     tensors, hashes = structure.hashes(graph, shape, seed)
     tensors |= integers
     if expanded:
         tensors = rows_alike(graph, tensors)
     want = structure.evaluate(graph, tensors, shape, hashes, params)
     scalars = kernel.hash_table(hashes, *shape, params)
-    name = "rows alike" if expanded else "all inputs"
     case = f"structure/{name}@{shape_text(shape)}#{seed}"
     result = CaseResult("structure", name, shape, seed, case, {})
     chosen = layouts(case, work_of(shape), seed)

@@ -15,8 +15,9 @@ from .cases import Case
 # Of what is run. Certificates that do not name it are of the first, and the cases of each go on being what they were:
 # the second draws from its seed, the third has shapes at which blocks take several units in turn, and NaN behind the
 # last vector, the fourth runs a case of a processor in every number of threads, and several whole blocks of sums, the
-# fifth draws seeds, has segments that begin at every place in a chain, tables of many entries, three chains of keys.
-VERSION = 5
+# fifth draws seeds, has segments that begin at every place in a chain, tables of many entries, three chains of keys;
+# the sixth repeats structure runs in which no query attends to all keys with queries that do.
+VERSION = 6
 SEEDS = 8  # cases whose seeds are drawn
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
 
@@ -40,6 +41,21 @@ def structure_ids(
     return [
         s for s in dict.fromkeys(shapes) if allowed(operator, s) and cases.work_of(s) <= STRUCTURE_LIMIT
     ]  # fmt: skip
+
+
+def structure_runs(
+    operator: Operator, plan: Plan, lanes: int, shape: tuple[int, int] | None, seed: int, device: str = CaseSet.VECTORS,
+    version: int = VERSION,
+) -> list[tuple[str, Shape]]:  # fmt: skip
+    """The names and shapes of all structure runs."""
+    shapes = structure_ids(operator, plan, lanes, shape, seed, device, version)
+    runs = [(cases.ALL_INPUTS, s) for s in shapes]
+    if version > 1:
+        runs += [(cases.ROWS_ALIKE, s) for s in expanded_shapes(operator, plan)]
+    if version > 5:
+        none_whole = [s for s in shapes if cases.none_is_whole(operator, plan.graph, s, seed)]
+        runs += [(cases.WHOLE_LENGTHS, s) for s in none_whole]
+    return runs
 
 
 def number_cases(

@@ -236,29 +236,12 @@ def _run_variant(
     threads, plan = run.default_threads(), numbers.plan
     if only is not None:
         asked, seed = _shape_and_seed(only, asked, seed)
-    runs = [(s, "all inputs") for s in suite.structure_ids(operator, plan, lanes, asked, seed, case_set)]
-    for shape, name in [*runs, *((s, "rows alike") for s in suite.expanded_shapes(operator, plan))]:
+    for name, shape in suite.structure_runs(operator, plan, lanes, asked, seed, case_set):
         if only not in (None, f"structure/{name}@{shape_text(shape)}#{seed}"):
             continue
-        integers = {
-            t.name: cases.draw(operator, t, "normal", shape, seed)
-            for t in numbers.graph.inputs
-            if not format_of(t.format).is_float
-        }
-        _add(
-            verdict,
-            operator,
-            v,
-            run.run_structure(
-                hashed,
-                shape,
-                integers,
-                cases.drawn_scalars(operator, numbers.graph, shape),
-                seed,
-                name == "rows alike",
-            ),
-            progress,
-        )
+        integers = cases.drawn_integers(operator, numbers.graph, name, shape, seed)
+        params = cases.drawn_scalars(operator, numbers.graph, shape)
+        _add(verdict, operator, v, run.run_structure(hashed, shape, integers, params, seed, name), progress)
         if verdict.failure:
             return
     if plan.flat and only is None:
