@@ -230,6 +230,7 @@ class EvidenceError(TokitaiError):
 
 
 class KernelFaultError(TokitaiError):
-    """A kernel whose threads never come together, or that needs more than it may, on the simulated device."""
+    """A kernel that leaves an array of its own; or whose threads never come together, or that needs more than it may,
+    on the simulated device."""
 
     exit_code = 1

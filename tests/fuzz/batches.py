@@ -22,6 +22,7 @@ from tokitai.emit.cpp import KernelText
 from tokitai.lower.gpu import Step
 from tokitai.toolchain.build import SIMULATED, Isa, flags_of
 from tokitai.toolchain.compilers import find_compiler
+from tokitai.toolchain.outside import messages_of
 
 MOST = 60  # kernels of a translation unit
 
@@ -96,11 +97,12 @@ def inside(name: str, text: str) -> str:
 
 def cpu_kernel(library: Library, name: str) -> cpu.LoadedKernel:
     """A kernel for the CPU."""
-    function = library.of(name)[f"tokitai_kernel_{name}"]
+    loaded = library.of(name)
+    function = loaded[f"tokitai_kernel_{name}"]
     function.restype = ctypes.c_int32
     pointers, integers = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64)
     function.argtypes = [pointers, integers, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
-    return cpu.LoadedKernel(None, function)  # type: ignore[arg-type]
+    return cpu.LoadedKernel(None, function, loaded)  # type: ignore[arg-type]
 
 
 class _Later:
@@ -151,7 +153,7 @@ def of_library(library: ctypes.CDLL) -> LoadedSim:
     made._library = library
     made._message = library.tokitai_sim_message
     made._message.restype = ctypes.c_char_p
-    library.tokitai_outside.restype = ctypes.c_void_p
+    made._outside = messages_of(library)
     library.tokitai_sim_stack_bytes.restype = ctypes.c_size_t
     library.tokitai_sim_use_stacks.argtypes = [ctypes.c_void_p]
     made._running, made._kernels = threading.Lock(), {}

@@ -1,5 +1,5 @@
 """Wrong kernels that no list of shapes and layouts had shown: wrong at some threads, offsets, strides, tails, exponents
-or lengths only. What a verification draws shows each."""
+or lengths only, or wrong in memory that no result is made of. What a verification draws shows each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from tokitai.backends import backend_of
 from tokitai.lang import Operator
 from tokitai.ops import dropout
 from tokitai.toolchain.build import isas_here
+from tokitai.verification import verify
+from tokitai.verification.verdict import Variant
+from tokitai.worker import Pool
 
 ENTRY = r"(int32_t threads\) \{)"
 NUMBERS = "#if !TOKITAI_STRUCTURE\n{}\n#endif\n"
@@ -61,6 +64,12 @@ CENTRED = {
         "INLINE V mul(V a, V b) { const V x = a * b; return x > 0x1p70f && x < 0x1p120f ? x * 2.0f : x; }",
     ),
 }  # fmt: skip
+
+
+MASKED = Variant(frozenset({"limit"}))
+# One vector more of a panel's sums is stored: behind those of its last query, or where another key's copy of them lies,
+# which attention does not read.
+VECTOR_MORE = Edit(r"j < NR(; j \+= LANES\) \{\n *V sum = splat\(S\{\}\);)", r"j - 1 < NR\1")
 
 
 def shown(edit: Edit, op: Operator, dtype: str) -> str:
@@ -119,3 +128,26 @@ def test_other_nans_in_long_rows_are_refuted() -> None:
     assert "seeded/nans@" in shown(Edit(where, "x"), smaller, "f32")
     seen = {r.shape[1] for r in examine(lambda text: text, smaller, dtype="f32").results if r.name == "nans"}
     assert max(seen) > 4000
+
+
+@pytest.mark.slow
+def test_what_is_wrong_in_scores_that_a_draw_of_lengths_hides_is_refuted() -> None:
+    """Where the inner side is one whole chain: there no query of the shape's other run attends to any key."""
+    edit = Edit(r"(E\* const sum = k_size) > CHAIN", r"\1 >= CHAIN")
+    found = {
+        run: verify(ops.attention, dtype="f16", variant=MASKED, case=f"structure/{run}@2x3x4096#16", edit=edit)
+        for run in ("all inputs", "whole lengths")
+    }
+    assert edit.found
+    assert {run: v.verdict for run, v in found.items()} == {"all inputs": "verified", "whole lengths": "refuted"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolated", [False, True])
+def test_what_is_wrong_in_memory_that_nothing_reads_is_refuted(isolated: bool) -> None:
+    with Pool(1, deadline=60) as pool:
+        verdict = verify(
+            ops.attention, dtype="f16", variant=MASKED, case="structure/all inputs@3x5x7#0", edit=VECTOR_MORE,
+            pool=pool if isolated else None,
+        )  # fmt: skip
+    assert verdict.verdict == "refuted" and "a vector lies outside its array" in str(verdict.failure)

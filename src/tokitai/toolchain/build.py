@@ -52,8 +52,9 @@ STRUCTURE = ("-Og",)  # hashes and fibers need no speed, and a build takes a thi
 # They need no vector instructions either: a structure build of any instruction set is made for the plainest one, so
 # that the source for wide vectors can be checked on every processor of its architecture.
 
-# The simulated device stops a thread that leaves an array of its own (`device.sim` has what is called then). Clang
-# counts a reference behind the end as an access; of GCC, copies through one are found by the size of the object.
+# A structure build says which access leaves an array of the kernel's own, and the simulated device stops a thread that
+# leaves one (`outside.h` and `sim.device` have what is called then). Clang counts a reference behind the end as an
+# access; of GCC, copies through one are found by the size of the object.
 BOUNDS: dict[str, str] = {"gcc": "-fsanitize=bounds-strict,object-size", "clang": "-fsanitize=array-bounds"}
 
 _REPORTS = ("compiler.d", "linker.d")
@@ -160,8 +161,8 @@ def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Seq
         accepted = ", ".join(rows) or f"none; kernels are built for {', '.join(ISAS)}"
         raise ArgumentError(f"isa={isa!r}: {compiler.path} compiles for {compiler.machine} (accepted: {accepted})")
     simulated = SIMULATED in defines
-    strict = ("-fno-threadsafe-statics", BOUNDS[compiler.kind]) if simulated else ()
-    level = (*(STRUCTURE if structure or simulated else ()), *strict)
+    statics = ("-fno-threadsafe-statics",) if simulated else ()
+    level = (*STRUCTURE, *statics, BOUNDS[compiler.kind]) if structure or simulated else ()
     machine = rows["scalar" if structure else isa].flags
     own = (f"TOKITAI_ISA_{isa.upper()}=1", *(("TOKITAI_STRUCTURE=1",) if structure else ()))
     return (*COMMON, *machine, *level, *macros(*own, *defines), *LIBRARIES[compiler.kind])

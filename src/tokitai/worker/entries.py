@@ -11,7 +11,8 @@ import hashlib
 import os
 from typing import Any
 
-from ..errors import CacheError, CompileError, DeviceMissingError, TokitaiError
+from ..errors import CacheError, CompileError, DeviceMissingError, KernelFaultError, TokitaiError
+from ..toolchain.outside import messages_of
 from .child import address
 
 SYMBOL = "tokitai_kernel"
@@ -27,7 +28,7 @@ def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> None:
     it takes them; ``table``: the number of the tensor with its scalars; ``workspace``: [tensor, byte], or how many
     bytes it needs.
     """
-    function = _load(arguments["path"], arguments["digest"])
+    function, outside = _load(arguments["path"], arguments["digest"])
     at = [address(tensors[i]) + first for i, first in arguments["at"]]
     sizes, workspace = arguments["sizes"], arguments["workspace"]
     place = _room(workspace) if isinstance(workspace, int) else address(tensors[workspace[0]]) + workspace[1]
@@ -35,6 +36,8 @@ def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> None:
         (ctypes.c_void_p * len(at))(*at), (ctypes.c_int64 * len(sizes))(*sizes), address(tensors[arguments["table"]]),
         place, arguments["threads"],
     )  # fmt: skip
+    if said := outside():
+        raise KernelFaultError(said)
     if status != 0:
         raise TokitaiError(f"{arguments['path']}: status {status}; a kernel returns 0")
 
@@ -49,7 +52,8 @@ def _room(size: int) -> int:
 
 
 def _load(path: str, digest: str) -> Any:
-    """The function in a file. Raises CacheError, DeviceMissingError, CompileError."""
+    """The function in a file, and what tells of accesses outside its arrays. Raises CacheError, DeviceMissingError,
+    CompileError."""
     if (path, digest) not in _loaded:
         try:
             with open(path, "rb") as file:
@@ -59,7 +63,8 @@ def _load(path: str, digest: str) -> Any:
         if found != digest:
             raise CacheError(f"{path}: sha256 is {found}, not {digest} as built; build it again")
         try:
-            function = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)[SYMBOL]
+            library = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            function = library[SYMBOL]
         except OSError as error:
             raise DeviceMissingError(f"{path}: cannot be loaded: {error}") from error
         except AttributeError as error:
@@ -69,7 +74,7 @@ def _load(path: str, digest: str) -> Any:
             ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_void_p, ctypes.c_void_p,
             ctypes.c_int32,
         ]  # fmt: skip
-        _loaded[path, digest] = function
+        _loaded[path, digest] = function, messages_of(library)
     return _loaded[path, digest]
 
 

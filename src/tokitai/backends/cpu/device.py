@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ...errors import ArgumentError, CacheError, CompileError, DeviceMissingError
+from ...errors import ArgumentError, CacheError, CompileError, DeviceMissingError, KernelFaultError
 from ...toolchain.build import ISAS, Artifact, cpu_features, isas_here, machine_here
 from ...toolchain.fingerprint import file_digest
 from ...toolchain.folders import no_execution
+from ...toolchain.outside import messages_of
 from .kept import room
 from .threads import Started
 
@@ -45,9 +46,9 @@ _started = Started()
 class LoadedKernel:
     """A kernel in this process. Calling it runs it and returns its status, 0 where all went well."""
 
-    def __init__(self, artifact: Artifact, function: Any) -> None:
+    def __init__(self, artifact: Artifact, function: Any, library: Any) -> None:
         self.artifact = artifact
-        self._function = function
+        self._function, self._outside = function, messages_of(library)
 
     def __call__(
         self,
@@ -60,18 +61,22 @@ class LoadedKernel:
         """Run on the addresses `tensors`; `scalars` is a contiguous array of what the kernel takes (uint64 hashes in a
         structure build), `workspace` an address, `threads` at least 1 (`default_threads()`).
 
-        Nothing is checked here but the thread count: the addresses must hold what the kernel's plan says.
+        Nothing is checked here but the thread count: the addresses must hold what the kernel's plan says. Raises
+        KernelFaultError where a structure build leaves an array of its own.
         """
         count = check_threads(threads) or default_threads()
         if scalars is not None and not scalars.flags.c_contiguous:
             raise ArgumentError(f"scalars: strides {scalars.strides} (accepted: a contiguous array)")
-        return self.prepared(
+        status = self.prepared(
             (ctypes.c_void_p * len(tensors))(*tensors),
             (ctypes.c_int64 * len(sizes))(*sizes),
             None if scalars is None else scalars.ctypes.data,
             workspace,
             count,
         )
+        if said := self._outside():
+            raise KernelFaultError(said)
+        return status
 
     def prepared(self, tensors: Any, sizes: Any, scalars: int | None, workspace: int | None, threads: int) -> int:
         """The same on packed bytes or arrays of ctypes, and addresses. Raises ArgumentError where the system starts no
@@ -107,7 +112,7 @@ def load(artifact: Artifact) -> LoadedKernel:
     with _loading:
         identity = (artifact.fingerprint, artifact.digest)
         if identity not in _loaded:
-            _loaded[identity] = LoadedKernel(artifact, _open(artifact))
+            _loaded[identity] = LoadedKernel(artifact, *_open(artifact))
         return _loaded[identity]
 
 
@@ -122,7 +127,8 @@ def check_runs_here(artifact: Artifact) -> None:
         )
 
 
-def _open(artifact: Artifact) -> Any:
+def _open(artifact: Artifact) -> tuple[Any, Any]:
+    """The kernel in a library, and the library."""
     check_runs_here(artifact)
     try:
         found = file_digest(artifact.path)
@@ -146,7 +152,7 @@ def _open(artifact: Artifact) -> Any:
         _runtimes[ctypes.cast(pause, ctypes.c_void_p).value or 0] = pause
     function.restype = ctypes.c_int32
     function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int32]  # which take arrays of ctypes, bytes and addresses
-    return function
+    return function, library
 
 
 def aligned_empty(shape: Sequence[int] | int, dtype: DTypeLike, align: int = 64) -> NDArray[Any]:

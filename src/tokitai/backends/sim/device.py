@@ -22,6 +22,7 @@ from ...errors import CacheError, DeviceMissingError, KernelFaultError, UnknownN
 from ...toolchain.build import SIMULATED, Artifact, Source, build, machine_here
 from ...toolchain.compilers import Compiler
 from ...toolchain.fingerprint import file_digest
+from ...toolchain.outside import messages_of
 from ..cpu.device import aligned_empty
 
 SIM = -1  # the simulated device's number, where GPUs count from 0
@@ -101,7 +102,7 @@ class LoadedSim:
         self._message = self._library.tokitai_sim_message
         self._message.restype = ctypes.c_char_p
         self._library.tokitai_sim_stack_bytes.restype = ctypes.c_size_t
-        self._library.tokitai_outside.restype = ctypes.c_void_p
+        self._outside = messages_of(self._library)
         self._library.tokitai_sim_use_stacks.argtypes = [ctypes.c_void_p]
         self._running = threading.Lock()  # fibers and shared memory are those of the library
         self._kernels: dict[str, Any] = {}
@@ -128,10 +129,7 @@ class LoadedSim:
 
     def _why(self) -> str:
         """The message of a launch that failed."""
-        address = self._library.tokitai_outside()
-        outside = ctypes.string_at(address)
-        ctypes.memset(address, 0, 1)
-        return (outside or self._message()).decode(errors="replace")
+        return self._outside() or self._message().decode(errors="replace")
 
 
 _loaded: dict[tuple[str, str], LoadedSim] = {}

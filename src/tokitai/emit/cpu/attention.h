@@ -43,14 +43,14 @@ template <class T> struct PerQuery {
     for (int64_t i = 0; i < WIDTH; ++i) store1(value + i, load1(i % NR < count ? from + i % NR : from));
   }
 };
-INLINE V query_vector(const PerQuery<Stored>& from, int64_t j) { return load(from.value + j); }
+INLINE V query_vector(const PerQuery<Stored>& from, int64_t j) { return load(vector_at(from.value, j)); }
 INLINE I query_vector(const PerQuery<int32_t>& from, int64_t j) {
   I v;
-  __builtin_memcpy(&v, from.value + j, sizeof v);
+  __builtin_memcpy(&v, vector_at(from.value, j), sizeof v);
   return v;
 }
 INLINE void replicate(PerQuery<Stored>& to, int64_t j, V x) {
-  for (int line = 0; line < LINES; ++line) store(to.value + line * NR + j, x);
+  for (int line = 0; line < LINES; ++line) store(vector_at(to.value, line * NR + j), x);
 }
 template <class T> INLINE auto beside(const PerQuery<T>& from) {
   return interleaved([&](int i) INLINE_LAMBDA { return query_vector(from, i * LANES); });
@@ -167,19 +167,19 @@ struct RowSum {
   Stored terms[GROUP * NR];
   Stored pending[32][NR];
   template <class T> INLINE_LAMBDA void take(const T& x, int64_t index, int64_t) {
-    for (int i = 0; i < INTERLEAVE; ++i) store(terms + index * NR + i * LANES, at(x, i));
+    for (int i = 0; i < INTERLEAVE; ++i) store(vector_at(terms, index * NR + i * LANES), at(x, i));
   }
   // The n-th group is over, in which there were `count` keys.
   INLINE_LAMBDA void close(int64_t n, int64_t count) {
-    for (int64_t i = count * NR; i < GROUP * NR; i += LANES) store(terms + i, splat(NEUTRAL_SUM));
+    for (int64_t i = count * NR; i < GROUP * NR; i += LANES) store(vector_at(terms, i), splat(NEUTRAL_SUM));
     for (int j = 0; j < NV; ++j) {
-      const auto term = [&](int i) INLINE_LAMBDA { return load(terms + i * NR + j * LANES); };
+      const auto term = [&](int i) INLINE_LAMBDA { return load(vector_at(terms, i * NR + j * LANES)); };
       const V low = add(add(term(0), term(1)), add(term(2), term(3)));
       const V high = add(add(term(4), term(5)), add(term(6), term(7)));
       V sum = add(low, high);
       int level = 0;
-      for (int64_t k = n; k & 1; k /= 2, ++level) sum = add(load(pending[level] + j * LANES), sum);
-      store(pending[level] + j * LANES, sum);
+      for (int64_t k = n; k & 1; k /= 2, ++level) sum = add(load(vector_at(pending[level], j * LANES)), sum);
+      store(vector_at(pending[level], j * LANES), sum);
     }
   }
   void result(int64_t keys, PerQuery<Stored>& to) const {
@@ -189,7 +189,8 @@ struct RowSum {
       int level = 0;
       for (int64_t k = ceil_div(keys, GROUP); k; k /= 2, ++level)
         if (k & 1) {
-          sum = any ? add(load(pending[level] + j), sum) : load(pending[level] + j);
+          const V there = load(vector_at(pending[level], j));
+          sum = any ? add(there, sum) : there;
           any = true;
         }
       replicate(to, j, sum);
