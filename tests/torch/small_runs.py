@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from examples.mixture.model import Mixture, Shape
-from tokitai.torch import accumulate
+from tokitai.torch import accumulate, nn
+from tokitai.torch import functional as F
 from tokitai.torch.optim import AdamW, clip_grad_norm_
 from tokitai.torch.ranks import Gradients, arrange
 
@@ -31,6 +33,23 @@ class Losses(Module):
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         return self.model.loss(tokens)
+
+
+class Small(torch.nn.Module):
+    """A norm, a layer that widens, an activation, one that narrows, and what is left of the input."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(0)
+        self.norm = nn.LayerNorm(32, dtype=dtype)
+        self.up = nn.Linear(32, 96, dtype=dtype, generator=draw)
+        self.down = nn.Linear(96, 32, dtype=dtype, generator=draw)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 
 
 def digest(tensors: dict[str, Tensor]) -> str:

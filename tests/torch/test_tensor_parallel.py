@@ -14,14 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tests.torch.small_runs import digest
+from tests.torch.small_runs import PLAN, Small, digest
 from tests.torch.world import World, world_of
 from tokitai.errors import ArgumentError
 from tokitai.torch import accumulate, nn
 from tokitai.torch import functional as F
 from tokitai.torch.optim import AdamW
-from tokitai.torch.ranks import Arrangement, Gradients, arrange, checkpoint
-from tokitai.torch.replay import Record
+from tokitai.torch.ranks import Gradients, arrange, checkpoint
 
 RANKS = 4
 FIXED = ("fixed8", "fixed16", "fixed24")
@@ -128,23 +127,6 @@ def test_a_weight_along_its_outputs_may_have_an_activation(world: World) -> None
 
 
 # ------------------------------------------------------------------ runs
-class Small(torch.nn.Module):
-    """A norm, a layer that widens, an activation, one that narrows, and what is left of the input."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        draw = torch.Generator().manual_seed(0)
-        self.norm = nn.LayerNorm(32, dtype=dtype)
-        self.up = nn.Linear(32, 96, dtype=dtype, generator=draw)
-        self.down = nn.Linear(96, 32, dtype=dtype, generator=draw)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-
-
 def run(model: Small, optimizer: AdamW, passes: Callable[[Tensor, Tensor], Any], steps: range = range(20)) -> str:
     """The digest of weights behind these steps."""
     for step in steps:
@@ -283,13 +265,7 @@ def refused(group: Any) -> list[str]:
     with pytest.raises(ArgumentError) as error:
         Gradients(model, arrange(8, 2, group))
     messages.append(f"gradients: {error.value}")
-    alone = Gradients(model, Arrangement(4))  # as of blocks over another dimension of the mesh
-    run = Record(Path("never"), "none:none", {}).steps(
-        1, model, AdamW(model.parameters()), alone, save=print, load=print
-    )
-    with pytest.raises(ArgumentError) as error:
-        next(run)
-    return [*messages, f"record: {error.value}"]
+    return messages
 
 
 EXPECTED = (
@@ -311,7 +287,6 @@ EXPECTED = (
     "sizes: linear: x of 12 features, weight of 8; accepted: as many",
     "formats: weight: torch.float32 beside torch.bfloat16; accepted: one storage format for all",
     "gradients: up.weight is sharded over ranks of the arrangement, [0, 1, 2, 3]; accepted: fully_shard, or arrange(",
-    "record: up.weight is sharded, (Shard(dim=0),); accepted in a run: whole weights, fully_shard",
 )
 
 

@@ -414,11 +414,12 @@ def clip_grad_norm_(
 
     ``parameters`` are one weight or several. Gradients of several formats are taken to f32 together, and each is
     rounded once, when it is stored. Returns the norm before, an f32 scalar on their device; 0 where there are no
-    gradients. How torch would loop (``foreach``) makes no difference. Sharded gradients (DTensor, by rows, as
-    `fully_shard` has them) have the norm and the bits of whole ones; then it is a collective call, which waits for the
-    device. Raises ArgumentError for gradients of several devices, sparse ones, ones that are sharded in another way or
-    beside others that are not, and another ``norm_type`` than 2; RuntimeError, as torch does, for a norm that is
-    infinite or NaN where ``error_if_nonfinite`` is set, with the gradients as they were.
+    gradients. How torch would loop (``foreach``) makes no difference. Gradients that are sharded (DTensor), in any way
+    and beside others that each rank has, have the norm and the bits of whole ones; then it is a collective call, which
+    waits for the device. Raises ArgumentError for gradients of several devices, sparse ones, sums over ranks that were
+    not added up, ones beside sharded ones that ranks have not the same, and another ``norm_type`` than 2; RuntimeError,
+    as torch does, for a norm that is infinite or NaN where ``error_if_nonfinite`` is set, with the gradients as they
+    were.
     """
     if norm_type != 2:
         raise ArgumentError(f"norm_type={norm_type!r}; accepted: 2")

@@ -1,49 +1,41 @@
-"""The global norm of gradients that are sharded over ranks by rows, in the order of `ops.global_norm`.
+"""The global norm of gradients that are sharded over ranks, in the order of `ops.global_norm`.
 
-Each rank adds the squares of its own elements as far as the tree over all elements of a tensor lets it, and the sums of
-those subtrees, a few numbers a tensor, are gathered and added by every rank in the same order.
+Each rank adds the squares of a run of neighbouring elements as far as the tree over all elements of a tensor lets it.
+The sums of those subtrees, a few numbers a tensor, are gathered and added by every rank in the same order.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from ..errors import ArgumentError
 from ..ops import clip_global_norm
 from ..runtime.binding import check_params
+from .shards import gathered, run_of
 from .tree import Partial, roots, total, width
 
 
 def clip_sharded(grads: Sequence[Tensor], max_norm: float, error_if_nonfinite: bool) -> Tensor:
-    """As `optim.clip_grad_norm_`, for gradients that are all DTensors of one mesh, sharded along dimension 0. A
-    collective call. Raises ArgumentError for others, and RuntimeError for a norm that is infinite or NaN where
-    ``error_if_nonfinite`` is set."""
+    """As `optim.clip_grad_norm_`, for gradients of which some are DTensors, sharded in any way. A collective call on
+    their meshes. Raises ArgumentError for others that are not the same on each rank, and RuntimeError for a norm that
+    is infinite or NaN where ``error_if_nonfinite`` is set."""
     check_params(clip_global_norm, dict(max_norm=max_norm))
-    every = [g for g in grads if isinstance(g, DTensor)]
-    if len(every) != len(grads):
-        raise ArgumentError(f"{len(every)} sharded gradients of {len(grads)}; accepted: all of them, or none")
-    for g in every:
-        if g.device_mesh != every[0].device_mesh or g.device_mesh.ndim != 1 or g.placements != (Shard(0),):
-            raise ArgumentError(
-                f"a gradient with placements {g.placements} on {g.device_mesh}; accepted: (Shard(dim=0),) on one mesh "
-                "of 1 dimension for all"
-            )
-    norm = _norm([g for g in every if g.numel()])
-    made = torch.tensor(norm, device=every[0].device)
+    norm = _norm([g for g in grads if g.numel()])
+    made = torch.tensor(norm, device=grads[0].device)
     if error_if_nonfinite and not np.isfinite(norm):
         accepted = "a finite one, or error_if_nonfinite=False"
         raise RuntimeError(f"the norm of the gradients is {norm}; accepted: {accepted}")
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = float(np.minimum(np.float32(max_norm) / norm, np.float32(1)))
-    for g in every:
-        here = g.to_local()
+    for g in grads:
+        here = g.to_local() if isinstance(g, DTensor) else g
         here.copy_(here.to(torch.float32) * factor)
     return made
 
@@ -62,43 +54,49 @@ def finite(grads: Sequence[Tensor]) -> Tensor:
     return torch.stack(flags).all()
 
 
-def shard_of(shape: Sequence[int], ranks: int, rank: int) -> tuple[int, int]:
-    """Which elements of a tensor, in the order of its shape, a rank has where rows are sharded."""
-    rows, of_row = shape[0], math.prod(shape[1:])
-    chunk = -(-rows // ranks)
-    return min(chunk * rank, rows) * of_row, min(chunk * (rank + 1), rows) * of_row
-
-
-def _norm(every: Sequence[DTensor]) -> np.float32:
+def _norm(grads: Sequence[Tensor]) -> np.float32:
     """The norm of tensors of 1 element or more."""
-    if not every:
-        return np.float32(0)
-    group = every[0].device_mesh.get_group()
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    lengths = [
-        [len(roots(g.numel(), *shard_of(g.shape, ranks, r))) for g in every] for r in range(ranks)
-    ]  # fmt: skip
-    own = [
-        value
-        for g in every
-        for value in _squares(g.to_local().reshape(-1), g.numel(), shard_of(g.shape, ranks, rank)[0])
-    ]
-    device = every[0].to_local().device
-    sent = torch.zeros(max(map(sum, lengths)), dtype=torch.float32, device=device)
-    if own:
-        sent[: len(own)] = torch.cat(own)
-    arrived = [torch.empty_like(sent) for _ in range(ranks)]
-    dist.all_gather(arrived, sent, group=group)
-    values = [iter(x.cpu().numpy()) for x in arrived]
-    sums: list[np.float32] = []
-    for g in every:
-        partial: Partial[np.float32] = Partial(g.numel(), 0, _add)
-        for r in range(ranks):
-            for node in roots(g.numel(), *shard_of(g.shape, ranks, r)):
-                partial.join(node, next(values[r]))
-        sums.append(partial.whole())
-    made: np.float32 = np.sqrt(total(sums, _add))
+    whole = {i: _squares(g.reshape(-1), g.numel(), 0)[0] for i, g in enumerate(grads) if not isinstance(g, DTensor)}
+    sums: dict[int, np.float32] = {i: x.cpu().numpy()[0] for i, x in whole.items()}
+    every = {i: g for i, g in enumerate(grads) if isinstance(g, DTensor)}
+    for mesh in dict.fromkeys(g.device_mesh for g in every.values()):
+        _check_replicas(list(whole.values()), mesh)
+        sums |= _sums({i: g for i, g in every.items() if g.device_mesh == mesh}, mesh)
+    made: np.float32 = np.sqrt(total([sums[i] for i in range(len(grads))], _add)) if grads else np.float32(0)
     return made
+
+
+def _check_replicas(sums: Sequence[Tensor], mesh: DeviceMesh) -> None:
+    """Raises ArgumentError, on every rank, where ranks have not the same gradients of weights that are not sharded."""
+    if not sums:
+        return
+    bits = gathered(torch.cat(list(sums)).view(torch.int32), mesh)
+    if (bits != bits[0]).any():
+        raise ArgumentError(
+            "gradients beside sharded ones are not the same on each rank; accepted: replicas, of whole batches"
+        )
+
+
+def _sums(grads: dict[int, DTensor], mesh: DeviceMesh) -> dict[int, np.float32]:
+    """The sums of squares of tensors on one mesh, by their numbers."""
+    runs = [run_of(g) for g in grads.values()]
+    device = runs[0][0].device
+    ends = gathered(torch.tensor([[first, first + len(x)] for x, first in runs], device=device), mesh).tolist()
+    nodes = [[roots(g.numel(), *end) for g, end in zip(grads.values(), of_rank, strict=True)] for of_rank in ends]
+    own = [v for g, (x, first) in zip(grads.values(), runs, strict=True) for v in _squares(x, g.numel(), first)]
+    sent = torch.zeros(max(sum(map(len, of_rank)) for of_rank in nodes), dtype=torch.float32, device=device)
+    if own:
+        sent[: sum(map(len, own))] = torch.cat(own)
+    arrived = [iter(x) for x in gathered(sent, mesh).cpu().numpy()]
+    sums: dict[int, np.float32] = {}
+    for number, (i, g) in enumerate(grads.items()):
+        partial: Partial[np.float32] = Partial(g.numel(), 0, _add)
+        parts = [[(n, next(values)) for n in of_rank[number]] for of_rank, values in zip(nodes, arrived, strict=True)]
+        for rank in sorted(range(len(parts)), key=lambda r: ends[r][number][0]):
+            for node, value in parts[rank]:
+                partial.join(node, value)
+        sums[i] = partial.whole()
+    return sums
 
 
 def _add(a: np.float32, b: np.float32) -> np.float32:

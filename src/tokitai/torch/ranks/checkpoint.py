@@ -18,11 +18,12 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
 from ...errors import ArgumentError
 from ..optim import AdamW
+from ..shards import part_of
 
 KEY = "tokitai"
 
@@ -120,21 +121,12 @@ def _part(file: Any, name: str, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         whole: Tensor = file.get_tensor(name)
         return whole
-    mesh, shape = like.device_mesh, like.shape
-    if mesh.ndim != 1 or like.placements not in ((Shard(0),), (Shard(1),), (Replicate(),)):
-        raise ArgumentError(
-            f"{name} with placements {like.placements}; accepted: (Shard(dim=0),) or (Shard(dim=1),) on one dimension"
-        )
-    (placement,), here = like.placements, [slice(0, n) for n in shape]
-    if isinstance(placement, Shard):
-        chunk = -(-shape[placement.dim] // mesh.size())  # as torch cuts
-        first = min(chunk * mesh.get_local_rank(), shape[placement.dim])
-        here[placement.dim] = slice(first, min(first + chunk, shape[placement.dim]))
-    local_shape = [s.stop - s.start for s in here]
+    here = part_of(like)
+    local_shape = [p.stop - p.start for p in here]
     view = file.get_slice(name)
-    local = view[tuple(here)] if math.prod(local_shape) else torch.empty(local_shape, dtype=like.dtype)
-    given: dict[str, Any] = dict(shape=shape, stride=like.stride(), run_check=False)
-    made: Tensor = DTensor.from_local(local.to(like.to_local().device), mesh, like.placements, **given)
+    local = view[here] if math.prod(local_shape) else torch.empty(local_shape, dtype=like.dtype)
+    given: dict[str, Any] = dict(shape=like.shape, stride=like.stride(), run_check=False)
+    made: Tensor = DTensor.from_local(local.to(like.to_local().device), like.device_mesh, like.placements, **given)
     return made
 
 

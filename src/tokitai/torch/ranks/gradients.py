@@ -177,10 +177,10 @@ class _Local:
                     f"{name} has no gradient behind block {block.index}; accepted: weights that each block has a "
                     "gradient of, or requires_grad=False ahead of Gradients"
                 )
-            seen.append((name, _local(p.grad.detach())))
+            seen.append((name, p.grad.detach()))
             p.grad = None
         if not block.idle:
-            self.partial.push([g.to(torch.float32, copy=True) for _, g in seen])
+            self.partial.push([_local(g).to(torch.float32, copy=True) for _, g in seen])
         return seen
 
     @torch.no_grad()
@@ -262,11 +262,13 @@ class _Sharded:
     def __init__(self, modules: Sequence[FSDPModule], arrangement: Arrangement, named: Named) -> None:
         self.named = named
         for name, p in named:
-            mesh = getattr(p, "device_mesh", None)
-            if mesh is None or mesh.ndim != 1:
-                found = "is not sharded" if mesh is None else f"is on a mesh of {mesh.ndim} dimensions"
-                raise ArgumentError(f"{name} {found}; accepted: all weights in fully_shard over a mesh of 1 dimension")
-            _check_group(mesh.get_group(), arrangement)
+            if not isinstance(p, DTensor) or p.placements[0].is_replicate():
+                found = f"has placements {p.placements}" if isinstance(p, DTensor) else "is not sharded"
+                raise ArgumentError(
+                    f"{name} {found}; accepted: all weights in fully_shard over a mesh of 1 dimension, the first of "
+                    "those of a tensor-parallel layer"
+                )
+            _check_group(p.device_mesh.get_group(0), arrangement)
         self.every = [TreeReduceScatter(arrangement) for _ in modules]
         for module, comm in zip(modules, self.every, strict=True):
             module.set_custom_reduce_scatter(cast(Any, comm))

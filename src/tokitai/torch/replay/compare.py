@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class Replay(Run):
         return Outcome(self.begin, self.first, self.last, self.device, difference=self.difference, **counts)
 
     def _begin(self, steps: int, save: Saving, load: Saving) -> int:
-        self.ranks = self.gradients.arrangement.ranks
+        self.ranks = self.gradients.arrangement.ranks * self.ways.count
         if (blocks := self.gradients.arrangement.blocks) != self.about["blocks"]:
             raise ArgumentError(f"{blocks} blocks; accepted beside {self.folder}: {self.about['blocks']}")
         load(checkpoint_of(self.folder, self.begin))
@@ -119,14 +119,18 @@ class Replay(Run):
         if found is not None and found.element is None and self.now in checkpoints(self.folder):
             stored = self._stored(name)
             found = found if stored is None else beside(stored, x, found)
+        if found is not None and found.element is not None and "parts" in recorded:
+            found = replace(found, rank=next(r for r, ends in recorded["parts"] if _holds(ends, found.element)))
         made.difference = found
         return made
 
     def _rank_of(self, block: int | None) -> int | None:
         if block is None:
             return None
-        then = Arrangement(self.about["blocks"], self.recorded[self.now]["ranks"])
-        return next(r for r in range(then.ranks) if block in then.of(r))
+        line = self.recorded[self.now]
+        then = Arrangement(self.about["blocks"], line["ranks"])
+        place = next(r for r in range(then.ranks) if block in then.of(r))
+        return int(line["over"][place]) if "over" in line else place
 
     def _stored(self, name: str) -> Tensor | None:
         """A weight, moment or copy of the checkpoint behind this step, where `ranks.checkpoint` wrote it."""
@@ -159,6 +163,10 @@ class Replay(Run):
                     self.difference = found[key].difference
         self.difference = self.told(self.difference)
         return self.difference is None
+
+
+def _holds(ends: Sequence[Sequence[int]], element: Sequence[int]) -> bool:
+    return all(first <= place < end for (first, end), place in zip(ends, element, strict=True))
 
 
 def replay(folder: Path, device: str = "cpu", first: int = 1, last: int | None = None) -> Outcome:

@@ -22,8 +22,9 @@ class Difference:
     """The first tensor of a step that differs.
 
     ``block`` is the block of tokens, and ``rank`` the one that had it when it was recorded, where it is a tensor of one
-    block. ``part`` names elements, [first, last], among which the first difference is, ``element`` the one that
-    differs, with its bits as recorded and here, where they are known; ``note`` says why, where they are not."""
+    block; of several that share its layers the first. Of a sharded tensor ``rank`` is the one that had the element.
+    ``part`` names elements, [first, last], among which the first difference is, ``element`` the one that differs, with
+    its bits as recorded and here, where they are known; ``note`` says why, where they are not."""
 
     step: int
     tensor: str
@@ -42,7 +43,9 @@ class Difference:
     def __str__(self) -> str:
         said = f"step {self.step}: {self.tensor}"
         if self.block is not None:
-            said += f", block {self.block} of the batch (recorded on rank {self.rank})"
+            said += f", block {self.block} of the batch"
+        if self.rank is not None:
+            said += f" (recorded on rank {self.rank})"
         if self.element is not None:
             said += f", element {list(self.element)}: recorded {self.recorded}, here {self.here}"
         elif self.part is not None:

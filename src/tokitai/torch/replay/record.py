@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...errors import ArgumentError
 from ...numerics import NUMERICS_VERSION, VERSION
@@ -115,7 +116,10 @@ class Record(Run):
         if self.first_rank:
             detail = self.every_detail > 0 and step % self.every_detail == 0
             line = dict(step=step, layers=self.layers, tensors=[e.as_json(detail) for e in entries])
-            line["ranks"] = self.gradients.arrangement.ranks
+            a = self.gradients.arrangement
+            line["ranks"] = a.ranks
+            if self.ways.count > 1 and a.ranks > 1:  # the numbers of the ranks in the world are others
+                line["over"] = dist.get_process_group_ranks(a.group)
             try:
                 with (self.folder / STEPS).open("a") as file:
                     file.write(json.dumps(line) + "\n")

@@ -16,23 +16,26 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
-from ...errors import ArgumentError
 from ..optim import AdamW
 from ..ranks import Block, Gradients
+from ..shards import parts_of
 from .sums import digest, sums_of
+from .ways import Ways
 
 Saving = Callable[[Path], None]
 
 
 @dataclass
 class Entry:
-    """One tensor of a step: its name, the block of tokens that it belongs to, its check sums."""
+    """One tensor of a step: its name, the block of tokens that it belongs to, its check sums; of one that is sharded,
+    which elements of the whole each rank has, as [first, end] along each dimension."""
 
     name: str
     block: int | None
     dtype: str
     shape: tuple[int, ...]
     sums: np.ndarray = field(repr=False)
+    parts: list[tuple[int, list[list[int]]]] | None = None
     difference: Any = None  # from what was recorded, in a `Replay`
 
     def as_json(self, detail: bool) -> dict[str, Any]:
@@ -40,6 +43,8 @@ class Entry:
         made: dict[str, Any] = dict(name=self.name, dtype=self.dtype, shape=list(self.shape))
         if self.block is not None:
             made["block"] = self.block
+        if self.parts is not None:
+            made["parts"] = self.parts
         made["digest"] = digest(self.dtype, self.shape, self.sums)
         if detail:
             made["sums"] = base64.b64encode(self.sums.astype("<i8").tobytes()).decode()
@@ -63,9 +68,11 @@ class Run(ABC):
         self._block: Block | None = None
         self._reduced = False
         self._names: dict[str, str] = {}
+        self._parts: dict[Any, Any] = {}  # of shapes and placements, which each rank asks for in one order
         self.model: Module
         self.optimizer: AdamW
         self.gradients: Gradients
+        self.ways: Ways
 
     # -------------------------------------------------------------- what a loop calls
     def steps(
@@ -74,16 +81,15 @@ class Run(ABC):
         """The numbers of the steps to run, from 1 on to ``steps``; behind a checkpoint where there is one.
 
         ``model`` is the one whose layers and weights are named, without a wrapper; ``save`` and ``load`` write and read
-        a checkpoint of all that the loop changes. Every rank asks for the same steps. Raises ArgumentError for
-        weights of tensor-parallel layers, of whose gradients no rank has the whole."""
+        a checkpoint of all that the loop changes. Every rank asks for the same steps."""
         self.model, self.optimizer, self.gradients = model, optimizer, gradients
-        for name, p in gradients.named:
-            if gradients.whole and isinstance(p, DTensor) and p.device_mesh.size() > 1:
-                raise ArgumentError(f"{name} is sharded, {p.placements}; accepted in a run: whole weights, fully_shard")
+        self.ways = Ways.of(gradients)
         own = {p: n for n, p in model.named_parameters()}
         self._names = {n: own.get(p, n) for n, p in gradients.named}  # without the wrapper's part
         hooks = [
-            m.register_forward_hook(self._hook(n)) for n, m in model.named_modules() if n and not list(m.children())
+            m.register_forward_hook(self._hook(n), prepend=self.ways.count > 1)  # ahead of what takes a result's shard
+            for n, m in model.named_modules()
+            if n and not list(m.children())
         ]
         gradients.observer = self
         try:
@@ -148,7 +154,12 @@ class Run(ABC):
     # -------------------------------------------------------------- inside
     def _entry(self, name: str, block: int | None, x: Tensor) -> Entry:
         """Of a tensor; a collective call for a sharded one."""
-        return Entry(name, block, str(x.dtype).removeprefix("torch."), tuple(x.shape), sums_of(x).cpu().numpy())
+        parts = None
+        if isinstance(x, DTensor):
+            kind = x.shape, x.device_mesh, x.placements
+            parts = self._parts[kind] = self._parts.get(kind) or parts_of(x)
+        about = name, block, str(x.dtype).removeprefix("torch."), tuple(x.shape)
+        return Entry(*about, sums_of(x).cpu().numpy(), parts)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """What a step leaves: moments, f32 copies, weights and buffers, by name."""
@@ -169,15 +180,14 @@ class Run(ABC):
     @property
     def first_rank(self) -> bool:
         """Whether this rank writes, or compares."""
-        return self.gradients.arrangement.rank == 0
+        return self.gradients.arrangement.rank == 0 and self.ways.index == 0
 
     def told(self, value: Any) -> Any:
         """What the first rank has, on every rank."""
-        a = self.gradients.arrangement
-        if a.ranks == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, group=a.group, group_src=0)
+        a, box = self.gradients.arrangement, [value]
+        for count, group in ((a.ranks, a.group), (self.ways.count, self.ways.group)):
+            if count > 1:
+                dist.broadcast_object_list(box, group=group, group_src=0)
         return box[0]
 
     def _clear(self) -> None:
@@ -186,6 +196,8 @@ class Run(ABC):
 
     def _add(self, kind: str, name: str, x: Tensor) -> None:
         assert self._block is not None
+        if kind in ("results", "slopes") and not isinstance(x, DTensor):
+            name += self.ways.suffix
         of_block = self._of_blocks.setdefault(self._block.index, {})
         of_block.setdefault(kind, []).append(self._entry(name, self._block.index, x))
 
@@ -210,10 +222,10 @@ class Run(ABC):
     def _gathered(self) -> list[Entry]:
         """All entries of a step but those of its state, in order, on the first rank."""
         a = self.gradients.arrangement
-        blocks: Mapping[int, dict[str, list[Entry]]] = self._of_blocks
+        blocks: Mapping[int, dict[str, list[Entry]]] = self.ways.merged(self._of_blocks)
         if a.ranks > 1:
             every: list[Any] = [None] * a.ranks
-            dist.all_gather_object(every, self._of_blocks, group=a.group)
+            dist.all_gather_object(every, blocks, group=a.group)
             blocks = {i: kinds for of_rank in every for i, kinds in of_rank.items()}
         kinds = ("notes", "results", "values", "slopes", "weights")
         of_blocks = [e for i in sorted(blocks) for kind in kinds for e in blocks[i].get(kind, ())]

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
-from ...errors import ArgumentError
-from ..sharded_norm import shard_of
+from ..shards import run_of
 
 CHUNK = 4096
 AT_ONCE = 1024  # chunks, which bounds the memory that is taken
@@ -64,15 +63,13 @@ def sums(x: Tensor, first: int = 0, length: int | None = None) -> Tensor:
 
 
 def sums_of(x: Tensor) -> Tensor:
-    """The check sums of a whole tensor, which may be sharded by rows: then it is a collective call. Raises
-    ArgumentError for one that is sharded otherwise."""
-    if not isinstance(x, DTensor) or x.placements == (Replicate(),):
-        return sums(x.to_local() if isinstance(x, DTensor) else x)
-    if x.device_mesh.ndim != 1 or x.placements != (Shard(0),):
-        raise ArgumentError(f"a tensor with placements {x.placements}; accepted: (Shard(dim=0),) on one dimension")
-    first, _ = shard_of(x.shape, x.device_mesh.size(), x.device_mesh.get_local_rank())
-    made = sums(x.to_local(), first, x.numel())
-    dist.all_reduce(made, group=x.device_mesh.get_group())  # of whole numbers, exact in any order
+    """The check sums of a whole tensor, which may be sharded over a mesh: then it is a collective call."""
+    if not isinstance(x, DTensor):
+        return sums(x)
+    run, first = run_of(x)
+    made = sums(run, first, x.numel())
+    for dimension in range(x.device_mesh.ndim):
+        dist.all_reduce(made, group=x.device_mesh.get_group(dimension))  # of whole numbers, exact in any order
     return made
 
 
