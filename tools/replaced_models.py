@@ -33,6 +33,7 @@ def made(model: str, config: str, **options: Any) -> Callable[[], torch.nn.Modul
 
 MODELS = {
     "Llama": made("LlamaForCausalLM", "LlamaConfig", **GROUPED),
+    "Mistral, sliding window": made("MistralForCausalLM", "MistralConfig", **GROUPED, sliding_window=4),
     "Qwen3": made("Qwen3ForCausalLM", "Qwen3Config", **HEADS),
     "Qwen3-MoE": made(
         "Qwen3MoeForCausalLM", "Qwen3MoeConfig", **HEADS, num_experts=4, num_experts_per_tok=2,

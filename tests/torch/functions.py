@@ -78,7 +78,8 @@ def classes() -> Tensor:
 F32 = {"softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm",
        "cross_entropy", "cross_entropy of probabilities", "soft_cross_entropy", "router",
        "expert_load", "router_z_loss"}  # fmt: skip
-LOWER = {"linear", "linear_cross_entropy", "matmul", "router_logits", "attention", "scaled_dot_product_attention"}
+LOWER = {"linear", "linear_cross_entropy", "matmul", "router_logits", "attention", "scaled_dot_product_attention",
+         "attention by scores"}  # fmt: skip
 SHAPED = {
     "linear": Call(functional.linear, lambda: (x(), x(2, 4, COLS), x(3, 4), x(4, *ROWS, 4)), {"activation": "silu"}),
     "matmul": Call(functional.matmul, lambda: (x(), x(2, 2, COLS, 5))),
@@ -108,6 +109,11 @@ SHAPED = {
     ),
     "attention": Call(
         functional.attention, heads, {"lengths": torch.tensor([3, 5]), "causal": True},
+    ),
+    "attention by scores": Call(
+        functional.attention, heads,
+        dict(causal=True, window=3, softcap=2.0, bias=x(4, 4, 1, 5), sinks=x(5, 4), dropout_p=0.2, seed=7),
+        changing=("seed",),
     ),
     "rotary by cos and sin": Call(
         functional.rotary, lambda: (x(), x(2)), {"cos": x(3, 3, COLS).cos(), "sin": x(3, 3, COLS).sin()},

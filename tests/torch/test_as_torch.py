@@ -191,18 +191,19 @@ def test_attention_of_torch() -> None:
     alike(ours, theirs, q, k, v)
     alike(ours, theirs, q, k, v, is_causal=True, scale=0.2)
     alike(ours, theirs, q, k[:, :2], v[:, :2], enable_gqa=True)
-    for mask in masks().values():
+    for mask in (*masks().values(), noise(3, 6, 6), noise(4, 2, 4, 1, 6), noise(5, 1, 6, 6), noise(6, 6, 1)):
         alike(ours, theirs, q, k, v, mask)
+    alike(ours, theirs, q, k, noise(7, 2, 4, 6, 3), is_causal=True)
     for wrong, named in (
         (masks()["causal"].flip(-1), r"attn_mask\[0\] does not show the first keys alone"),
-        (torch.zeros(6, 6), "attn_mask of torch.float32, added to scores"),
+        (torch.zeros(6, 6, dtype=torch.int32), "attn_mask of torch.int32; accepted: torch.bool, .* or floats"),
         (masks()["causal"][None], r"attn_mask of shape \(1, 6, 6\); accepted: \(6, 6\) or \(2, 4, 6, 6\)"),
     ):
         with pytest.raises(ArgumentError, match=named):
             ours(q, k, v, wrong)
     with pytest.raises(ArgumentError, match="2 heads of keys beside 4; accepted: as many, or a divisor"):
         ours(q, k[:, :2], v[:, :2])
-    with pytest.raises(ArgumentError, match=r"dropout_p=0.1; accepted: 0"):
+    with pytest.raises(ArgumentError, match=r"dropout_p without seed; accepted: seed"):
         ours(q, k, v, dropout_p=0.1)
 
 

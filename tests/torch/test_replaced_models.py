@@ -26,6 +26,7 @@ from torch.nn.utils import parametrize
 
 from tokitai.errors import ArgumentError
 from tokitai.torch import functional, replace, restore
+from tokitai.torch.replacement.attention import attend
 from tools.replaced_models import MODELS, PAGE, VOCABULARY, page
 
 pytestmark = pytest.mark.slow
@@ -289,6 +290,27 @@ def test_masks_that_hide_first_keys_are_refused() -> None:
         replaced("Llama")(given["input_ids"], attention_mask=given["attention_mask"].flip(1))
 
 
+def test_a_window_takes_masks_that_hide_first_keys() -> None:
+    """Padding on the left changes nothing for the tokens behind it but the order of sums over keys."""
+    given = batch()
+    ids, mask = (given[n].flip(1) for n in ("input_ids", "attention_mask"))
+    model = made("Mistral, sliding window")
+    exactly = copy.deepcopy(model).double()(ids, attention_mask=mask).logits[mask.bool()]
+    torchs = model(ids, attention_mask=mask).logits[mask.bool()]
+    replace(model)
+    ours = model(ids, attention_mask=mask).logits[mask.bool()]
+    assert distance(ours, exactly) <= factor(model) * distance(torchs, exactly)
+
+
+def test_soft_caps_sinks_and_biases_of_transformers_are_those_of_the_function() -> None:
+    q, k, v = (torch.randn(2, h, 5, 8, generator=torch.Generator().manual_seed(h)) for h in (4, 2, 2))
+    bias, sinks = torch.randn(1, 4, 5, 5), torch.randn(4)
+    module = made("Llama").model.layers[0].self_attn
+    found, _ = attend(module, q, k, v, None, scaling=0.3, softcap=2.0, s_aux=sinks, position_bias=bias)
+    want = functional.attention(q, k, v, scale=0.3, causal=True, softcap=2.0, sinks=sinks, bias=bias)
+    assert torch.equal(found, want.transpose(1, 2))
+
+
 def test_masks_with_other_numbers_are_refused() -> None:
     model = made("Llama")
     model.set_attn_implementation("eager")
@@ -307,7 +329,6 @@ def test_weights_of_attention_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
-        ("Mixtral", dict(sliding_window=4), "sliding_window=4"),
         ("Llama", dict(attention_dropout=0.5), "attention_dropout=0.5"),
         ("Llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)), "rope_type='dynamic'"),
         ("Mixtral", dict(hidden_act="relu"), "act_fn is ReLU"),

@@ -18,10 +18,11 @@ from ..errors import ArgumentError
 from . import operators
 from .arguments import batched, checked, replayed
 from .linear_loss import linear_cross_entropy as linear_cross_entropy
-from .masks import limits_of, limits_of_mask
+from .masks import limits_of, limits_of_mask, start_of
 from .products import embedding as embedding
 from .products import linear as linear
 from .products import matmul as matmul
+from .scored_attention import scored_attention
 
 F32_EPS = torch.finfo(torch.float32).eps
 
@@ -227,6 +228,9 @@ def _of_probabilities(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, limit: Tensor | None = None, *, scale: float | Tensor | None = None,
     lengths: Tensor | None = None, causal: bool = False, check: bool = True, accumulator: str | None = None,
+    window: int | None = None, start: Tensor | None = None, mask: Tensor | None = None, bias: Tensor | None = None,
+    softcap: float | Tensor | None = None, sinks: Tensor | None = None, dropout_p: float | Tensor = 0.0,
+    seed: int | Tensor | None = None, stream: int | Tensor = 0,
 ) -> Tensor:  # fmt: skip
     """softmax(scale q k^T) v for (..., heads, queries, dim) beside (..., heads of keys, keys, dim), as `ops.attention`.
 
@@ -236,10 +240,25 @@ def attention(
     smallest holds. ``scale`` is 1 / sqrt(dim) by default. On a GPU limits are asserted on the device;
     ``check=False`` leaves that out. With the ``accumulator`` fused16, of f16 and bf16, all products are those of a
     matrix unit, forward and backward; None means that of the context `accumulate` if it is offered here, else f32.
+
+    Any of the following, and values of another width, takes another way: by operators, in f32, with all scores in
+    memory (`tokitai.torch.scored_attention`). Its bits are defined as well, and are others. ``window``: each query sees
+    the last so many of the keys that it would see; ``start``: the first key that a query sees, as ``limit``; ``mask``
+    of bool, True where a key is seen, and ``bias``, added to scores, both of what broadcasts to (..., heads, queries,
+    keys); ``softcap``: scores are softcap tanh(score / softcap), before the bias; ``sinks`` of (heads): one score more
+    for each query, without a value; ``dropout_p``, ``seed`` and ``stream``: weights are dropped as `dropout` does.
+    Keys and values that a query does not see are multiplied by 0 there, and have to be finite.
     Raises ArgumentError.
     """
     limit = limits_of(q, k, limit, lengths, causal)
     chosen = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    dropped = isinstance(dropout_p, Tensor) or dropout_p != 0
+    if dropped or q.shape[-1] != v.shape[-1] or any(x is not None for x in (window, start, mask, bias, softcap, sinks)):
+        return scored_attention(
+            q, k, v, scale=chosen, limit=limit, start=start_of(q, k, limit, start, window), mask=mask, bias=bias,
+            softcap=softcap, sinks=sinks, dropout_p=dropout_p, seed=seed, stream=stream, check=check,
+            accumulator=accumulator,
+        )  # fmt: skip
     made: Tensor = operators.attention(q, k, v, limit, scale=chosen, accumulator=accumulator, check=check)
     return made
 
@@ -248,16 +267,15 @@ def attention(
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | Tensor | None = None, enable_gqa: bool = False,
-    accumulator: str | None = None,
+    accumulator: str | None = None, seed: int | Tensor | None = None, stream: int | Tensor = 0,
 ) -> Tensor:  # fmt: skip
-    """As torch's, by `ops.attention`. ``attn_mask`` of bool is taken where each query sees the first keys alone (those
-    of padding and causal masks do): which is checked, and waits for a GPU; `attention` takes counts instead.
+    """As torch's, by `attention`. ``attn_mask`` of floats is its ``bias``; one of bool is taken where each query sees
+    the first keys alone (those of padding and causal masks do): which is checked, and waits for a GPU. `attention`
+    takes counts in its place, and any other as ``mask``: which of its two ways a call takes, values do not decide.
 
-    A query that sees nothing gives zeros. ``accumulator`` is as `attention` has it. Raises ArgumentError for any other
-    mask, and for dropout.
+    A query that sees nothing gives zeros. ``accumulator``, ``seed`` and ``stream`` are as `attention` has them.
+    Raises ArgumentError.
     """
-    if dropout_p != 0:
-        raise ArgumentError(f"scaled_dot_product_attention: dropout_p={dropout_p}; accepted: 0")
     if attn_mask is not None and is_causal:
         raise ArgumentError("scaled_dot_product_attention: attn_mask beside is_causal=True; accepted: one of both")
     if query.ndim > 2 and key.ndim == query.ndim and key.shape[-3] != query.shape[-3] and not enable_gqa:
@@ -265,10 +283,12 @@ def scaled_dot_product_attention(
             f"scaled_dot_product_attention: {key.shape[-3]} heads of keys beside {query.shape[-3]}; accepted: as many, "
             "or a divisor with enable_gqa=True"
         )
-    limit = None if attn_mask is None else limits_of_mask(attn_mask, query, key)
+    bias = attn_mask if attn_mask is not None and attn_mask.is_floating_point() else None
+    limit = limits_of_mask(attn_mask, query, key) if attn_mask is not None and bias is None else None
     made: Tensor = attention(
-        query, key, value, limit, scale=scale, causal=is_causal, check=attn_mask is None, accumulator=accumulator
-    )
+        query, key, value, limit, scale=scale, causal=is_causal, check=attn_mask is None, accumulator=accumulator,
+        bias=bias, dropout_p=dropout_p, seed=seed, stream=stream,
+    )  # fmt: skip
     return made
 
 

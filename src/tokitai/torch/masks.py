@@ -22,11 +22,11 @@ def limits_of(q: Tensor, k: Tensor, limit: Tensor | None, lengths: Tensor | None
             raise ArgumentError(f"attention: {name} of shape {tuple(x.shape)}; accepted: 2 dimensions or more")
     lead, found = tuple(q.shape[:-1]), []
     if limit is not None:
-        _check_counts("limit", limit)
+        check_counts("limit", limit)
         check_limit("attention: limit", tuple(limit.shape), lead)
         found.append(limit)
     if lengths is not None:
-        _check_counts("lengths", lengths)
+        check_counts("lengths", lengths)
         batch = lead[:-2] if len(lead) > 2 else lead[:-1]
         if tuple(lengths.shape) != batch:
             raise ArgumentError(
@@ -43,7 +43,19 @@ def limits_of(q: Tensor, k: Tensor, limit: Tensor | None, lengths: Tensor | None
     return least
 
 
-def _check_counts(name: str, x: Tensor) -> None:
+def start_of(q: Tensor, k: Tensor, limit: Tensor | None, start: Tensor | None, window: int | None) -> Tensor | None:
+    """The first key that each query sees, or None for the first of all. Raises ArgumentError."""
+    if window is None:
+        return start
+    if window < 1:
+        raise ArgumentError(f"attention: window={window}; accepted: 1 or more keys")
+    last = torch.full((1,), k.shape[-2], device=q.device) if limit is None else limit
+    first = (last - window).clamp(min=0)
+    return first if start is None else torch.maximum(first, start)
+
+
+def check_counts(name: str, x: Tensor) -> None:
+    """Raises ArgumentError for what are no counts of keys."""
     if x.dtype not in (torch.int32, torch.int64):
         words = ", a mask" if x.dtype == torch.bool else ""
         raise ArgumentError(
@@ -59,7 +71,7 @@ def limits_of_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     lead, keys = tuple(q.shape[:-1]), k.shape[-2]
     name = "scaled_dot_product_attention: attn_mask"
     if mask.dtype != torch.bool:
-        raise ArgumentError(f"{name} of {mask.dtype}, added to scores; accepted: torch.bool, True where a key is seen")
+        raise ArgumentError(f"{name} of {mask.dtype}; accepted: torch.bool, True where a key is seen, or floats")
     if mask.ndim < 2 or mask.shape[-1] != keys or mask.ndim not in (2, q.ndim):
         raise ArgumentError(
             f"{name} of shape {tuple(mask.shape)}; accepted: ({lead[-1]}, {keys}) or {(*lead, keys)}, where any but "
@@ -79,7 +91,8 @@ def _first_keys(mask: Tensor) -> Tensor:
         where = (first != mask).nonzero()[0].tolist()
         raise ArgumentError(
             f"scaled_dot_product_attention: attn_mask{where[:-1]} does not show the first keys alone, as masks of "
-            "padding and causal masks do; accepted: True for the first keys of each query, False behind them"
+            "padding and causal masks do; accepted: True for the first keys of each query, False behind them; any by "
+            "attention(..., mask=attn_mask)"
         )
     return counts
 

@@ -16,6 +16,8 @@ from .rule import accumulator_of
 
 NAME = "tokitai"
 TAKEN = ("sdpa", "eager")  # implementations whose masks say for each query which keys it sees
+OTHERS = dict(softcap="softcap", sinks="s_aux", bias="position_bias")  # our words, and those of transformers
+OF_CONFIG = ("MistralConfig", "MixtralConfig")  # where a window is an attribute of the configuration alone
 
 
 def attend(
@@ -24,26 +26,40 @@ def attend(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """What transformers calls an attention function: (batch, heads, queries, dim) -> (batch, queries, heads, dim).
 
-    A mask is taken where each query sees the first keys alone. Raises ArgumentError for any other mask, and for
-    dropout, a bias of positions, a soft cap, sinks and a request for the weights.
+    Without a window, a soft cap, sinks and a bias of positions a mask is taken where each query sees the first keys
+    alone; with one of them any mask of what is seen is. Raises ArgumentError for any other mask, and for dropout and a
+    request for the weights.
     """
-    refused = dict(dropout=dropout, **{n: more.get(n) for n in ("position_bias", "softcap", "s_aux")})
-    refused["output_attentions"] = more.get("output_attentions")
-    for name, value_of in refused.items():
-        if value_of is not None and value_of is not False and not (name == "dropout" and value_of == 0):
-            shown = "a tensor" if isinstance(value_of, Tensor) else repr(value_of)
-            raise ArgumentError(f"attention: {name}={shown}; accepted: leave it out, or tokitai.torch.restore(model)")
-    limit = None
-    if attention_mask is not None:
-        seen = attention_mask if not attention_mask.is_floating_point() else seen_by_scores(attention_mask)
-        limit = limits_of_mask(seen, query, key)
+    for name, asked in dict(dropout=dropout, output_attentions=more.get("output_attentions")).items():
+        if asked:
+            raise ArgumentError(f"attention: {name}={asked!r}; accepted: leave it out, or tokitai.torch.restore(model)")
+    seen = attention_mask
+    if attention_mask is not None and attention_mask.is_floating_point():
+        seen = seen_by_scores(attention_mask)
     of_module = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = attention_mask is None and query.shape[2] > 1 and bool(of_module)
-    y = functional.attention(
-        query, key, value, limit, scale=scaling, causal=causal, check=attention_mask is None,
+    words: dict[str, Any] = dict(
+        scale=scaling, causal=seen is None and query.shape[2] > 1 and bool(of_module), check=seen is None,
         accumulator=accumulator_of(module),
     )  # fmt: skip
+    others: dict[str, Any] = {ours: more.get(theirs) for ours, theirs in OTHERS.items()}
+    window = window_of(module)
+    if window is None and all(x is None for x in others.values()):
+        y = functional.attention(query, key, value, None if seen is None else limits_of_mask(seen, query, key), **words)
+    else:  # a mask of transformers has the window in it
+        within = None if seen is None else seen[..., : key.shape[2]]
+        y = functional.attention(
+            query, key, value, **words, **others, mask=within, window=window if seen is None else None
+        )
     return y.transpose(1, 2).contiguous(), None
+
+
+def window_of(module: Any) -> int | None:
+    """How many keys a query of the module sees, where transformers limits them."""
+    if hasattr(module, "sliding_window"):
+        found = module.sliding_window
+    else:
+        found = getattr(module.config, "sliding_window", None) if type(module.config).__name__ in OF_CONFIG else None
+    return found if found is None else int(found)
 
 
 def rotated_attention(
@@ -84,11 +100,6 @@ def refuse(module: Any) -> str | None:
         return f"attn_implementation={config._attn_implementation!r}; taken: {', '.join(TAKEN)}"
     if config.sub_configs:
         return f"{type(config).__name__} has configurations inside it"
-    window = getattr(module, "sliding_window", None)
-    if window is None and "Mixtral" in type(config).__name__:
-        window = getattr(config, "sliding_window", None)
-    if window is not None:
-        return f"sliding_window={window}: a query that sees other keys than the first ones"
     dropouts = dict(attention_dropout=getattr(module, "attention_dropout", 0))
     for name in ("dropout", "attn_dropout"):
         dropouts[name] = getattr(getattr(module, name, None), "p", 0)

@@ -17,9 +17,8 @@ from .rule import Rule, accumulator_of
 from .torch_rules import silu
 
 MODELS = "transformers.models"
-LLAMAS = ("llama.modeling_llama.Llama", "mixtral.modeling_mixtral.Mixtral", "qwen3.modeling_qwen3.Qwen3",
-          "qwen3_moe.modeling_qwen3_moe.Qwen3Moe")  # fmt: skip
-MIXTURES = LLAMAS[1], LLAMAS[3]
+MIXTURES = ("mixtral.modeling_mixtral.Mixtral", "qwen3_moe.modeling_qwen3_moe.Qwen3Moe")
+LLAMAS = ("llama.modeling_llama.Llama", "mistral.modeling_mistral.Mistral", "qwen3.modeling_qwen3.Qwen3", *MIXTURES)
 CAUSAL = (*(f"{name}ForCausalLM" for name in LLAMAS), "gpt2.modeling_gpt2.GPT2LMHeadModel",
           "bert.modeling_bert.BertLMHeadModel")  # fmt: skip
 ROPES = ("default", "linear", "llama3", "yarn")  # whose frequencies do not depend on the input
