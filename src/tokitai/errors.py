@@ -13,6 +13,7 @@
     ├── UnavailableError           something this machine lacks: exit code 3
     │   ├── CompilerMissingError   no compiler; the message names the package to install
     │   ├── CompileError           a compiler that failed, with the end of its output
+    │   │   └── MachineCodeError         it made code that may compute something else than the source asks for
     │   ├── DeviceMissingError     no such device here
     │   ├── TargetMissingError     a target that has no kernels for this operator yet
     │   ├── DeviceError            a call of the device's driver that failed
@@ -126,6 +127,11 @@ class CompilerMissingError(UnavailableError):
 
 class CompileError(UnavailableError):
     """A compiler that failed. The message ends with what it printed last."""
+
+
+class MachineCodeError(CompileError):
+    """A compiler that made kernels which may compute something else than their source asks for. The message ends with
+    what was found in them."""
 
 
 class DeviceMissingError(UnavailableError):

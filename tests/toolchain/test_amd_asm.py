@@ -162,3 +162,37 @@ def test_whole_numbers_may_be_multiplied_without_subnormals() -> None:
     assert read_asm(right) == ({"work": {"fused": 2}}, [])
     (found,) = read_asm("work:\n\tv_madmk_f32 v1, v2, 0x3f800000, v3\n")[1]
     assert "flushes" in found.reason
+
+
+VECTORS = """define amdgpu_kernel void @work() {
+  %1 = fmul <2 x float> %a, %b
+  %2 = extractelement <2 x float> %1, i64 0
+  %3 = extractelement <2 x float> %1, i64 0
+  %4 = fmul <2 x float> %a, %c
+  store <2 x float> %4, ptr %p, align 8
+  %5 = fadd float %2, 1.000000e+00
+}
+"""
+PRODUCTS = "\tv_mul_f32_e32 v1, v2, v3\n\tv_pk_mul_f32 v[0:1], v[2:3], v[4:5]\n"
+ANEW = "\tv_add_f32_e64 v6, |v5|, 1.0\n"
+
+
+def differences(asm: str) -> list[str]:
+    return [str(f) for f in scan(VECTORS, f"work:\n{asm}") if "asks for" in f.reason]
+
+
+def test_elements_that_nothing_reads_may_be_left_out() -> None:
+    """One of the four here; and those that are read may not."""
+    assert read_ir(VECTORS)[0]["work"] == {"fmul": 4, "idle fmul": 1, "fadd": 1}
+    assert differences(PRODUCTS + ANEW) == []
+    assert differences(f"{PRODUCTS}\tv_mul_f32_e32 v1, v2, v3\n{ANEW}") == []
+    (found,) = differences(PRODUCTS)
+    assert "3 sums, differences and products: the intermediate text asks for 5" in found
+
+
+def test_a_sum_with_a_constant_may_be_computed_anew() -> None:
+    """Of a register that is kept; one of two registers, or a fused operation, may not."""
+    assert differences(PRODUCTS + 3 * ANEW) == []
+    assert differences(f"{PRODUCTS}{3 * PRODUCTS}{ANEW}") and differences(
+        f"{PRODUCTS}{ANEW}\tv_fma_f32 v1, v2, v3, v4\n"
+    )

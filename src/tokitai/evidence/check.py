@@ -307,7 +307,7 @@ def _meaning(statement: Any) -> Iterator[str]:
     if predicate["dtype"] not in contract["formats"]:
         yield f"dtype {predicate['dtype']!r} is not in the contract ({', '.join(contract['formats'])})"
     cases = predicate["cases"]
-    if not cases:
+    if not cases and not _findings(predicate):
         yield "there is no case: nothing was compared"
     kinds = {case["kind"] for case in cases}
     if len(cases) > MOST_CASES or len(kinds) > MOST_KINDS:
@@ -319,6 +319,7 @@ def _meaning(statement: Any) -> Iterator[str]:
         ran = any((case["kind"] == "structure") is structure for case in cases)
         if ran and not any(kernel["structure"] is structure for kernel in predicate["kernels"]):
             yield f"there are {build} cases, but no {build} kernel"
+    yield from _machine_code(predicate)
     yield from _verdict(predicate)
     yield from _error(predicate)
     inexact = (flag for flag in predicate["flags"] if INEXACT.fullmatch(flag))
@@ -352,12 +353,33 @@ def _case(case: Any, contract: Any) -> Iterator[str]:
             yield "equal, but no element was compared"
 
 
+def _machine_code(predicate: Any) -> Iterator[str]:
+    """Where what was read is not of the kernels, or says that it was read and was not."""
+    if "machine_code" not in predicate:
+        return
+    read = {code["binary"] for code in predicate["machine_code"]}
+    there = {kernel["digest"] for kernel in predicate["kernels"] if not kernel["structure"]}
+    yield from (f"{digest}, whose machine code was read, is no numeric kernel" for digest in sorted(read - there))
+    yield from (f"nothing is said of the machine code of {digest}" for digest in sorted(there - read))
+    for code in predicate["machine_code"]:
+        said = bool(code["listing"] or code["counts"] or code["findings"])
+        if said is (code["missing"] is not None):
+            yield f"machine code of {code['binary']}: what was read, or why nothing was (accepted: one of them)"
+
+
+def _findings(predicate: Any) -> int:
+    return sum(len(code["findings"]) for code in predicate.get("machine_code", ()))
+
+
 def _verdict(predicate: Any) -> Iterator[str]:
     verdict, cases = predicate["verdict"], predicate["cases"]
     wrong = [case["name"] for case in cases if not case["equal"]]
     if wrong and verdict != "refuted":
         yield f"the verdict is {verdict}, but {len(wrong)} of {len(cases)} cases are not equal, first {wrong[0]!r}"
-    if verdict == "refuted" and not wrong:
+    found = _findings(predicate)
+    if found and verdict != "refuted":
+        yield f"the verdict is {verdict}, but machine code has {found} findings"
+    if verdict == "refuted" and not wrong and not found:
         yield "the verdict is refuted, but no case differs"
     if verdict == "verified" and cases and not any(case["compared"] for case in cases):
         yield "the verdict is verified, but no element was compared"

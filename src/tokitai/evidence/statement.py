@@ -165,6 +165,7 @@ class Verification:
     seconds: float
     isolation: Sequence[str] | None = None  # what limited the process of its own in which kernels ran, if they did
     suite: Suite | None = None
+    machine_code: Sequence[Any] | None = None  # what was read of each binary, as `backends.machine_code` has it
     created: str = field(default_factory=lambda: utc_now())
     tool: Tool = field(default_factory=Tool.here)
 
@@ -194,8 +195,9 @@ def build_statement(verification: Verification) -> dict[str, Any]:
         "predicateType": PREDICATE_TYPE,
         "predicate": _plain(verification, "predicate"),
     }
-    if verification.suite is None:
-        del statement["predicate"]["suite"]  # as those have it that are of no suite
+    for name in ("suite", "machine_code"):
+        if statement["predicate"][name] is None:  # as those have it that are of none
+            del statement["predicate"][name]
 
     found = problems(statement)
     if found:

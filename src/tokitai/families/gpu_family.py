@@ -25,6 +25,9 @@ class Program(Protocol):
     def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
         """Launch one kernel; ``order`` picks one of the orders of threads that a simulated device can try."""
 
+    def machine_code(self, graph: Graph) -> Sequence[Any]:
+        """What the listings of its binaries hold (`backends.machine_code`), built for the definition ``graph``."""
+
     def spills(self, name: str) -> int:
         """Bytes of registers that a thread of a kernel has to keep in memory."""
 

@@ -16,6 +16,7 @@ import numpy as np
 from ..backends import backend_of
 from ..backends.backend import Array, Identity, Inspected, Target
 from ..backends.cuda.tensor_map import Matrix, TensorMaps
+from ..backends.machine_code import MachineCode
 from ..emit.cpp import KernelText
 from ..errors import ArgumentError
 from ..families import Plan, make_plan
@@ -77,6 +78,11 @@ class GpuKernel(KernelBase):
         made = list(self.programs.values())
         beside = [i for program, _ in made if isinstance(program, Inspected) for i in program.beside]
         return [*(identity for _, identity in made), *beside]
+
+    def machine_code(self) -> list[MachineCode]:
+        """What the listings of the binaries that were used so far hold; of hashes none is read."""
+        programs = [] if self.structure else [program for program, _ in self.programs.values()]
+        return [code for program in programs for code in program.machine_code(self.graph)]
 
     def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
         """How much workspace a launch needs; ``entries`` of a table that is summed into."""

@@ -13,6 +13,8 @@ import numpy as np
 from ..backends import backend_named
 from ..backends.backend import Array, Identity
 from ..backends.cpu import device as cpu
+from ..backends.cpu import x86
+from ..backends.machine_code import MachineCode
 from ..emit.cpp import KernelText
 from ..errors import TokitaiError, UnavailableError
 from ..families import Plan, emit_cpu, make_plan
@@ -128,6 +130,10 @@ class KernelBase:
         """The binaries that were used so far."""
         raise NotImplementedError
 
+    def machine_code(self) -> list[MachineCode]:
+        """What the listings of the binaries that were used so far hold; of hashes none is read."""
+        raise NotImplementedError
+
     def workspace_bytes(self, shapes: Sequence[tuple[int, int]], threads: int, entries: int = 0) -> int:
         """How much workspace a launch needs; ``entries`` of a table that is summed into."""
         raise NotImplementedError
@@ -230,6 +236,10 @@ class Kernel(KernelBase):
         source = hashlib.sha256(self.source.encode()).hexdigest()
         about = (a.compiler.kind, a.compiler.version, a.compiler.digest, a.isa, a.flags)
         return [Identity(self.structure, a.fingerprint, a.digest, source, *about)]
+
+    def machine_code(self) -> list[MachineCode]:
+        """That of the one binary."""
+        return [] if self.structure else [x86.read(self.artifact)]
 
     def _runs(self) -> None:
         if self.device != CPU:

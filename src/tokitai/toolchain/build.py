@@ -41,6 +41,8 @@ COMMON: tuple[str, ...] = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-fopenmp",
     "-fno-exceptions", "-fvisibility=hidden", "-Wl,-z,defs", "-iquote", ".",
 )  # fmt: skip
+LINES = ("-g1",)  # line numbers, by which machine code is held against the source; no instruction changes
+HERE = "/proc/self/cwd"  # what debug information calls the build folder, wherever it lies
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "gcc": ("-nodefaultlibs", "-lm", "-lc", "-lgcc"),  # it has -nostdlib++ from release 13 on
     "clang": ("-nostdlib++",),
@@ -165,7 +167,8 @@ def flags_of(compiler: Compiler, isa: Isa, structure: bool = False, defines: Seq
     level = (*STRUCTURE, *statics, BOUNDS[compiler.kind]) if structure or simulated else ()
     machine = rows["scalar" if structure else isa].flags
     own = (f"TOKITAI_ISA_{isa.upper()}=1", *(("TOKITAI_STRUCTURE=1",) if structure else ()))
-    return (*COMMON, *machine, *level, *macros(*own, *defines), *LIBRARIES[compiler.kind])
+    lines = () if structure else LINES
+    return (*COMMON, *lines, *machine, *level, *macros(*own, *defines), *LIBRARIES[compiler.kind])
 
 
 def macros(*defines: str) -> tuple[str, ...]:
@@ -268,7 +271,7 @@ def run_compiler(command: list[str], folder: Path) -> Ran:
     names relative to it: whatever characters its path has, no compiler sees them, and nothing of a killed build is left
     elsewhere. Raises CompilerMissingError."""
     try:
-        ran = run(command, folder, COMPILE_SECONDS, {**os.environ, "LC_ALL": "C", "TMPDIR": "."})
+        ran = run(command, folder, COMPILE_SECONDS, {**os.environ, "LC_ALL": "C", "TMPDIR": ".", "PWD": HERE})
     except OSError as error:
         if not folder.is_dir():
             raise  # the cache was deleted meanwhile: no fault of the compiler

@@ -67,6 +67,7 @@ def certify(operator: Operator, verdict: Verdict, folder: Path, key: Ed25519Priv
             seconds=verdict.seconds,
             isolation=verdict.isolation,
             suite=_suite(verdict),
+            machine_code=verdict.code,
         )
     )
     path = ev.write(made, folder, key)
@@ -78,7 +79,8 @@ def _suite(verdict: Verdict) -> ev.Suite:
     """What was to be run. The one case that was asked for has a seed and a shape of its own."""
     if verdict.only is None:
         return ev.Suite(suite.VERSION, verdict.seed, None, verdict.shape)
-    return ev.Suite(suite.VERSION, verdict.results[0].seed, verdict.only, None)
+    seed = verdict.results[0].seed if verdict.results else verdict.seed
+    return ev.Suite(suite.VERSION, seed, verdict.only, None)
 
 
 def _worst(verdict: Verdict) -> str | None:
@@ -93,5 +95,6 @@ def _facts(operator: Operator, verdict: Verdict) -> sentences.Facts:
         operator, verdict.dtype, backend.name, [k.graph for k in verdict.kernels],
         [sentences.Ran(r.kind, r.shape, r.compared, r.equal, r.layouts, r.split) for r in verdict.results],
         bool(verdict.failure), verdict.isolation, verdict.derivative, verdict.only, archs,
-        str((verdict.about or {}).get("warp", "")), verdict.not_run or backend.not_run(archs), suite.VERSION,
+        str((verdict.about or {}).get("warp", "")), verdict.not_run or backend.not_run(archs), verdict.code,
+        suite.VERSION,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..backends import backend_named, places
 from ..backends.backend import CaseSet, Language
+from ..backends.machine_code import FUSED, MERGED, MachineCode, holds_fma
 from ..errors import TokitaiError
 from ..families import Plan
 from ..formats import format_of
@@ -53,6 +54,9 @@ def departures(predicate: Predicate, operator: Operator) -> Iterator[str]:
         planned, plan = ({k: v for k, v in p.items() if k not in _TILES} for p in (planned, plan))
     if not _same(planned, plan):
         yield "its plan is not the definition's"
+    if not any(map(holds_fma, graphs)):
+        fused = [c["binary"] for c in predicate.get("machine_code", ()) if {FUSED, MERGED} & c["counts"].keys()]
+        yield from (f"the binary {b} fuses multiply-adds, and the definition holds none" for b in fused)
     if predicate["verdict"] != "refuted" and "suite" in predicate:
         yield from _suite(predicate, operator, plans)
     facts = _facts(predicate, operator, graphs, plans)
@@ -209,7 +213,8 @@ def _facts(predicate: Predicate, operator: Operator, graphs: Sequence[Graph], pl
     return sentences.Facts(
         operator, predicate["dtype"], predicate["target"], graphs, ran, bool(predicate["failure"]),
         predicate.get("isolation"), derivative, only, archs,
-        str(device.get("warp", "")), _not_run(predicate), 1 if stated is None else int(stated["version"]),
+        str(device.get("warp", "")), _not_run(predicate), [MachineCode(**c) for c in predicate.get("machine_code", ())],
+        1 if stated is None else int(stated["version"]),
     )  # fmt: skip
 
 

@@ -31,8 +31,8 @@ EXIT_CODES: Mapping[Outcome, int] = {
     "invalid": 1, "refuted": 1, "undecided": 3, "well-formed": 0, "partly recomputed": 0, "recomputed": 0,
 }  # fmt: skip
 AS_STATED = (
-    "subject", "output_digests", "threads", "device", "compiler", "isa", "flags", "kernels", "isolation", "created",
-    "seconds", "tool",
+    "subject", "output_digests", "threads", "device", "compiler", "isa", "flags", "kernels", "machine_code",
+    "isolation", "created", "seconds", "tool",
 )  # fmt: skip
 """What no computation can check, whatever is recomputed: the word of whoever signed."""
 FIRST_AS_STATED = ("bound", "figures of derivatives")

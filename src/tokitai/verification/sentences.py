@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..backends import backend_named
 from ..backends.backend import Shown
+from ..backends.machine_code import MERGED, MachineCode
 from ..errors import DefinitionError
 from ..evidence.statement import Proof
 from ..formats import FORMATS
@@ -51,6 +53,7 @@ class Facts:
     archs: Sequence[str] = ()
     warp: str = ""
     not_run: str = ""
+    code: Sequence[MachineCode] = ()  # what was read of the binaries
     layouts: int = 1  # the version by which layouts are chosen
     integers: frozenset[str] = field(init=False)
 
@@ -91,6 +94,7 @@ def claims(facts: Facts) -> list[str]:
         limits = ", ".join(facts.isolation)
         made.append(f"Kernels ran in a worker process, apart from the comparison ({limits}).")
     made += [f"{compared} result elements were compared with the oracle bit for bit, {outcome}."]
+    made += map(read_code, _by_listing(facts))
     if _has_variants(facts.operator):
         made.append(f"{RUN_WITH}{'; '.join(in_words(facts.operator, facts.graphs))}.")
     if any(r.kind == "exhaustive" for r in facts.cases):
@@ -119,10 +123,36 @@ def non_claims(facts: Facts) -> list[str]:
     others = there > len(in_words(facts.operator, facts.graphs))
     return [
         *backend.non_claims(facts.shown),
+        *(f"Machine code of {count} binaries was not read: {why}." for why, count in _unread(facts).items()),
         *([f"The suite was not run: only its case {facts.only}."] if facts.only is not None else []),
         *(["Combinations of optional inputs and options that are not listed were not run."] * others),
         *ALWAYS,
     ]
+
+
+def _by_listing(facts: Facts) -> list[list[MachineCode]]:
+    """What was read, one list for each kind of listing."""
+    listings = dict.fromkeys(c.listing for c in facts.code if c.missing is None)
+    return [[c for c in facts.code if c.missing is None and c.listing == one] for one in listings]
+
+
+def _unread(facts: Facts) -> Counter[str]:
+    return Counter(c.missing for c in facts.code if c.missing is not None)
+
+
+def read_code(several: Sequence[MachineCode]) -> str:
+    """What one kind of listing says of several binaries."""
+    counts: Counter[str] = sum((Counter(c.counts) for c in several), Counter())
+    listed = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())) or "no arithmetic on floats"
+    found = sum(len(c.findings) for c in several)
+    others = " among the others" if counts[MERGED] else ""
+    outcome = (
+        f"{found} instructions may compute something else than the source asks for"
+        if found
+        else f"no contraction{others}, no flush of subnormal numbers to zero, and no approximate division, square "
+        "root, reciprocal or exponential beyond those that the source asks for"
+    )
+    return f"Machine code of {len(several)} binaries ({several[0].listing}): {listed}; {outcome}."
 
 
 RUN_WITH = "It was run with: "

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..backends import DEFAULT, Backend, backend_of, backends
 from ..backends.backend import Language, compiled_archs
-from ..errors import ArgumentError, UnavailableError, UsageError
+from ..backends.machine_code import MachineCode
+from ..errors import ArgumentError, MachineCodeError, UnavailableError, UsageError
 from ..evidence.sign import SigningKey, signing_key
 from ..formats import format_of
 from ..lang import Graph, Operator, Sizes, check_operator, shape_from_text, shape_text
@@ -50,6 +51,7 @@ class Verdict:
     about: dict[str, Any] | None = None  # the device, where it is not this machine's processor
     isolation: list[str] | None = None  # what limited the worker process in which kernels ran; None where they ran here
     derivative: list[tuple[str, float, float]] = field(default_factory=list)
+    code: list[MachineCode] = field(default_factory=list)
     failure: str | None = None
     seed: int = 0
     only: str | None = None  # the id of the one case that was asked for
@@ -130,6 +132,7 @@ def verify(
     that does not end undecided. ``arch`` is the architecture that kernels are compiled for, of a device that has
     several (default: one of each width of wavefronts). Where a backend's kernels run on a stand-in alone, the verdict
     is `refuted` or `undecided`.
+    What the machine code of a kernel holds that its source does not ask for refutes it (`backends.machine_code`).
     Raises UsageError for wrong arguments; a compiler that is missing or fails gives the verdict `undecided`.
     """
     check_operator(operator)
@@ -165,15 +168,20 @@ def verify(
             mine = [c for present, c in yours if present == v.present]
             kernels = _kernels(operator, part, fmt, v, compiler, isa, edit, pool)
             verdict.kernels += kernels
-            _run_variant(verdict, operator, v, kernels, asked, seed, case, mine, isa, progress)
+            _read(verdict, v.flags(operator), kernels)  # before a library is loaded that may change this process
+            if not verdict.failure:
+                _run_variant(verdict, operator, v, kernels, asked, seed, case, mine, isa, progress)
+                _read(verdict, v.flags(operator), kernels)  # sources of GPUs are built when a shape needs them
             if verdict.failure:
                 break
         if not verdict.failure and operator.backward_of is not None and case is None:
             _derivative(verdict, operator, operator.backward_of, fmt)
-        if not verdict.results:
+        if not verdict.results and not verdict.failure:
             accepted = "an id as a failure prints it, KIND/NAME@ROWSxCOLS#SEED (of a product ROWSxCOLSxINNER)"
             raise UsageError(f"{operator.name}: no case {case!r}; accepted: {accepted}")
         verdict.verdict = "refuted" if verdict.failure else backend.strongest
+    except MachineCodeError as error:  # of which no binary is kept that a certificate could name
+        verdict.verdict, verdict.failure, out = "refuted", " ".join(str(error).split()), None
     except UnavailableError as error:
         verdict.failure = str(error)
     verdict.evidence = _evidence(verdict)
@@ -291,10 +299,24 @@ def _derivative(verdict: Verdict, operator: Operator, forward: Operator, dtype: 
             return
 
 
+def _read(verdict: Verdict, flags: str, kernels: Sequence[KernelBase]) -> None:
+    """What the machine code of new binaries holds. A finding is named before whatever else went wrong."""
+    known = {c.binary for c in verdict.code}
+    code = [c for k in kernels for c in k.machine_code() if c.binary not in known]
+    verdict.code += code
+    found = [f"{c.listing}: {finding}" for c in code for finding in c.findings]
+    if found:
+        line = f"tokitai verify {verdict.operator} --device {verdict.device} --dtype {verdict.dtype}{flags}"
+        more = f" (and {len(found) - 1} more)" if found[1:] else ""
+        beside = f"; {verdict.failure}" if verdict.failure else ""
+        verdict.failure = f"{line}: machine code: {found[0]}{more}{beside}"
+
+
 def _evidence(verdict: Verdict) -> list[str]:
     tried = {r.kind for r in verdict.results}
     kinds: list[str] = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
     kinds += ["derivative"] if verdict.derivative else []
+    kinds += ["machine code"] if any(c.missing is None for c in verdict.code) else []
     return kinds + (["compiled"] if compiled_archs(verdict.kernels) else [])
 
 

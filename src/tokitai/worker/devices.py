@@ -36,8 +36,9 @@ def describe(arguments: dict[str, Any], tensors: list[memoryview]) -> dict[str, 
     return backend_of(device).describe([device], arguments["compiler"])
 
 
-def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> list[dict[str, Any]]:
-    """Run a kernel on buffers in guard zones; returns the identities of the binaries that it has used so far.
+def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> list[list[dict[str, Any]]]:
+    """Run a kernel on buffers in guard zones; returns the identities of the binaries that it has used so far, and what
+    their machine code holds.
 
     Tensors: the memory of each buffer, the scalars, the graph (pickled by the host, which is trusted), and outputs,
     which are the same buffers again. ``at``, ``sizes``, ``strides``: for each tensor of the kernel the number of a
@@ -67,7 +68,7 @@ def launch(arguments: dict[str, Any], tensors: list[memoryview]) -> list[dict[st
         word = kernel.element("f32")
         workspace = Buffer(memory[i], first, (arguments["room"],), [word.itemsize], word)
     kernel.launch_buffers(inputs, results, shapes, scalars, arguments["threads"], workspace)
-    return [asdict(identity) for identity in kernel.identities()]
+    return [[asdict(found) for found in several] for several in (kernel.identities(), kernel.machine_code())]
 
 
 def _kernel(arguments: dict[str, Any], graph: Array) -> KernelBase:

@@ -14,6 +14,7 @@ import numpy as np
 from ..backends import backend_of
 from ..backends.backend import Array, Identity, Language, Program
 from ..backends.cpu.device import check_runs_here
+from ..backends.machine_code import MachineCode
 from ..emit.cpp import KernelText
 from ..errors import ArgumentError, DeviceError, UnavailableError
 from ..lang import MATRICES, Graph, Operator, Sizes
@@ -277,10 +278,15 @@ class IsolatedGpuKernel(GpuKernel):
     pool: Pool = field(kw_only=True)
     compiler: str | None = None
     _identities: list[Identity] = field(default_factory=list)
+    _codes: dict[str, MachineCode] = field(default_factory=dict)  # by binary: a new process begins without
 
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
         return self._identities
+
+    def machine_code(self) -> list[MachineCode]:
+        """What the other process has read of them."""
+        return list(self._codes.values())
 
     def launch_buffers(
         self, tensors: Sequence[Mapping[str, Placed]], results: Sequence[Mapping[str, Placed]],
@@ -300,7 +306,8 @@ class IsolatedGpuKernel(GpuKernel):
             "whole": list(scalars.whole), "threads": threads,
         }  # fmt: skip
         table = np.ascontiguousarray(scalars.table)
-        found = self.pool.run(LAUNCH_GPU, arguments, [*whole, table, graph], whole)
+        found, codes = self.pool.run(LAUNCH_GPU, arguments, [*whole, table, graph], whole)
+        self._codes |= {code["binary"]: MachineCode(**code) for code in codes}
         known = {i.fingerprint for i in self._identities}
         for values in found:
             identity = Identity(**{**values, "flags": tuple(values["flags"])})

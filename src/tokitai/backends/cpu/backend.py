@@ -13,8 +13,8 @@ from . import device as cpu
 
 LANES: Mapping[str, int] = {"avx512": 16, "avx2": 8, "neon": 4, "scalar": 1}
 FLAGS = frozenset({
-    *build.COMMON, *build.STRUCTURE, "-fno-threadsafe-statics", *build.LIBRARIES["gcc"], *build.LIBRARIES["clang"],
-    *build.BOUNDS.values(),
+    *build.COMMON, *build.LINES, *build.STRUCTURE, "-fno-threadsafe-statics", *build.BOUNDS.values(),
+    *build.LIBRARIES["gcc"], *build.LIBRARIES["clang"],
     *(f for rows in build.ISAS.values() for row in rows.values() for f in row.flags),
 })  # fmt: skip
 NEEDED = ("-ffp-contract=off",)

@@ -7,9 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from ...errors import DeviceMissingError, TokitaiError
-from ...lang import NARROW_ACCUMULATORS, Graph
+from ...lang import Graph
 from ...toolchain.build import Source
 from ..backend import Backend, CaseSet, Language, Shown, Trial, size_shown
+from ..machine_code import holds_steps
 from . import nvrtc
 from .device import open_device, probe
 from .driver import in_use
@@ -67,7 +68,7 @@ class CudaBackend(Backend):
 
     def non_claims(self, shown: Shown) -> list[str]:
         """What structure runs do not show of warpgroups."""
-        return [BY_NUMBERS] if any(_has_steps(g) for g in shown.graphs) else []
+        return [BY_NUMBERS] if any(holds_steps(g) for g in shown.graphs) else []
 
     def known_flags(self) -> frozenset[str]:
         """NVRTC's options."""
@@ -130,8 +131,3 @@ def _claims(found: Mapping[str, Any]) -> list[str]:
 @lru_cache(maxsize=8)
 def _opened(index: int) -> CudaTarget:
     return CudaTarget(index)
-
-
-def _has_steps(graph: Graph) -> bool:
-    """Whether a product is added up by a matrix unit's steps."""
-    return any(n.op == "matmul" and n.data[1] in NARROW_ACCUMULATORS for n in graph.nodes)

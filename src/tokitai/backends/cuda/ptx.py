@@ -10,7 +10,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from ...lang import Graph
+from ..machine_code import (
+    DIVISIONS,
+    FUSED,
+    PLAIN,
+    ROOTS,
+    STARTS,
+    STEPS,
+    Finding,
+    MachineCode,
+    holds_f64,
+    holds_fma,
+    holds_steps,
+)
 
 _FLOAT = re.compile(r"b?f\d+(x\d+)?|tf32|[eu]\d+m\d+(x\d+)?")
 _INT = r"[su](8|16|32|64)"
@@ -33,6 +47,9 @@ F64 = re.compile(
     r"|cvt\.f64\.(f32|b?f16)|cvt\.rn\.(f32|b?f16)\.f64"
 )
 MATRIX = re.compile(r"mma\.sync\.aligned\.m16n8k4\.row\.col\.f64\.f64\.f64\.f64")
+STEP = re.compile(
+    r"(wgmma\.mma_async\.sync\.aligned\.m64n\d+k16|mma\.sync\.aligned\.m16n8k16\.row\.col)\.f32\.(f16\.f16|bf16\.bf16)(\.f32)?"
+)
 FMA = re.compile(r"fma\.rn\.(f32|f64)")
 
 _BAD = {
@@ -45,32 +62,23 @@ _BAD = {
 _UNNAMED = re.compile(r"(add|sub|mul)\.(f32|f64|f32x2)")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """An instruction that may compute something else than was defined: its line in the PTX, and why."""
-
-    line: int
-    kernel: str
-    instruction: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.kernel or 'PTX'}:{self.line}: {self.instruction}: {self.reason}"
-
-
 def scan(
     ptx: str, fma_allowed: bool = False, f64_allowed: bool = False, quotients_allowed: bool = False,
-    matrix_allowed: bool = False,
+    matrix_allowed: bool = False, steps_allowed: bool = False,
 ) -> list[Finding]:  # fmt: skip
     """Everything in `ptx` that is not on the list: ``fma_allowed`` where the definition holds fused multiply-adds,
     ``f64_allowed`` where it computes in f64, ``quotients_allowed`` where it divides: an approximate reciprocal may then
     be the start of a quotient (emit/gpu/quotients.h), and nothing else; ``matrix_allowed`` where FP64 matrix units
-    stand for chains of multiply-adds."""
+    stand for chains of multiply-adds, ``steps_allowed`` where the definition's chains are of a matrix unit's steps."""
     found = []
     listed = list(instructions(ptx))
     starts = quotient_starts(listed) if quotients_allowed else frozenset()
     for line, kernel, opcode, text in listed:
-        expected = line in starts or (matrix_allowed and MATRIX.fullmatch(opcode))
+        expected = (
+            line in starts
+            or (matrix_allowed and MATRIX.fullmatch(opcode))
+            or (steps_allowed and STEP.fullmatch(opcode))
+        )
         reason = None if expected else _reason(opcode, fma_allowed, f64_allowed)
         if reason:
             found.append(Finding(line, kernel, text, reason))
@@ -125,6 +133,24 @@ def quotient_starts(listed: Sequence[tuple[int, str, str, str]]) -> frozenset[in
             if last and len(uses[kernel, s]) == 2:
                 good.append(line)
     return frozenset(good)
+
+
+_CLASSES = {
+    PLAIN: re.compile(r"(add|sub|mul)\.rn\.f(32|64)"), FUSED: FMA, DIVISIONS: re.compile(r"div\.rn\.f(32|64)"),
+    ROOTS: re.compile(r"sqrt\.rn\.f(32|64)"), STARTS: re.compile(re.escape(START)),
+    STEPS: re.compile(r"(wgmma\.mma_async|mma\.sync)\..*"),
+}  # fmt: skip
+
+
+def read(binary: str, ptx: str, graph: Graph) -> MachineCode:
+    """What a binary's PTX holds, built for a definition."""
+    fma, f64 = holds_fma(graph), holds_f64(graph)
+    counts: Counter[str] = Counter()
+    for opcode, count in opcodes(ptx).items():
+        counts += Counter({kind: count for kind, pattern in _CLASSES.items() if pattern.fullmatch(opcode)})
+    found = scan(ptx, fma, f64, quotients_allowed=fma, matrix_allowed=f64, steps_allowed=holds_steps(graph))
+    listing = "PTX by NVRTC, in which sums and products name their rounding"
+    return MachineCode(binary, listing, dict(counts), tuple(map(str, found)))
 
 
 def opcodes(ptx: str) -> Counter[str]:

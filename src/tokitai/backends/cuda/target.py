@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...emit.cpp import KernelText
+from ...lang import Graph
 from ...lower.gpu import Step
 from ...toolchain.build import Source
 from ..backend import Array, Identity, Program, source_digest, workspace_of
-from . import nvrtc
+from ..machine_code import MachineCode
+from . import nvrtc, ptx
 from .device import open_device
 from .matrix_checks import adds_in_order, multiplies_integers, takes_fused_steps, warpgroups_take_fused_steps
 
@@ -110,6 +112,7 @@ class CudaProgram:
     def __init__(self, module: Any) -> None:
         self.module = module
         self._at_a_time: dict[str, int] = {}
+        self._code: MachineCode | None = None
 
     def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
         """Put one kernel into a stream; one whose blocks take several units in turn with as many as fit at a time."""
@@ -133,6 +136,13 @@ class CudaProgram:
             bound(stream)
 
         return both
+
+    def machine_code(self, graph: Graph) -> list[MachineCode]:
+        """What the PTX holds, read once: a program is of one definition."""
+        if self._code is None:
+            artifact = self.module.artifact
+            self._code = ptx.read(artifact.digest, artifact.read_ptx(), graph)
+        return [self._code]
 
     def spills(self, name: str) -> int:
         """Bytes that are spilled, as ptxas reports them."""

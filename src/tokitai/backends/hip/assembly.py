@@ -15,11 +15,12 @@ takes subnormal numbers for 0: of whole numbers there are none).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from ..cuda.ptx import Finding
+from ..machine_code import DIVISIONS, FUSED, PLAIN, ROOTS, Finding, MachineCode
 
 # ------------------------------------------------------------------ the intermediate text
 _FLAGS = r"(?:fast|nnan|ninf|nsz|arcp|contract|afn|reassoc)"
@@ -32,6 +33,7 @@ _EXACT = {"fma", "sqrt", "fabs", "copysign", "rint", "roundeven"}  # rounded onc
 _OWN = re.compile(
     r"llvm\.amdgcn\.((workitem|workgroup)\.id\.\w|(kernarg\.segment|dispatch|implicitarg)\.ptr|ds\.bpermute|s\.barrier)"
 )
+_VECTOR = re.compile(r"\s+(%[\w.]+) = .*?\b(fadd|fsub|fmul|fdiv|call)\b.*? <(\d+) x float>(?: @llvm\.(\w+))?")
 _ATTRIBUTE = re.compile(r'"([\w-]*fp-math[\w-]*)"="([^"]*)"')
 
 Counts = dict[str, Counter[str]]
@@ -39,17 +41,38 @@ Counts = dict[str, Counter[str]]
 
 def read_ir(ir: str, fma_allowed: bool = False, f64_allowed: bool = False) -> tuple[Counts, list[Finding]]:
     """How often each function has each operation, elements of vectors one by one; and what does not belong there.
-    Sums and fused operations in f64 have names of their own."""
+    Sums and fused operations in f64 have names of their own. "idle fmul" counts elements that nothing reads, which the
+    code generator may leave out."""
     counts: Counts = defaultdict(Counter)
     found: list[Finding] = []
-    name = ""
-    for number, line in enumerate(ir.splitlines(), 1):
+    name, read = "", dict[str, list[str]]()
+    lines = ir.splitlines()
+    for number, line in enumerate(lines, 1):
         head = re.match(r"define\b[^@]*@([\w.$]+)\(", line)
-        name = head[1] if head else name
+        if head:
+            name, read = head[1], _readers(itertools.takewhile(lambda text: text != "}", lines[number:]))
         reason = _ir_reason(line, counts[name], fma_allowed, f64_allowed)
+        vector = _VECTOR.match(line)
+        if vector:
+            counts[name][f"idle {vector[4] or vector[2]}"] += _idle(int(vector[3]), read[vector[1]])
         if reason:
             found.append(Finding(number, name or "intermediate text", line.strip()[:120], reason))
-    return {n: c for n, c in counts.items() if c}, found
+    return {n: +c for n, c in counts.items() if +c}, found
+
+
+def _readers(body: Iterable[str]) -> dict[str, list[str]]:
+    """The lines of a function that read each value."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in body:
+        for value in set(re.findall(r"%[\w.]+", line.partition(" = ")[2] or line)):
+            found[value].append(line)
+    return found
+
+
+def _idle(lanes: int, readers: Sequence[str]) -> int:
+    """How many elements of a vector nothing reads, where all that read it take one element."""
+    taken = [re.search(r"= extractelement <.*, i\d+ (\d+)$", line) for line in readers]
+    return lanes - len({t[1] for t in taken if t}) if all(taken) else 0
 
 
 def _ir_reason(line: str, count: Counter[str], fma_allowed: bool, f64_allowed: bool) -> str | None:
@@ -122,6 +145,9 @@ _IN_F64 = {
 }
 # Of the division of 64-bit integers on gfx9: 2^32 and -2^32 times a whole number.
 _WHOLE = re.compile(r"v_(mac|mad|madmk)_f32 .*\b0x[4c]f800000\b")
+# A sum or product of one register and a constant may be computed anew where its result is used again, which keeps the
+# register alone: there may be more of these than the intermediate text asks for.
+_WITH_CONSTANT = re.compile(r", (-?\d+\.\d+|0x[0-9a-f]+)(,|$)")
 _FLOAT = re.compile(r"_(pk_)?b?f(16|32|64)(_|$)|_fp?8|_bf8|_xf32")
 _ATOMIC = re.compile(r"(global|flat|buffer|ds|image)_(atomic_)?(pk_)?(add|sub|f?min|f?max|cmpst)_\w*f(16|32|64)")
 _MODE = re.compile(r"s_setreg\w* (?!hwreg\(HW_REG_FLAT_SCR_(LO|HI)\)).*|s_(denorm|round)_mode .*")
@@ -138,7 +164,7 @@ def read_asm(asm: str, f64_allowed: bool = False) -> tuple[Counts, list[Finding]
         if reason:
             found.append(Finding(line, kernel or "assembly", text, reason))
     found += _modes(asm)
-    return {n: c for n, c in counts.items() if c}, found
+    return {n: +c for n, c in counts.items() if +c}, found
 
 
 def _asm_reason(opcode: str, text: str, count: Counter[str], f64_allowed: bool) -> str | None:
@@ -155,6 +181,7 @@ def _asm_reason(opcode: str, text: str, count: Counter[str], f64_allowed: bool) 
     for kind, pattern in (*_KINDS.items(), *(_IN_F64.items() if f64_allowed else ())):
         if pattern.fullmatch(opcode):
             count[kind] += 2 if opcode.startswith("v_pk_") else 1
+            count["anew"] += kind == "plain" and _WITH_CONSTANT.search(text) is not None
             return None
     if opcode.startswith(("v_mad", "v_mac")):
         if _WHOLE.match(re.sub(r"^\S+", opcode, text)):
@@ -201,20 +228,33 @@ def scan(ir: str, asm: str, fma_allowed: bool = False, f64_allowed: bool = False
     return [*found, *more, *_differences(asked, made)]
 
 
+def read(binary: str, ir: str) -> MachineCode:
+    """What a build holds that the scan passed: as many operations in its assembly as its intermediate text asks for."""
+    every: Counter[str] = sum(read_ir(ir)[0].values(), Counter())
+    counts = {
+        PLAIN: every["fadd"] + every["fsub"] + every["fmul"] + every["f64 fadd"],
+        FUSED: every["fma"] + every["f64 fma"], DIVISIONS: every["fdiv"], ROOTS: every["sqrt"],
+    }  # fmt: skip
+    listing = "AMDGCN assembly by clang, with as many operations as its LLVM IR asks for"
+    return MachineCode(binary, listing, {kind: n for kind, n in counts.items() if n})
+
+
 def _differences(asked: Counts, made: Counts) -> Iterator[Finding]:
     for kernel in sorted({*asked, *made}):
         a, m = asked.get(kernel, Counter()), made.get(kernel, Counter())
         division, root, narrow, wide = m["division"], m["root"], m["narrow"], m["wide"]
-        for what, there, wanted in (
-            ("divisions", division, a["fdiv"]),
-            ("square roots", root, a["sqrt"]),
-            ("operations of divisions", m["scale"], 2 * division),
-            ("reciprocals", m["reciprocal"], division + wide),
-            ("fused operations", m["fused"], a["fma"] + 5 * division + 2 * root + 2 * wide),
+        fixed = 2 * root + narrow + 2 * wide  # products by constants, of roots and of quotients of integers
+        idle = a["idle fadd"] + a["idle fsub"] + a["idle fmul"]
+        for what, there, wanted, less, more in (
+            ("divisions", division, a["fdiv"], a["idle fdiv"], 0),
+            ("square roots", root, a["sqrt"], a["idle sqrt"], 0),
+            ("operations of divisions", m["scale"], 2 * division, 0, 0),
+            ("reciprocals", m["reciprocal"], division + wide, 0, 0),
+            ("fused operations", m["fused"], a["fma"] + 5 * division + 2 * root + 2 * wide, a["idle fma"], 0),
             ("sums, differences and products", m["plain"],
-             a["fadd"] + a["fsub"] + a["fmul"] + division + 2 * root + narrow + 2 * wide),
-            ("fused operations in f64", m["f64 fused"], a["f64 fma"]),
-            ("sums in f64", m["f64 plain"], a["f64 fadd"]),
+             a["fadd"] + a["fsub"] + a["fmul"] + division + fixed, idle, max(0, m["anew"] - fixed)),
+            ("fused operations in f64", m["f64 fused"], a["f64 fma"], 0, 0),
+            ("sums in f64", m["f64 plain"], a["f64 fadd"], 0, 0),
         ):  # fmt: skip
-            if there != wanted:
+            if not wanted - less <= there <= wanted + more:
                 yield Finding(0, kernel, f"{there} {what}", f"the intermediate text asks for {wanted}")

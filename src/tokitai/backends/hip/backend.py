@@ -10,10 +10,11 @@ from ...lang import Graph
 from ...toolchain.build import Source
 from ..backend import Backend, CaseSet, Language, Shown, Target, Trial, size_shown
 from ..cpu.backend import FLAGS
+from ..machine_code import holds_f64, holds_fma
 from ..sim.target import SimTarget
 from . import clang as hip
 from .probe import amd_devices, probe
-from .target import HipTarget, holds_f64, holds_fma
+from .target import HipTarget
 
 DEFAULT = ("gfx942", "gfx1101")  # one for each width of wavefronts
 SIMULATED = " on the simulated device"

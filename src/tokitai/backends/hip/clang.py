@@ -1,7 +1,7 @@
 """Compile one source of kernels for an AMD architecture by clang alone: no GPU, no driver, nothing of ROCm is needed.
 
 A build has three steps, each by the same clang: the source becomes LLVM IR, that becomes assembly, and
-the assembly becomes the code object that a driver loads. So both listings that `amd_asm.scan` reads are those that the
+the assembly becomes the code object that a driver loads. So both listings that `assembly.scan` reads are those that the
 binary was made of. A build whose kernels do not hold what the scan asks for is refused: that is how a compiler shows
 that leaves square roots approximate.
 """
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ...errors import CacheError, CompileError, CompilerMissingError, UnknownNameError
+from ...errors import CacheError, CompileError, CompilerMissingError, MachineCodeError, UnknownNameError
 from ...toolchain import cache
 from ...toolchain.build import Source, check_names, macros, run_compiler, write_source
 from ...toolchain.compilers import Compiler, identify, program_of
@@ -227,7 +227,7 @@ def _compile(
     if (folder / binary).read_bytes()[:20] != ELF:
         found.append(f"{binary} is no code object of AMD GPUs")
     if found:
-        _fail(folder, key, compiler, main, "made kernels that are refused", "\n".join(found))
+        _fail(folder, key, compiler, main, "made kernels that are refused", "\n".join(found), MachineCodeError)
     notes = {
         "seconds": seconds, "resources": {name: asdict(r) for name, r in resources.items()},
         "texts": {what: file_digest(folder / name) for what, name in _FILES.items()},
@@ -272,10 +272,13 @@ def parse_metadata(asm: str) -> dict[str, Resources]:
     return found
 
 
-def _fail(folder: Path, key: str, compiler: HipCompiler, main: str, what: str, said: str) -> NoReturn:
+def _fail(
+    folder: Path, key: str, compiler: HipCompiler, main: str, what: str, said: str,
+    error: type[CompileError] = CompileError,
+) -> NoReturn:  # fmt: skip
     full = no_space(folder)
     if full is not None:
         raise CacheError(f"{full}; {compiler.clang.path} {what}\n{shown(said, first=True)}")
     kept = cache.keep_failed(folder, key)
     words = f"{compiler.clang.path} ({compiler.clang.title}) {what}\n  source:  {kept / main}"
-    raise CompileError(f"{words}\n{shown(said, first=True)}")
+    raise error(f"{words}\n{shown(said, first=True)}")

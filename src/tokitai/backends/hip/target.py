@@ -8,17 +8,19 @@ is shown is the source's bits and structure, and that the code of the architectu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ...emit.cpp import KernelText
 from ...errors import CompileError
-from ...lang import Graph, Node
+from ...lang import Graph
 from ...lower.gpu import Step
 from ...toolchain.build import Source
 from ..backend import Array, Identity, Inspected, Program, source_digest
+from ..machine_code import MachineCode
 from ..sim.target import SimTarget
+from . import assembly
 from . import clang as hip
 
 
@@ -87,6 +89,10 @@ class HipProgram(Inspected):
         """Bytes of vector registers that a lane keeps in scratch memory."""
         return 4 * self.artifact.resources[name].spills
 
+    def machine_code(self, graph: Graph) -> list[MachineCode]:
+        """What a build lists, none of which is a finding (`hip.build`); and that what ran is no code of a GPU."""
+        return [assembly.read(self.artifact.digest, self.artifact.read("ir")), *self.runs.machine_code(graph)]
+
     def launch(self, step: Step, call: bytes, order: int, stream: int) -> None:
         """Hold the launch against the compiled kernel, then run the fibers. Raises CompileError where they differ."""
         self.check(step, call)
@@ -104,20 +110,3 @@ class HipProgram(Inspected):
             raise CompileError(f"{arch}, kernel {name}: takes {have.threads} threads, the launch has {step.block}")
         if step.block % have.warp:
             raise CompileError(f"{arch}, kernel {name}: {step.block} threads are no whole wavefronts of {have.warp}")
-
-
-def holds_fma(graph: Graph) -> bool:
-    """Whether a definition holds a fused multiply-add, in a function that it calls perhaps; the sums of products do."""
-
-    def under(some: Iterable[Node]) -> Iterator[Node]:
-        for n in some:
-            yield n
-            if n.body is not None:
-                yield from under(n.body.nodes)
-
-    return any(n.op in ("fma", "matmul") for n in under(graph.nodes))
-
-
-def holds_f64(graph: Graph) -> bool:
-    """Whether a definition holds sums in f64."""
-    return any(n.op == "matmul" and n.data[1] == "f64" for n in graph.nodes)

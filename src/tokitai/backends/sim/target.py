@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 
 from ...emit.cpp import KernelText
+from ...lang import Graph
 from ...lower.gpu import Step
 from ...toolchain.build import Source
 from ...toolchain.compilers import find_compiler
 from ..backend import Array, Identity, Program, source_digest, workspace_of
 from ..cpu import device as cpu
+from ..machine_code import MachineCode
 from .device import build_sim, load
+
+NO_GPU = "the simulated device runs sources of GPU kernels on this processor"
 
 
 class SimTarget:
@@ -68,6 +72,10 @@ class SimProgram:
 
     def __init__(self, loaded: Any) -> None:
         self.loaded = loaded
+
+    def machine_code(self, graph: Graph) -> list[MachineCode]:
+        """None of a GPU."""
+        return [MachineCode(self.loaded.artifact.digest, "", missing=NO_GPU)]
 
     def spills(self, name: str) -> int:
         """Fibers have no registers of their own."""
