@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -39,6 +39,9 @@ class Arrays(Protocol):
     @property
     def stream(self) -> int:
         """The stream of the call; 0 in host memory."""
+
+    def beside_example(self, example: Any) -> Self:
+        """Those of another first tensor of the same library and device."""
 
     def current(self) -> AbstractContextManager[Any]:
         """Make the call's stream the current one of the caller's library, so that what it allocates belongs there."""

@@ -25,6 +25,10 @@ class HostArrays:
         self.example = example
         self.copies: list[Any] = []
 
+    def beside_example(self, example: Any) -> HostArrays:
+        """Those of another first tensor."""
+        return HostArrays(example)
+
     def current(self) -> AbstractContextManager[Any]:
         """There is nothing to choose."""
         return nullcontext()

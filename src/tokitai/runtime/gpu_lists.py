@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy as copy_of
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,7 @@ from .gpu_kernel import GpuKernel, Ready, Table
 from .gpu_launch import Frame, torch_workspace
 from .kernel import KernelBase
 from .launch_cache import LAUNCHES
-from .lists import Array, Prepared, prepare
+from .lists import Array, CheckedLists, Prepared, prepare, signature_of_lists
 from .problem import storage_format
 
 _recorded: list[object] = []  # what a captured graph reads whenever it is replayed: it stays
@@ -100,24 +99,13 @@ class PreparedOnGpu(Prepared):
         self.arrays: DeviceArrays = arrays
         self.device, self.where = arrays.device, gpu_device(arrays.device)
         self.placed: _Placed | None = None
-        self.layout: _CheckedLists | None = None
         super().__init__(operator, kernel, lists, arrays, copy)
         self.table_addresses = np.array(self.addresses, np.int64)
-        outputs = self.kernel.graph.outputs
-        self.names = [t.name for t in self.kernel.graph.inputs] + [o.name for o in outputs]
-        first = len(self.kernel.graph.inputs)
-        self.single = [(k, o.name) for k, o in enumerate(outputs, first) if o.space == "s" and not o.inplace]
         self.of_torch = library_of(self.arrays.example) == "torch"
 
-    def for_tensors(self, lists: Mapping[str, Sequence[Any]], addresses: Any, example: Any) -> PreparedOnGpu:
-        """The same for other tensors of the same formats and sizes; this object stays as it is."""
-        other = copy_of(self)
-        other.lists, other.table_addresses, other._alive = lists, addresses, {}
-        other.arrays = self.arrays.beside_example(example)
-        if example is not None:
-            single = {name for _, name in self.single}
-            other.made = {o.name: [other.new(o, ())] for o in self.kernel.graph.outputs if o.name in single}
-        return other
+    def lie_at(self, addresses: Array) -> None:
+        """Those of single results are filled in by a call."""
+        self.table_addresses = addresses
 
     def __call__(self, params: Mapping[str, float], stream: Any = None) -> Any:
         """Put one launch into the current stream of the tensors' library, or into `stream`. Returns what `Prepared`
@@ -157,8 +145,8 @@ class PreparedOnGpu(Prepared):
 
     def _own_values(self) -> Array:
         """The addresses, those of single results as they are now."""
-        for k, name in self.single:
-            address = as_device(name, self.made[name][0].value).address
+        for k, o in self.single:
+            address = as_device(o.name, self.made[o.name][0].value).address
             if self.table_addresses.size and self.table_addresses[k] != address:
                 self.table_addresses = self.table_addresses.copy()
                 self.table_addresses[k :: len(self.names)] = address
@@ -226,8 +214,8 @@ def prepare_on_gpu(
     again where lists of the same
     formats, shapes and strides were before: their addresses are.
     """
-    signature = _signature_of(operator, given, options)
-    found: _CheckedLists | None = None if signature is None else LAUNCHES.find(*signature)
+    signature = signature_of_lists(operator, given, options)
+    found: CheckedLists[PreparedOnGpu] | None = None if signature is None else LAUNCHES.find(*signature)
     if signature is not None and found is not None:
         return found.with_tensors(given, signature[1])
     name, example = next((n, v[0]) for n, v in given.items() if isinstance(v, (list, tuple)) and v)
@@ -239,68 +227,6 @@ def prepare_on_gpu(
 
     made = prepare(operator, given, build, arrays, copy, PreparedOnGpu)
     assert isinstance(made, PreparedOnGpu)
-    if signature is not None and not arrays.copies and set(made.made) == {name for _, name in made.single}:
-        LAUNCHES.keep(signature[0], _CheckedLists(made, given))
+    if signature is not None and made.movable:
+        LAUNCHES.keep(signature[0], CheckedLists(made, given))
     return made
-
-
-def _libraries(values: Sequence[Any]) -> set[str]:
-    return {library_of(x) for x in {type(x): x for x in values}.values()}
-
-
-def _signature_of(
-    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]
-) -> tuple[tuple[object, ...], Array] | None:
-    """The layout of lists of torch tensors as a key, and their addresses. None where there are other arrays."""
-    key: list[object] = [operator, *sorted(options.items())]
-    addresses, shapes = [], None
-    for name, values in given.items():
-        if not isinstance(values, (list, tuple)) or any(library != "torch" for library in _libraries(values)):
-            return None
-        try:
-            each = [
-                (x.data_ptr(), x.shape, x.dtype, x.get_device(), x.requires_grad or x.is_neg(), x.is_contiguous())
-                for x in values
-            ]
-        except RuntimeError:  # a tensor without memory
-            return None
-        if not each:
-            return None
-        where, these, formats, devices, odd, contiguous = zip(*each, strict=True)
-        if any(odd) or not all(contiguous) or shapes not in (None, these):
-            return None
-        if formats.count(formats[0]) + devices.count(devices[0]) != 2 * len(each):
-            return None
-        shapes = these
-        addresses.append(where)
-        key += name, formats[0], devices[0]
-    return (*key, shapes), np.array(addresses, np.int64)
-
-
-class _CheckedLists:
-    """Lists that were checked, without the tensors."""
-
-    disjoint = True
-
-    def __init__(self, made: PreparedOnGpu, given: Mapping[str, Sequence[Any]]) -> None:
-        self.bare = made.for_tensors({}, np.empty(0, np.int64), None)
-        self.items = np.array([[values[0].element_size()] for values in given.values()], np.int64)
-        self.counts = np.array([n for _, n in made.shapes], np.int64)
-        at = {name: i for i, name in enumerate(given)}
-        self.order = [at.get(name, 0) for name in made.names]  # a single result's address is filled in by a call
-        made.layout = self
-
-    def is_disjoint(self, addresses: Array) -> bool:
-        """Whether no two tensors share memory, as far as a quick look tells, and all are aligned."""
-        begin, size = addresses.ravel(), (self.items * self.counts).ravel()
-        order = np.argsort(begin, kind="stable")
-        order = order[size[order] > 0]
-        begin, end = begin[order], begin[order] + size[order]
-        shared = (begin[1:] < np.maximum.accumulate(end)[:-1]).any() or not begin.all()
-        return not shared and not (addresses % self.items).any()
-
-    def with_tensors(self, given: Mapping[str, Sequence[Any]], addresses: Array) -> PreparedOnGpu:
-        """The same for other tensors, at these addresses."""
-        made = self.bare.for_tensors(given, addresses[self.order].T.ravel(), next(iter(given.values()))[0])
-        made.layout = self
-        return made

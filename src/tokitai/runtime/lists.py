@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from copy import copy as copy_of
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
 from ..arrays.adapter import Arrays, Made
-from ..arrays.libraries import written
+from ..arrays.libraries import library_of, written
 from ..errors import ArgumentError
 from ..formats import FORMATS
 from ..lang import Graph, Operator, Output
@@ -25,6 +26,8 @@ Array = np.ndarray[Any, Any]
 
 class Prepared:
     """Lists of tensors that have been checked, and the kernel for them. They must not be resized or freed meanwhile."""
+
+    layout: CheckedLists[Any] | None = None  # what is known of all lists like these
 
     def __init__(
         self, operator: Operator, kernel: KernelBase, lists: Mapping[str, Sequence[Any]], arrays: Arrays,
@@ -72,6 +75,25 @@ class Prepared:
         )
         self.sizes = [count] + [v for n in sizes for v in (1, n, *([n] * matrices))]
         self._alive = views  # copies and views that the addresses point into
+        self.names = [t.name for t in kernel.graph.inputs] + [o.name for o in kernel.graph.outputs]
+        outputs = enumerate(kernel.graph.outputs, len(kernel.graph.inputs))
+        self.single = [(k, o) for k, o in outputs if o.space == "s" and not o.inplace]
+        self.movable = not arrays.copies and set(self.made) == {o.name for _, o in self.single}  # as CheckedLists
+
+    def for_tensors(self, lists: Mapping[str, Sequence[Any]], addresses: Array, example: Any) -> Self:
+        """The same for other tensors of the same formats and sizes; this object stays as it is."""
+        other = copy_of(self)
+        other.lists, other._alive, other.arrays = lists, {}, self.arrays.beside_example(example)
+        if example is not None:
+            other.made = {o.name: [other.new(o, ())] for _, o in self.single}
+        other.lie_at(addresses)
+        return other
+
+    def lie_at(self, addresses: Array) -> None:
+        """Take the addresses of the kernel's tensors, those of a list's first tensors first."""
+        for k, o in self.single:
+            addresses[k :: len(self.names)] = _address(self.made[o.name][0].array)
+        self.addresses = addresses.tolist()
 
     def flat(self, name: str, array: Array, x: Any, copy: bool) -> Array:
         """Contiguous, aligned and flattened: a view where that is possible, else a copy or ArgumentError."""
@@ -170,6 +192,70 @@ def prepare(
             if dtype != firsts[name].dtype:
                 raise ArgumentError(f"{name}[{i}]: format {dtype}; accepted beside {name}[0]: {firsts[name].dtype}")
     return prepared(operator, kernel, given, arrays, copy)
+
+
+P = TypeVar("P", bound=Prepared)
+
+
+class CheckedLists(Generic[P]):
+    """Lists of torch's tensors that were checked, without the tensors: those of the same formats and shapes need not be
+    checked in full. Results are written in place of theirs, or are single numbers."""
+
+    disjoint = True
+
+    def __init__(self, made: P, given: Mapping[str, Sequence[Any]]) -> None:
+        self.bare = made.for_tensors({}, np.empty(0, np.int64), None)
+        self.items = np.array([[values[0].element_size()] for values in given.values()], np.int64)
+        self.counts = np.array([n for _, n in made.shapes], np.int64)
+        at = {name: i for i, name in enumerate(given)}
+        self.order = [at.get(name, 0) for name in made.names]  # that of a single result follows
+        made.layout = self.bare.layout = self
+
+    def is_disjoint(self, addresses: Array) -> bool:
+        """Whether no two tensors share memory, as far as a quick look tells, and all are aligned."""
+        begin, size = addresses.ravel(), (self.items * self.counts).ravel()
+        order = np.argsort(begin, kind="stable")
+        order = order[size[order] > 0]
+        begin, end = begin[order], begin[order] + size[order]
+        shared = (begin[1:] < np.maximum.accumulate(end)[:-1]).any() or not begin.all()
+        return not shared and not (addresses % self.items).any()
+
+    def with_tensors(self, given: Mapping[str, Sequence[Any]], addresses: Array) -> P:
+        """The same for other tensors, at these addresses."""
+        return self.bare.for_tensors(given, addresses[self.order].T.ravel(), next(iter(given.values()))[0])
+
+
+def _libraries(values: Sequence[Any]) -> set[str]:
+    return {library_of(x) for x in {type(x): x for x in values}.values()}
+
+
+def signature_of_lists(
+    operator: Operator, given: Mapping[str, Any], options: Mapping[str, object]
+) -> tuple[tuple[object, ...], Array] | None:
+    """The layout of lists of torch tensors as a key, and their addresses. None where there are other arrays."""
+    key: list[object] = [operator, *sorted(options.items())]
+    addresses, shapes = [], None
+    for name, values in given.items():
+        if not isinstance(values, (list, tuple)) or any(library != "torch" for library in _libraries(values)):
+            return None
+        try:
+            each = [
+                (x.data_ptr(), x.shape, x.dtype, x.get_device(), x.requires_grad or x.is_neg(), x.is_contiguous())
+                for x in values
+            ]
+        except RuntimeError:  # a tensor without memory
+            return None
+        if not each:
+            return None
+        where, these, formats, devices, odd, contiguous = zip(*each, strict=True)
+        if any(odd) or not all(contiguous) or shapes not in (None, these):
+            return None
+        if formats.count(formats[0]) + devices.count(devices[0]) != 2 * len(each):
+            return None
+        shapes = these
+        addresses.append(where)
+        key += name, formats[0], devices[0]
+    return (*key, shapes), np.array(addresses, np.int64)
 
 
 def _default(operator: Operator, name: str) -> Any:
