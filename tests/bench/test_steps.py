@@ -1,4 +1,4 @@
-"""The timing programs of training steps: one on a device that does nothing, one replayed as a CUDA graph."""
+"""The timing programs of training steps: on a device that does nothing, replayed as a CUDA graph, and on the CPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import graphed_step, step_host  # noqa: E402
+from bench import graphed_step, step_host, steps_cpu  # noqa: E402
 from bench.training import batches  # noqa: E402
 from examples.mixture.model import Mixture, Shape  # noqa: E402
+from tokitai.errors import ArgumentError  # noqa: E402
 
 SMALL = Shape(vocabulary=2 * 128**2, features=16, layers=2, heads=1, key_heads=1, experts=3, hidden=16)
 
@@ -52,3 +53,22 @@ def test_runs_that_end_with_other_weights_are_told_apart(
     assert found["eager"]["digest"] == found["graph"]["digest"] and found["eager"]["step"] >= found["eager"]["host"] > 0
     with pytest.raises(SystemExit, match="the graph ended with other weights"):
         main(lambda step: lambda batch: step(small[0]))
+
+
+@pytest.mark.slow
+def test_steps_on_the_cpu_make_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "records.jsonl"
+    for name, value in dict(WIDTH=16, HEADS=2, LAYERS=1, BATCH=2, WARM=1).items():
+        monkeypatch.setattr(steps_cpu, name, value)
+    monkeypatch.setattr("sys.argv", ["steps_cpu", "--out", str(out), "--repeats", "1"])
+    steps_cpu.main()
+    records = [json.loads(line) for line in out.open()]
+    assert [(r["model"], r["dtype"]) for r in records] == [(m, f) for m in steps_cpu.MODELS for f in steps_cpu.FORMATS]
+    assert all(steps_cpu.page(records).count(f"| {m} | {f} |") == 1 for m in steps_cpu.MODELS for f in ("f32", "bf16"))
+
+
+def test_two_models_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = {"tokitai": lambda: 1.0, "torch": lambda: 1.1}
+    monkeypatch.setattr(steps_cpu, "steps", lambda name, dtype: losses)
+    with pytest.raises(ArgumentError, match="GPT, f32: first losses"):
+        steps_cpu.measured("GPT", "f32", 1)

@@ -12,7 +12,9 @@ import torch
 
 from tokitai import ops
 from tokitai.errors import ArgumentError
+from tokitai.runtime import host_executor
 from tokitai.runtime.host_executor import prepare_lists
+from tokitai.runtime.launch_cache import LAUNCHES
 
 BF16 = ml_dtypes.bfloat16
 PARAMS = dict(step=3, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, loss_scale=1.0, seed=0)
@@ -267,3 +269,31 @@ def test_copies_are_made_only_where_they_are_allowed() -> None:
         with pytest.raises(ArgumentError, match=r"^grad\[0\]: strides .* need a copy"):
             ops.global_norm(view, copy=False)
     assert same(ops.gelu_erf([x], copy=False)[0], ops.gelu_erf(x))
+
+
+# ------------------------------------------------------------------ lists like those of an earlier call
+def test_lists_of_torch_are_checked_in_full_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    LAUNCHES.clear()
+    here = copied(given := adam([s for s in SHAPES if 0 not in s]))
+    lists = {n: [torch.from_numpy(a) for a in arrays] for n, arrays in given.items()}
+    checked, prepare = [], host_executor.prepare
+    monkeypatch.setattr(host_executor, "prepare", lambda *a: (checked.append(a), prepare(*a))[1])
+    for step in range(1, 4):
+        here["grad"] = [noise(a.shape, 40 * step + i) for i, a in enumerate(here["grad"])]
+        lists["grad"] = [torch.from_numpy(a.copy()) for a in here["grad"]]  # elsewhere in memory
+        version = lists["param"][0]._version
+        returned = ops.adamw(**lists, step=step, lr=1e-3)
+        assert returned[0] is lists["param"] and lists["param"][0]._version == version + 1
+        norms = [ops.global_norm(values) for values in (lists["grad"], [2 * g for g in lists["grad"]])]
+        ops.adamw(**here, step=step, lr=1e-3)
+        assert all(same(a.numpy(), b) for n in here for a, b in zip(lists[n], here[n], strict=True))
+        assert same(norms[0].numpy(), np.asarray(ops.global_norm(here["grad"])))
+        assert norms[1] == 2 * norms[0], "each a result of its own"
+    assert sum(isinstance(a[1]["grad"][0], torch.Tensor) for a in checked) == 2, "adamw, and global_norm"
+    for name, i, value, message in (
+        ("grad", 1, lists["grad"][1][1:], "shape"), ("grad", 1, lists["grad"][1].half(), "format"),
+        ("grad", 1, lists["param"][1], "overlaps"), ("exp_avg", 1, lists["param"][1], "overlaps"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=message):
+            ops.adamw(**lists | {name: [value if k == i else x for k, x in enumerate(lists[name])]}, step=4, lr=1e-3)
+    assert all(same(a.numpy(), b) for n in here for a, b in zip(lists[n], here[n], strict=True))

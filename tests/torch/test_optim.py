@@ -104,6 +104,17 @@ def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing(value: float,
     assert found[0] == found[1]
 
 
+def test_gradients_whose_squares_overflow_are_finite() -> None:
+    params = weights(torch.float32)
+    optimizer = AdamW(params)
+    slopes(params, 1)
+    for p in params:
+        p.grad *= 1e30  # type: ignore[operator]
+    before = bits(params)
+    optimizer.step()
+    assert optimizer.skipped == 0 and bits(params) != before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_a_run_that_is_taken_up_again_has_the_same_bits(rounding: Any) -> None:

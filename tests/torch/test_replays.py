@@ -118,6 +118,25 @@ def test_other_layouts_are_of_another_kind(x: Tensor) -> None:
             assert equal(functional.softmax(x), functional.softmax(x.clone(memory_format=torch.contiguous_format)))
 
 
+def test_strided_tensors_are_copied_and_the_launches_repeated() -> None:
+    heads, slope = noise(9, 2, 6, 3, 4, 8), noise(10, 2, 6, 4, 8).transpose(1, 2)
+
+    def attend(x: Tensor) -> Tensor:
+        made: Tensor = functional.attention(*x.permute(2, 0, 3, 1, 4), causal=True)
+        return made
+
+    def run(heads: Tensor) -> tuple[Tensor, Tensor]:
+        x = heads.clone().requires_grad_()
+        y = attend(x)
+        return (y, *torch.autograd.grad(y, x, slope))
+
+    want = run(heads), run(heads.flip(0)), attend(heads)
+    warm(lambda: (run(heads), attend(heads)))
+    assert {"_Node", "_Replayed"} <= {*kinds()} and replays.REFUSED not in kinds()
+    assert same(list(run(heads)), list(want[0])) and equal(attend(heads), want[2])
+    assert same(list(run(heads.flip(0))), list(want[1]))
+
+
 def test_tensors_at_one_address_are_not_taken_for_others() -> None:
     warm(lambda: functional.layer_norm(X, (64,), GAMMA, GAMMA))
     found = functional.layer_norm(X, (64,), GAMMA, BETA)

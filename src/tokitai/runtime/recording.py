@@ -65,6 +65,7 @@ class Recording:
         self.tensors = tensors
         self.slots = {x.data_ptr(): i for i, x in enumerate(tensors)}
         self.repeatable = len(self.slots) == len(tensors)  # else it is open which of two is read
+        self.copied = False  # whether a launch has read a copy
         self.made: list[Any] = []
         self.replays: list[tuple[Any, Any]] = []  # how each of these is made: a pattern, or a function
         self.steps: list[tuple[Any, Any, tuple[int, ...], list[_Indices]]] = []
@@ -80,6 +81,7 @@ class Recording:
     ) -> None:
         """A launch, of inputs at these addresses, and its new results."""
         inputs = [self.slots.get(a) for a in addresses[: len(replay.inputs)]]
+        self.copied = self.copied or bool(replay.copies)
         plain = not (replay.copies or replay.columns or replay.disjoint or replay.versions)
         launch = replay.launch
         indices = self._indices(launch, signature) if isinstance(launch, HostLaunch) else None

@@ -251,6 +251,8 @@ def attention(
     Raises ArgumentError.
     """
     limit = limits_of(q, k, limit, lengths, causal)
+    if limit is not None and q.is_cpu:  # as its kernels read it, forward and backward
+        limit = limit.expand(q.shape[:-1]).contiguous()
     chosen = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     dropped = isinstance(dropout_p, Tensor) or dropout_p != 0
     if dropped or q.shape[-1] != v.shape[-1] or any(x is not None for x in (window, start, mask, bias, softcap, sinks)):

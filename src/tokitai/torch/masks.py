@@ -34,7 +34,8 @@ def limits_of(q: Tensor, k: Tensor, limit: Tensor | None, lengths: Tensor | None
             )
         found.append(lengths.reshape(*batch, *[1] * (len(lead) - len(batch))))
     if causal:
-        found.append(torch.arange(1, q.shape[-2] + 1, device=q.device).clamp(max=k.shape[-2]))
+        counts = torch.arange(1, q.shape[-2] + 1, dtype=torch.int32, device=q.device)
+        found.append(counts.clamp(max=k.shape[-2]))
     if not found:
         return None
     least = found[0]

@@ -13,7 +13,7 @@ that are traced, autocast, the context `accumulate`, a recomputation within a ba
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +26,8 @@ from ..runtime.recording import Place, Program, Recording
 from .accumulators import in_force
 from .dispatch import PLAIN, CustomOp, is_intercepted
 
-SEEN, REFUSED = "seen", "refused"  # what the cache holds for a kind of call until, or because, it has no program
+# What the cache holds for a kind of call until, or because, it has no program; of copied arguments there may be one.
+SEEN, REFUSED, COPIED = "seen", "refused", "copied"
 _numbers = {bool, int, float, str, type(None)}
 _shapes = {tuple, list, torch.Size}
 _autocast, _sloping, _graph = torch._C._is_any_autocast_enabled, torch.is_grad_enabled, torch._C._current_graph_task_id
@@ -160,6 +161,8 @@ class ReplayedFunction:
             _keep(kind, SEEN)
         elif found is SEEN:
             return self._record(kind, values, args, kwargs, sloped)
+        elif found is COPIED:
+            return self(tuple(_dense(args)), dict(zip(kwargs, _dense(kwargs.values()), strict=True)))
         return self.function(*args, **kwargs)
 
     def _record(
@@ -179,8 +182,19 @@ class ReplayedFunction:
         elif places is not None:
             program = recording.program({p.at for p in places if p is not None and p.made})
             found = None if program is None else _Replayed(program, places, several)
-        _keep(kind, REFUSED if found is None else found)
+        _keep(kind, _refusal(recording) if found is None else found)
         return made
+
+
+def _refusal(recording: Recording) -> str:
+    """Why there is no program."""
+    strided = any(not x.is_contiguous() for x in recording.tensors)
+    return COPIED if recording.copied and strided else REFUSED
+
+
+def _dense(values: Iterable[Any]) -> list[Any]:
+    """Values whose tensors are contiguous: launches on copies that torch makes can be repeated."""
+    return [x.contiguous() if type(x) in PLAIN else x for x in values]
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
@@ -290,6 +304,8 @@ class _Node(_Replayed):
             _keep(kind, SEEN)
         elif found is SEEN:
             return self._record(kind, values, saved, needed, slopes)
+        elif found is COPIED:
+            return self.gradients(tuple(_dense(saved)), needed, tuple(_dense(slopes)))
         return self.differentiate(saved, needed, slopes)
 
     def _record(
@@ -305,7 +321,7 @@ class _Node(_Replayed):
         program = None
         if places is not None:
             program = recording.program({p.at for p in places if p is not None and p.made})
-        found: Any = REFUSED
+        found: Any = _refusal(recording)
         if program is not None and places is not None:
             found = _Replayed(program, places, isinstance(made, tuple))
         _keep(kind, found)

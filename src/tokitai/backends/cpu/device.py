@@ -11,6 +11,7 @@ Calls release the interpreter lock and may run at the same time in several threa
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import platform
@@ -203,10 +204,13 @@ def check_threads(threads: object, name: str = "threads") -> int | None:
 def default_threads() -> int:
     """``$TOKITAI_NUM_THREADS``, else the number of processors that this process may use. Raises ArgumentError."""
     wanted = os.environ.get(ENV_THREADS)
-    if wanted:
-        check_threads(int(wanted) if re.fullmatch(r"\d{1,9}", wanted, flags=re.ASCII) else wanted, ENV_THREADS)
-        return int(wanted)
-    return _processors()
+    return _threads_named(wanted) if wanted else _processors()
+
+
+@functools.cache
+def _threads_named(wanted: str) -> int:
+    check_threads(int(wanted) if re.fullmatch(r"\d{1,9}", wanted, flags=re.ASCII) else wanted, ENV_THREADS)
+    return int(wanted)
 
 
 def _processors() -> int:
