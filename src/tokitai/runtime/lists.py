@@ -199,7 +199,7 @@ P = TypeVar("P", bound=Prepared)
 
 class CheckedLists(Generic[P]):
     """Lists of torch's tensors that were checked, without the tensors: those of the same formats and shapes need not be
-    checked in full. Results are written in place of theirs, or are single numbers."""
+    checked in full. Results are written in place of inputs, or are single numbers."""
 
     disjoint = True
 
