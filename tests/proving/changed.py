@@ -1,4 +1,4 @@
-"""Obligations of kernels for CPUs whose source, headers or contract are changed on purpose."""
+"""Obligations of kernels whose source, headers or contract are changed on purpose."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from tokitai.proving.prove import WALKS, plan_of
 
 
 def changed_text(plan: Plan, changes: Mapping[str, str], headers: Mapping[str, str]) -> KernelText:
-    """The source of a plan with these changes to it, and to the header that has what is changed."""
-    made = emit_cpu(plan)
+    """The source of a plan's kernel for CPUs with these changes."""
+    return changed(emit_cpu(plan), changes, headers)
+
+
+def changed(made: KernelText, changes: Mapping[str, str], headers: Mapping[str, str]) -> KernelText:
+    """A source with these changes to it, and to the header that has what is changed."""
     source, files = made.text, dict(made.headers)
     for old, new in changes.items():
         assert old in source

@@ -13,7 +13,7 @@ from ..emit.cpp import KernelText
 from ..errors import ProofError
 from ..families import Plan, emit_cpu
 from ..formats import FORMATS
-from ..lang import Node, Operator
+from ..lang import Graph, Node, Operator
 from ..lower.scalars import whole_scalars
 from .kernel import Extent, Kernel
 from .parse import Parser, functions_of, preprocessed, templates_in
@@ -204,7 +204,9 @@ def walk_flat(operator: Operator, plan: Plan, lanes: int, seconds: float, text: 
     tiles = start.walk.number(start.walk.function("tiles_of", [], [Int(cols, "int64_t")]))
     start.products = [(z3.If(rows > 0, rows - 1, 0), cols), (rows, tiles)]  # no more tiles in a row than columns
     tensors, strides = start.tensors({"rc": rows}, {"s": 1})
-    start.walk.tables["sizes"] = dict(enumerate([1, rows, cols, *strides, *start.numbers(operator)]))
+    numbers, within = whole_numbers(plan.graph, operator)
+    start.walk.knows += within
+    start.walk.tables["sizes"] = dict(enumerate([1, rows, cols, *strides, *numbers]))
     return start.walked(tensors, seconds, [rows, cols, start.threads, *strides])
 
 
@@ -244,15 +246,6 @@ class Start:
                 self.extents[name] = Extent(plain[space] * slots if space == "r" else plain[space])
         return pointers, strides
 
-    def numbers(self, operator: Operator) -> list[Any]:
-        """The whole host scalars of a call, in the ranges that it accepts."""
-        found = []
-        for i, n in enumerate(whole_scalars(self.graph)):
-            found.append(z3.Int(str(n.args[0].data[0]) if n.args[0].op == "param" else f"scalar_{i}"))
-            if (within := _range(n.args[0], operator)) is not None:
-                self.walk.knows += [found[-1] >= math.floor(within[0]), found[-1] <= math.ceil(within[1])]
-        return found
-
     def defined(self, name: str, how: str) -> list[int]:
         """The numbers in the definition of a constant of the headers."""
         return _defined(self.headers, name, how)
@@ -272,6 +265,16 @@ class Start:
         kernel = Kernel(walk, self.extents, outputs, sizes, self.products, seconds)
         _workspace(kernel, self.plan, self.rows, self.cols, self.threads, z3.IntVal(0) if entries is None else entries)
         return kernel
+
+
+def whole_numbers(graph: Graph, operator: Operator) -> tuple[list[Any], list[Any]]:
+    """The whole host scalars of a call, and that they are in the ranges that it accepts."""
+    found, knows = [], []
+    for i, n in enumerate(whole_scalars(graph)):
+        found.append(z3.Int(str(n.args[0].data[0]) if n.args[0].op == "param" else f"scalar_{i}"))
+        if (within := _range(n.args[0], operator)) is not None:
+            knows += [found[-1] >= math.floor(within[0]), found[-1] <= math.ceil(within[1])]
+    return found, knows
 
 
 def _range(n: Node, operator: Operator) -> tuple[float, float] | None:
@@ -306,4 +309,4 @@ def _cells(**values: Any) -> dict[str, Any]:
     return {name: Cell(value) for name, value in values.items()}
 
 
-__all__ = ["walk_flat", "walk_rowwise"]
+__all__ = ["sized_sides", "walk_flat", "walk_rowwise", "whole_numbers"]

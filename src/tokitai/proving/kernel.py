@@ -182,23 +182,32 @@ class Kernel:
         row, col = Sum(a.at).along(cols)
         return (0, a.at) if row is None or isinstance(n, int) else (row, col)
 
-    def again(self, a: Access) -> tuple[Access, dict[Any, Any]]:
+    def of_own(self) -> list[Any]:
+        """What is known of the numbers that threads differ in."""
+        own = {o.get_id() for o in self.walk.own}
+        return [k for k in self.walk.knows if any(v.get_id() in own for v in variables(k))]
+
+    def differ(self) -> Any:
+        """That a thread and the other one are not the same."""
+        return z3.Or(*(o != z3.Int(f"{o}'") for o in self.walk.own))
+
+    def again(self, a: Access) -> Access:
         """The same access by another thread, in another iteration: with unknowns of its own."""
-        fixed = {v.get_id() for k in self.walk.knows for v in variables(k)} - {self.walk.thread.get_id()}
+        own = {o.get_id() for o in self.walk.own}
+        fixed = {v.get_id() for k in self.walk.knows for v in variables(k)} - own
         terms = [t for t in (a.at, a.count, *a.when) if not isinstance(t, (int, bool))]
         terms += self.walk.relevant(terms)
         renamed = {v: z3.Const(f"{v}'", v.sort()) for t in terms for v in variables(t) if v.get_id() not in fixed}
         renamed |= {l.iteration: z3.Int(f"{l.iteration}'") for l in a.loops}
-        renamed[self.walk.thread] = z3.Int("thread'")
+        renamed |= {o: z3.Int(f"{o}'") for o in self.walk.own}
 
         def of(t: Any) -> Any:
             return t if isinstance(t, (int, bool)) else z3.substitute(t, *renamed.items())
 
         when = tuple(of(t) for t in (*a.when, *self.walk.relevant(terms)))
-        t = z3.Int("thread'")
-        when += tuple(of(k) for k in self.walk.knows if any(v.eq(self.walk.thread) for v in variables(k)))
+        when += tuple(map(of, self.of_own()))
         loops = tuple(Loop(l.number, renamed[l.iteration], l.shared) for l in a.loops)
-        return replace(a, at=of(a.at), count=of(a.count), when=when, loops=loops), {self.walk.thread: t}
+        return replace(a, at=of(a.at), count=of(a.count), when=when, loops=loops)
 
     def meet(self, a: Access, b: Access) -> Any:
         """That two accesses have an element in common."""
@@ -208,10 +217,9 @@ class Kernel:
 
     def apart(self, accesses: Sequence[Access]) -> Iterator[Answer]:
         """No two accesses of different threads between the same barriers meet, one of which writes."""
-        for a, b_ in combinations_with_replacement(_once(accesses), 2):
+        for (a, _), (b_, b) in combinations_with_replacement([(a, self.again(a)) for a in _once(accesses)], 2):
             if not (a.write or b_.write) or a.phase != b_.phase:
                 continue
-            b, _ = self.again(b_)
             others = self.others(a, b)
             if others is False:
                 continue
@@ -225,16 +233,15 @@ class Kernel:
         if a.alone and a.alone == b.alone:
             return False
         shared = [l for l in (*a.loops, *b.loops) if l.shared]
-        return True if shared or a.alone or b.alone else self.walk.thread != z3.Int("thread'")
+        return True if shared or a.alone or b.alone else self.differ()
 
     def once(self, accesses: Sequence[Access]) -> Iterator[Answer]:
         """No two iterations, of whichever threads, write the same element."""
-        for a, b_ in combinations_with_replacement(accesses, 2):
-            b, _ = self.again(b_)
+        for (a, _), (b_, b) in combinations_with_replacement([(a, self.again(a)) for a in accesses], 2):
             if a is b_:
                 pairs = [x.iteration != y.iteration for x, y in zip(a.loops, b.loops, strict=True)]
                 if not any(l.shared for l in a.loops) and not a.alone:
-                    pairs.append(self.walk.thread != z3.Int("thread'"))
+                    pairs.append(self.differ())
                 if not pairs:
                     continue
                 other: Any = z3.Or(*pairs)
@@ -279,7 +286,7 @@ class Kernel:
                 return t if isinstance(t, (int, bool)) else z3.substitute(t, *chosen)
 
             hit = both(
-                *map(of, a.when), *map(of, shown), of(place[0] == row), of(place[1] <= col),
+                *map(of, a.when), *map(of, self.of_own()), *map(of, shown), of(place[0] == row), of(place[1] <= col),
                 of(col < place[1] + a.count),
             )  # fmt: skip
             knows += [of(f) for f in knows_of]
@@ -300,7 +307,7 @@ class Kernel:
         """The iterations in which an access may reach an element, as digits of its row and column. The digits of an
         iteration that is divided are its quotient and what that leaves."""
         sums = Sum(place[0]), Sum(place[1])
-        left = [*(l.iteration for l in a.loops), *self.quotients(a)]
+        left = [*self.walk.own, *(l.iteration for l in a.loops), *self.quotients(a)]
         chosen: list[tuple[Any, Any]] = self.reached(a, wanted[0])
         todo = []
         for v in left:

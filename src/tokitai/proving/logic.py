@@ -43,10 +43,21 @@ def folded(term: Term) -> Term:
 
 def variables(term: Any) -> list[Any]:
     """The unknowns of a term."""
+    if isinstance(term, (int, bool)):
+        return []
+    if term.get_id() not in _unknowns:
+        _unknowns[term.get_id()] = term, _variables(term)  # what lives keeps its number
+    return _unknowns[term.get_id()][1]
+
+
+_unknowns: dict[int, tuple[Any, list[Any]]] = {}
+
+
+def _variables(term: Any) -> list[Any]:
     found, seen, stack = {}, set(), [term]
     while stack:
         t = stack.pop()
-        if isinstance(t, (int, bool)) or t.get_id() in seen:
+        if t.get_id() in seen:
             continue
         seen.add(t.get_id())
         if z3.is_const(t) and t.decl().kind() == z3.Z3_OP_UNINTERPRETED:

@@ -13,8 +13,11 @@ from . import plans
 from .buffers import Buffers
 from .choice import family_of
 from .cpu import walk_flat, walk_rowwise
+from .gpu_flat import flat_cases
+from .gpu_kernel import Case, worst
 from .kernel import Kernel
 from .obligation import Obligation
+from .row_plans import WARP
 from .scatter import walk_scatter
 
 TARGETS = ("cpu", "cuda", "hip")
@@ -24,6 +27,7 @@ DEFAULT_ISA = "avx512"
 WALKS: dict[str, Callable[..., Kernel | Buffers]] = {
     "rowwise": walk_rowwise, "elementwise": walk_flat, "scatter": walk_scatter, "matmul": Buffers, "grouped": Buffers
 }  # fmt: skip
+CASES: dict[str, Callable[..., Iterator[Case]]] = {"elementwise": flat_cases}  # of kernels of GPUs
 SECONDS = 20.0  # for one question to the solver, where nobody says how many
 CODES = {"proved": 0, "refuted": 1, "undecided": 3}
 
@@ -77,9 +81,18 @@ def _obligations(operator: Operator, plan: Plan, target: str, isa: str, seconds:
         if target == "cpu":
             yield from WALKS[family](operator, plan, LANES[isa], seconds).obligations(name)
         else:
-            yield from plans.obligations(operator, plan.family.gpu.plan(plan, target), target, name, seconds)
+            planned = plan.family.gpu.plan(plan, target)
+            yield from plans.obligations(operator, planned, target, name, seconds)
+            yield from worst(name, cases(operator, planned, target, seconds))
     except ProofError as error:
         yield Obligation(f"{name}: what cannot be read", "undecided", 0.0, reason=str(error))
+
+
+def cases(operator: Operator, plan: Plan, target: str, seconds: float) -> Iterator[Case]:
+    """The kernels of a GPU that are walked, for each number of lanes that a target's warps have."""
+    if (of := CASES.get(family_of(plan))) is not None:
+        for warp in WARP[target]:
+            yield from of(operator, plan, warp, target, seconds)
 
 
 def covered(plan: Plan, target: str) -> bool:

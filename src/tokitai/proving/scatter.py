@@ -14,7 +14,7 @@ import z3
 from ..emit.cpp import KernelText
 from ..families.scatter.plan import ScatterPlan
 from ..lang import Operator
-from .cpu import Start
+from .cpu import Start, whole_numbers
 from .kernel import Kernel
 from .logic import holds
 from .partition import Partition, applied
@@ -33,7 +33,9 @@ def walk_scatter(
     walk, rows, cols, entries = start.walk, start.rows, start.cols, z3.Int("entries")
     walk.knows += [entries >= 0, entries <= 2**31]
     tensors, strides = start.tensors({"rc": rows, "t": entries}, {"r": rows, "c": cols, "s": 1})
-    walk.tables["sizes"] = dict(enumerate([rows, cols, *strides, *start.numbers(operator)]))
+    numbers, within = whole_numbers(plan.graph, operator)
+    walk.knows += within
+    walk.tables["sizes"] = dict(enumerate([rows, cols, *strides, *numbers]))
     (chain,) = start.defined("CHAIN", r"(\d+)")
     start.products += [(2 * ((rows + chain - 1) / chain), cols)]
     walk.globals.names["CHAIN"] = Cell(Int(chain, "int64_t"))

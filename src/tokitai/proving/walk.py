@@ -85,9 +85,18 @@ class Walk:
         self.contents: set[str] = set()  # memory whose whole numbers are a function of their place
         self.lemmas: Callable[[Sequence[Any]], list[Any]] = lambda terms: []  # what is known of such functions
 
+    @property
+    def own(self) -> Sequence[Any]:
+        """Unknowns of which two threads differ in one at least."""
+        return (self.thread,)
+
     def fresh(self, name: str) -> Any:
         """An unknown number."""
         return z3.Int(f"{name}!{next(self.names)}")
+
+    def unknown_truth(self) -> Any:
+        """A condition of which nothing is known."""
+        return z3.Bool(f"data!{next(self.names)}")
 
     def follows(self, term: Any) -> bool:
         """Whether a condition follows from what is known here. False where that is not found out in time."""
@@ -152,7 +161,7 @@ class Walk:
             return value.term
         if isinstance(value, Int):
             return value.term != 0
-        return z3.Bool(f"data!{next(self.names)}")
+        return self.unknown_truth()
 
     def arithmetic(self, mark: str, a: Int, b: Int) -> Any:
         """A C++ operation on whole numbers; the result must fit its type."""
@@ -483,7 +492,7 @@ class Walk:
         if isinstance(a, Truth) and isinstance(b, Truth):
             return Truth(both(a.term, b.term) if mark == "&" else either(a.term, b.term))
         if mark in ("==", "!=", "<", ">", "<=", ">="):
-            return Truth(z3.Bool(f"data!{next(self.names)}"))
+            return Truth(self.unknown_truth())
         return OPAQUE
 
     def value_assign(self, n: Node, scope: Scope) -> Any:
@@ -711,9 +720,7 @@ class Walk:
                 unknown[k] = self.fresh("before")
                 self.assign(cell, replace(cell.value, at=unknown[k]))
             else:
-                self.assign(
-                    cell, OPAQUE if not isinstance(cell.value, Truth) else Truth(z3.Bool(f"data!{next(self.names)}"))
-                )
+                self.assign(cell, OPAQUE if not isinstance(cell.value, Truth) else Truth(self.unknown_truth()))
         again = self.changes(n, scope)
         breaks = self.breaks
         k_ = self.fresh("k")
