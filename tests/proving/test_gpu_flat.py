@@ -13,7 +13,7 @@ import z3
 from tests.proving.changed import changed, refuted
 from tokitai.backends.sim import device as sim
 from tokitai.emit.cpp import KernelText
-from tokitai.errors import ProofError
+from tokitai.errors import KernelFaultError, ProofError
 from tokitai.families.elementwise import schedule as flat
 from tokitai.families.elementwise.gpu_kernels import emit_flat
 from tokitai.ops import registry
@@ -87,7 +87,7 @@ def test_a_case_of_no_size_is_no_proof() -> None:
 @pytest.mark.parametrize(
     ("changes", "headers", "names"),
     [
-        ({STORE: STORE.replace("out_y + c0", "out_y + c0 + 1")}, {}, {INSIDE, WRITTEN, ALIGNED}),
+        ({STORE: STORE.replace("out_y + c0", "out_y + c0 + 1")}, {}, {INSIDE, WRITTEN}),
         ({}, {"if (e < count) p[e] = q.e[e];": "if (e <= count) p[e] = q.e[e];"}, {INSIDE}),
         pytest.param({}, {"if (e < count) p[e] = q.e[e];": "p[e] = q.e[e];"}, {INSIDE}, marks=pytest.mark.slow),
         ({"(within - r * across_row) * TILE": "(within - r * across_row) * (TILE - 8)"}, {}, {TWICE}),
@@ -115,6 +115,14 @@ def test_a_product_of_sizes_in_32_bits_is_refuted() -> None:
 )
 def test_just_the_chunks_that_are_left_out_are_computed_once_more(old: str, new: str, names: set[str]) -> None:
     assert names <= refuted(obligations("silu", {old: new})).keys()
+
+
+def test_a_store_that_is_not_aligned_is_refuted_and_fails_on_the_simulated_device() -> None:
+    shifted = {STORE: STORE.replace("out_y + c0", "out_y + c0 + 1")}
+    cols = refuted(obligations("silu", shifted))[ALIGNED]["cols"]
+    assert cols >= 8  # of which the first 8 are one access, here of one tile
+    with pytest.raises(KernelFaultError, match="accesses 16 bytes at an address that is no multiple of 16"):
+        written_by_silu(shifted, min(cols, flat.TILE), 1)
 
 
 def test_a_last_tile_that_is_short_at_one_number_of_columns_is_refuted_and_fails_on_the_simulated_device() -> None:
