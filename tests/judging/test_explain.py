@@ -136,6 +136,18 @@ def test_special_values_are_apart_from_accuracy(monkeypatch: pytest.MonkeyPatch)
     assert said["causes"][0]["models"] == ["ftz:f16"]
 
 
+@pytest.mark.filterwarnings("error")
+def test_explaining_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a factor is another one, elements and bounds may be infinite."""
+
+    def scale(x: Any, *, factor: float) -> Any:
+        with np.errstate(all="ignore"):
+            return x * np.float32(0.37)
+
+    monkeypatch.setattr(judgement, "trials", few)
+    assert tokitai.judge(scale, get("scale"), dtype="f32", seed=3).verdict == "refuted"
+
+
 def test_a_right_kernel_has_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     made = judged(planted.softmax, "softmax", "f16", monkeypatch)
     assert (made.verdict, made.causes, made.special_alone) == ("verified", [], False)

@@ -25,18 +25,32 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants.equivalent import SAME_CODE, why_equivalent, why_surely
-from tests.mutants.subjects import DTYPE, SEED, Slip, Subject, Trial, disproved, made, remember_oracles, set_alive
+from tests.mutants.subjects import (
+    DTYPE,
+    SEED,
+    Slip,
+    Subject,
+    Trial,
+    disproved,
+    made,
+    operator_of,
+    remember_oracles,
+    set_alive,
+)
 from tokitai import ops
 from tokitai.errors import TokitaiError
 
 DEADLINE = 20  # seconds of a case on a processor, and of one that the right program takes longer for ten times as many
 WAITS = 15  # times as long on the clock, for threads that wait for each other, beside whatever else the machine does
 FOLDER = Path(__file__).parents[2] / "bench" / "results"
-OF_HEADERS = {  # whose header is mutated with which operator's kernel
-    "softmax": "rows.h", "layer_norm_backward": "rows.h", "part_sums": "rows.h",
-    "embedding_backward": "segments.h", "matmul": "products.h", "grouped_linear": "groups.h",
-    "attention": "attention.h", "attention_backward": "attention.h",
-}  # fmt: skip
+OF_HEADERS = (  # which header is mutated with which operator's kernel
+    "softmax/rows.h", "layer_norm_backward/rows.h", "part_sums/rows.h", "layer_norm/many.h", "router/first.h",
+    "embedding_backward/segments.h", "matmul/products.h", "matmul/accumulators.h", "grouped_linear/groups.h",
+    "matmul accumulator=fused16/matrix_unit.h",
+    *(f"matmul accumulator=fixed{bits}/fixed_point.h" for bits in (8, 16, 24)),
+    *(f"{name}/attention.h" for name in ("attention", "attention_backward")),
+    *(f"{name} accumulator=fused16/attention_steps.h" for name in ("attention", "attention_backward")),
+)  # fmt: skip
 
 
 def results(
@@ -136,8 +150,7 @@ def subjects(names: list[str], devices: list[str]) -> Iterator[tuple[str, str]]:
         for name in names or sorted(ops.registry()):
             yield name, device
         if device == "cpu":
-            of_these = {n: h for n, h in OF_HEADERS.items() if not names or n in names}
-            yield from ((f"{name}/{header}", device) for name, header in of_these.items())
+            yield from ((n, device) for n in OF_HEADERS if not names or operator_of(n) in names)
 
 
 def main() -> int:

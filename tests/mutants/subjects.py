@@ -254,6 +254,11 @@ def remember_oracles() -> None:
 
 
 # ------------------------------------------------------------------ on each device
+def operator_of(name: str) -> str:
+    """The operator of a subject's name."""
+    return name.partition("/")[0].split()[0]
+
+
 @functools.cache
 def _machine_code(source: str, headers: tuple[tuple[str, str], ...], flags: tuple[str, ...]) -> str:
     """Compiled without assuming that no array is left: a mutant that leaves one would be made the right code."""
@@ -273,10 +278,11 @@ def machine_code(source: str, headers: Mapping[str, str], flags: Sequence[str]) 
 
 
 def on_cpu(name: str) -> Subject:
-    """The program of an operator for the CPU, with vectors as wide as here; a header of it where a name has one."""
+    """The program of an operator for the CPU, with vectors as wide as here; a header of it where a name has one:
+    ``OPERATOR OPTION=VALUE/HEADER``."""
     named, _, header = name.partition("/")
-    op = ops.get(named)
-    graph = op.trace(DTYPE)
+    op, options = ops.get(operator_of(name)), named.split()[1:]
+    graph = op.trace(DTYPE, None, dict(option.split("=") for option in options))
     plan = make_plan(graph)
     text = emit_cpu(plan)
     isa = native_isa()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from .files import read
 
-HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "outside.h", "many.h", "rows.h")
+HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "many.h", "outside.h", "rows.h")
 OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "products.h")
 
 

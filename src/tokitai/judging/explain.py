@@ -381,13 +381,14 @@ def _within(graph: Graph, e: Evidence, equal: Array, unstable: bool) -> tuple[Ar
     except (TokitaiError, ValueError, IndexError, OverflowError):
         return equal.copy(), np.zeros(value.shape)
     limit, exact = _sized(limit, value.shape), _sized(np.asarray(exact), value.shape)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # of infinities, which lie outside or are not asked about
         distance = np.abs(value - exact)
+        part = distance / np.maximum(limit, 5e-324)
     boundless = unstable & ~np.isfinite(limit) & np.isfinite(exact)
     own = np.full(equal.shape, np.inf) if e.expected.limit is None else np.broadcast_to(e.expected.limit, equal.shape)
     free = ~np.isfinite(limit) & ~np.isfinite(own)  # nothing is required there
     inside = equal | (np.isfinite(limit) & (distance <= limit)) | boundless | free
-    used = np.where(inside & np.isfinite(limit), distance / np.maximum(limit, 5e-324), 0)
+    used = np.where(inside & np.isfinite(limit), part, 0)
     used = np.where(boundless & ~equal, np.inf, used)
     return inside, np.where(equal, 1.0, used).astype(np.float64)
 

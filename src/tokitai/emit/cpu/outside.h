@@ -1,6 +1,8 @@
 // Structure builds say which access leaves an array of the kernel's own. What lies there are other variables, and a wrong
 // store may change nothing that is read: no result and no guard zone shows it.
 #pragma once
+#include "lanes.h"
+#if TOKITAI_STRUCTURE
 #include <stdio.h>
 
 namespace tokitai {
@@ -33,3 +35,18 @@ extern "C" __attribute__((used, visibility("hidden"))) void __ubsan_handle_type_
   tokitai::leaves(access, "an access reaches outside an object, for ");
 }
 extern "C" __attribute__((visibility("default"))) char* tokitai_outside() { return tokitai::outside; }
+#endif
+
+namespace tokitai {
+
+// The vector from element i on of an array of the kernel's own. Structure builds report one that does not lie in it.
+template <class T, int N>
+INLINE T* vector_at(T (&array)[N], int64_t i, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+#if TOKITAI_STRUCTURE
+  if (i < 0 || i + LANES > N) leaves(file, uint32_t(line), "a vector lies outside its array", "");
+#endif
+  (void)file, (void)line;
+  return array + i;
+}
+
+}  // namespace tokitai

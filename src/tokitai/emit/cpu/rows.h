@@ -4,26 +4,16 @@
 #include <omp.h>
 #if TOKITAI_STRUCTURE
 #include "hashes.h"
-#include "outside.h"
 #else
 #include "numbers.h"
 #endif
 #include "many.h"
+#include "outside.h"
 
 namespace tokitai {
 
 INLINE int64_t thread_number() { return omp_get_thread_num(); }
 INLINE constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// The vector from element i on of an array of the kernel's own. Structure builds report one that does not lie in it.
-template <class T, int N>
-INLINE T* vector_at(T (&array)[N], int64_t i, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-#if TOKITAI_STRUCTURE
-  if (i < 0 || i + LANES > N) leaves(file, uint32_t(line), "a vector lies outside its array", "");
-#endif
-  (void)file, (void)line;
-  return array + i;
-}
 
 // ------------------------------------------------------------------ loads and stores of a vector or of its first lanes
 // Fewer than LANES elements, without a call.
