@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 TOKEN = re.compile(
     r"//[^\n]*|/\*.*?\*/|[A-Za-z_]\w*|0x[\w.+-]+|[0-9][\w.]*|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
@@ -107,6 +108,7 @@ def _of_other_types(tokens: list[Token]) -> set[str]:
     for i, t in enumerate(tokens[3:], start=3):  # Operand<L> left
         if tokens[i - 1].text == ">" and tokens[i - 3].text == "<" and word.fullmatch(t.text):
             found.add(t.text)
+    found |= {t.text for t, after in pairwise(tokens) if after.text == "["}  # arrays
     return found | {
         t.text
         for before, t, after in zip(tokens, tokens[1:], tokens[2:], strict=False)

@@ -47,6 +47,12 @@ def test_numbers_and_calls_are_found_by_what_they_are() -> None:
     assert len({m.number for m in mutants}) == len(mutants)
 
 
+def test_an_array_is_no_number() -> None:
+    """Not even where another name of a number is the same."""
+    source = "void f(int64_t y, int64_t z) {\n  float x[4], y[4];\n  g(y[z], y);\n}\n"
+    assert {str(m).split()[0] for m in schemata(source)[1]} == {"z", "left"}
+
+
 def test_a_mutant_alone_is_one_change() -> None:
     _, mutants = schemata(SOURCE)
     for m in mutants:

@@ -143,6 +143,15 @@ def test_what_is_wrong_in_scores_that_a_draw_of_lengths_hides_is_refuted() -> No
 
 
 @pytest.mark.slow
+def test_pending_partials_that_reach_into_the_next_threads_memory_are_refuted() -> None:
+    """Of three chains of keys the last two elements do, and other threads read what is there only in some orders."""
+    edit = Edit(r"(limits\.max\)\)\n *join_chain\(tile, size)", r"\1 + 1")
+    verdict = verify(ops.attention, dtype="f16", variant=MASKED, case="structure/all inputs@3x8203x1#0", edit=edit)
+    assert edit.found
+    assert verdict.verdict == "refuted" and "behind a piece of a thread's memory" in str(verdict.failure)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("isolated", [False, True])
 def test_what_is_wrong_in_memory_that_nothing_reads_is_refuted(isolated: bool) -> None:
     with Pool(1, deadline=60) as pool:

@@ -27,9 +27,11 @@ INLINE int64_t levels_of(int64_t terms) {
 // The memory of a thread, taken piece by piece.
 struct Memory {
   int64_t size = 0;
+  Guards guards = {};
   int64_t take(int64_t count) {
     const int64_t begin = size;
     size += round_up(count, 16);
+    size += guards.behind(size);
     return begin;
   }
 };

@@ -49,4 +49,31 @@ INLINE T* vector_at(T (&array)[N], int64_t i, const char* file = __builtin_FILE(
   return array + i;
 }
 
+// A zone behind each piece of a thread's memory, from given elements on. Structure builds report what is stored there.
+struct Guards {
+#if TOKITAI_STRUCTURE
+  static constexpr int64_t SIZE = 16;  // elements, for which a plan's workspace has room
+  int64_t begins[32], count = 0;
+  int64_t behind(int64_t piece) {
+    begins[count++] = piece;
+    return SIZE;
+  }
+  template <class E> void set(E* memory) const {
+    for (int64_t i = 0; i < count; ++i) __builtin_memset(static_cast<void*>(memory + begins[i]), 0xA5, SIZE * sizeof(E));
+  }
+  template <class E>
+  void check(const E* memory, const char* file = __builtin_FILE(), int line = __builtin_LINE()) const {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto zone = reinterpret_cast<const unsigned char*>(memory + begins[i]);
+      for (size_t byte = 0; byte < SIZE * sizeof(E); ++byte)
+        if (zone[byte] != 0xA5) return leaves(file, uint32_t(line), "a store behind a piece of a thread's memory", "");
+    }
+  }
+#else
+  int64_t behind(int64_t) { return 0; }
+  template <class E> void set(E*) const {}
+  template <class E> void check(const E*) const {}
+#endif
+};
+
 }  // namespace tokitai

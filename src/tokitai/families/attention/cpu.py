@@ -43,6 +43,7 @@ class AttentionEmitter(Printer):
         for s in self.plan.uniform:
             self.declare(s, self.expression(s, False, self.name), vector=False)
         self.line("E* const mine = static_cast<E*>(workspace) + thread_number() * memory.size;")
+        self.line("memory.guards.set(mine);")
         self.line("int64_t packed = -1;")
         self.line("#pragma omp for schedule(static, chunk)")
         self.open("for (int64_t unit = 0; unit < batch * cuts; ++unit)")
@@ -62,6 +63,7 @@ class AttentionEmitter(Printer):
         self.line("(void)reached;")
         self.key_results()
         self.close()
+        self.line("memory.guards.check(mine);")
         self.close()
 
     # ------------------------------------------------------------------ sizes and memory

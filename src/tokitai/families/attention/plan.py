@@ -17,7 +17,7 @@ from ..family import Plan
 from ..matmul.plan import PANEL_COLS, PANEL_ROWS
 
 PANEL = 32  # queries of a panel at most, whatever the instruction set
-SLACK = 16  # elements to which each piece of a thread's memory is rounded up
+SLACK = 32  # elements of each piece of a thread's memory: it is rounded up to 16, behind which structure builds have 16
 KEEP = frozenset({"call", "div", "sqrt"})  # what costs more to compute again than to keep
 _REFUSED = frozenset({
     "col_sum", "total_sum", "total_max", "take_column", "tensor_index", "row_first", "slots", "gather", "scatter_sum",
