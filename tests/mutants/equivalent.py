@@ -12,7 +12,8 @@ from tokitai.lang import Graph, Node, Operator, Sizes
 SAME_CODE = "the compiler makes the same machine code of it as of the right program"
 REASONS: dict[str, tuple[str, ...]] = {
     "it says what is fetched into a cache beforehand, and nothing is read from there but what would be read anyway": (
-        r".*: .*\bprefetch\(.*", r".*: .*_next = .*", r".*: fetch_panel\(.*", r".*: soon\(c\);",
+        r".*: .*\bprefetch\(.*", r".*: .*_next = .*", r".*: fetch_panel\(.*", r".*: if \([^;]*\) fetch\(.*",
+        r".*: soon\(c\);",
         r".*: if \(q >= n_panels\) q -= ceil_div\(n_panels, at_once\) \* at_once, k \+= DEPTH;",
     ),
     "it decides whether stores pass the caches by, which changes no bit": (
@@ -106,6 +107,8 @@ NOT_STORED = "a piece of the K dimension more is computed, and not stored"
 NO_TURN = "there is no turn behind the last one"
 NEUTRAL = "a chunk behind the last column is folded: all of its elements are neutral, and so is their sum"
 ONE_ROW = "an operator on lists takes each tensor as one row"
+WHOLE_STEP = "a whole step is copied before it is computed, to the same values"
+BESIDE_ZERO = "behind the last product the other operand is zero: so is the product, or the step is computed without it"
 SHOWN = "it matters only to rows without columns, which no input has an element of: their results are those of a case"
 MARKED = {  # the changed number in angle quotes
     ODD: r"-1 begin = long_segment\(«slot» / 2, .*",
@@ -118,6 +121,8 @@ MARKED = {  # the changed number in angle quotes
     EVEN: r"-1 auto even = .* ceil_div\(ceil_div\(side, parts\), «panel»\) \* panel; \};",
     NOT_MASKED: r"\+1 if \(limits\.min < min\((«c0» \+ \w+, cols|c0 \+ \w+, «cols»)\)\) weigh<true>\(.*",
     NOT_STORED: r"(\+1 if \(d0 \+ p \* COLS >= «k_size»|-1 if \((«d0» \+ p|d0 \+ «p») \* COLS >= k_size)\) continue;",
+    WHOLE_STEP: r"-1 if \(«n» < UNIT_STEP\) \{",
+    BESIDE_ZERO: r"\+1 for \(int at = 0; .* (left|right)_end\[at\] = at < «n» \* .*",
     NO_TURN: r"\+1 const uint32_t ends\[3\] = \{units, units \+ filled, («units» \+ filled|units \+ «filled») \+ 1\};",
 }  # fmt: skip
 FOLDED = (

@@ -54,6 +54,9 @@ SCALED = {
     "stores past the caches that take one vector for all": (
         r"stream_number\(p \+ i \* LANES, x.v\[i\]\)", "stream_number(p + i * LANES, x.v[0])",
     ),
+    "stores of NaN past the caches that take one vector for all": (
+        r"(stream_number\(.*\n *else\n.* stream\(p \+ i \* LANES, x.v\[)i\]", r"\g<1>0]",
+    ),
 }  # fmt: skip
 CENTRED = {
     "sums of more than forty thousand": (

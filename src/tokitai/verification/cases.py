@@ -160,8 +160,18 @@ def _nans_last(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> 
     return np.where(behind & (rng.random(size) < 0.2), np.nan, values)
 
 
+def _tiled_nans(rng: np.random.Generator, size: tuple[int, ...], fmt: Format) -> Array:
+    few = (min(size[0], TILE), *size[1:])
+    return np.resize(_nans_last(rng, few, fmt), size)
+
+
+TILED_NANS = "tiled nans"
+"""What is tiled, with NaN strewn into the last third of its rows, and of its columns where it has no rows."""
 # What more names are drawn by; none of these stands among `DRAWS`, of which a verification chooses.
-NAMED_DRAWS = {IN_THREADS: _normal, SEEDS: _nans_last, SEGMENTS: _normal, **dict.fromkeys(ENTRIES, _normal)}
+NAMED_DRAWS = {
+    IN_THREADS: _normal, SEEDS: _nans_last, SEGMENTS: _normal, TILED_NANS: _tiled_nans,
+    **dict.fromkeys(ENTRIES, _normal),
+}  # fmt: skip
 
 
 def entries_in(how: str, rows: int) -> int:

@@ -16,7 +16,8 @@ from .cases import Case
 # the second draws from its seed, the third has shapes at which blocks take several units in turn, and NaN behind the
 # last vector, the fourth runs a case of a processor in every number of threads, and several whole blocks of sums, the
 # fifth draws seeds, has segments that begin at every place in a chain, tables of many entries, three chains of keys;
-# the sixth repeats structure runs in which no query attends to all keys with queries that do.
+# the sixth repeats structure runs in which no query attends to all keys with queries that do, and has NaN among what is
+# stored past the caches.
 VERSION = 6
 SEEDS = 8  # cases whose seeds are drawn
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
@@ -92,6 +93,8 @@ def seeded_ids(
         rows = min(3, operator.contract.max_rows)
         tried += [(cases.SEEDS, (rows, 33 + i)) for i in range(SEEDS if cases.seeds_of(operator) else 0)]
         tried += plan.family.shapes.partitioned(operator, plan, device)
+    if version > 5 and device == CaseSet.VECTORS:
+        tried += [(cases.TILED_NANS, s) for how, s in tried if how == "tiled"]
     return [(how, s) for how, s in dict.fromkeys(tried) if isinstance(s, Sizes) or allowed(operator, s)]
 
 

@@ -218,8 +218,10 @@ static __attribute__((noinline)) void pack(
         if (BYTES && LEFT) to[steps * W + i] = 128 * total_of(sum);
       }
       for (int s = 0; s < SLICES; ++s)
-        for (int64_t k = 0; k < steps; ++k)
-          for (int i = 0; i < W; ++i) __builtin_memcpy(to + (s * steps + k) * W + i, lines[s][i] + EACH * k, sizeof *to);
+        for (int64_t k = 0; k < steps; ++k) {
+          Packed* next = to + (s * steps + k) * W;
+          for (const auto& each : lines[s]) __builtin_memcpy(next++, each + EACH * k, sizeof *to);
+        }
     }
     return;
   }

@@ -52,7 +52,7 @@ INLINE T* vector_at(T (&array)[N], int64_t i, const char* file = __builtin_FILE(
 // A zone behind each piece of a thread's memory, from given elements on. Structure builds report what is stored there.
 struct Guards {
 #if TOKITAI_STRUCTURE
-  static constexpr int64_t SIZE = 16;  // elements, for which a plan's workspace has room
+  static constexpr int64_t SIZE = 16;  // elements, which are in the slack of a plan's workspace
   int64_t begins[32], count = 0;
   int64_t behind(int64_t piece) {
     begins[count++] = piece;
