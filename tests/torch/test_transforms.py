@@ -19,15 +19,15 @@ from torch.utils.checkpoint import checkpoint
 from tests.torch.functions import EVERY, Call
 from tests.torch.test_derived import equal
 from tokitai.errors import ArgumentError
-from tokitai.torch import functional
+from tokitai.torch import functional, nn
 
 every = pytest.mark.parametrize("call", list(EVERY.values()), ids=list(EVERY))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SEED = 20261130
-BATCHED = {  # rows that do not know of each other: what `torch.vmap` batches
-    "add_layer_norm", "add_rms_norm", "clip", "geglu", "gelu", "gelu_erf", "gelu_tanh", "interval_softmax",
-    "layer_norm", "linear", "load_balance_loss", "log_softmax", "masked_softmax", "rms_norm", "rotary", "rotate_pairs",
-    "router", "router_logits", "scale", "silu", "softcap", "softmax", "swiglu", "scaled_square",
+BATCHED = {  # what `torch.vmap` batches
+    "add_layer_norm", "add_rms_norm", "clip", "embedding", "geglu", "gelu", "gelu_erf", "gelu_tanh", "interval_softmax",
+    "layer_norm", "linear", "load_balance_loss", "log_softmax", "masked_softmax", "matmul", "rms_norm", "rotary",
+    "rotate_pairs", "router", "router_logits", "scale", "silu", "softcap", "softmax", "swiglu", "scaled_square",
 }  # fmt: skip
 MUTATIONS = 12  # of each function's shapes
 
@@ -222,32 +222,60 @@ def test_transforms_without_a_rule_are_refused_by_name(call: Call) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, c in EVERY.items() if c.function.__name__ in BATCHED])
-def test_a_batch_is_more_rows(name: str) -> None:
-    """`torch.vmap` gives the bits of one call for each element of a batch, forward and backward."""
+def test_a_batch_has_the_bits_of_one_call_for_each_element(name: str) -> None:
+    """Forward and backward, of each argument: of rows, and of weights that they share."""
     call = EVERY[name]
     inputs = call.tensors()
-    place = next(i for i, t in enumerate(inputs) if call.sloped(i, t))
+    for place in (i for i, t in enumerate(inputs) if call.sloped(i, t)):
 
-    def of(t: Tensor) -> tuple[Tensor, ...]:
-        return call.results(*inputs[:place], t, *inputs[place + 1 :])
+        def of(t: Tensor, place: int = place) -> tuple[Tensor, ...]:
+            return call.results(*inputs[:place], t, *inputs[place + 1 :])
 
-    for dim in (0, 1):
-        x = torch.stack([inputs[place], -inputs[place], inputs[place] / 3], dim=dim).requires_grad_()
-        found = torch.vmap(of, in_dims=dim)(x)
-        want = [torch.stack(each) for each in zip(*map(of, x.unbind(dim)), strict=True)]
-        same(list(found), want)
-        with_slopes = [i for i, w in enumerate(want) if w.requires_grad]
-        slopes = [torch.randn(want[i].shape) for i in with_slopes]
-        gradients = [torch.autograd.grad([of_all[i] for i in with_slopes], x, slopes) for of_all in (found, want)]
-        same(list(gradients[0]), list(gradients[1]))
+        for dim in (0, 1):
+            x = torch.stack([inputs[place], -inputs[place], inputs[place] / 3], dim=dim).requires_grad_()
+            found = torch.vmap(of, in_dims=dim)(x)
+            want = [torch.stack(each) for each in zip(*map(of, x.unbind(dim)), strict=True)]
+            same(list(found), want)
+            with_slopes = [i for i, w in enumerate(want) if w.requires_grad]
+            slopes = [torch.randn(want[i].shape) for i in with_slopes]
+            gradients = [torch.autograd.grad([of_all[i] for i in with_slopes], x, slopes) for of_all in (found, want)]
+            same(list(gradients[0]), list(gradients[1]))
+            none = torch.vmap(of, in_dims=dim)(x.narrow(dim, 0, 0))
+            assert [t.shape for t in none] == [(0, *w.shape[1:]) for w in want]
 
 
-def test_a_batch_of_what_rows_share_is_refused() -> None:
-    x, w = torch.randn(3, 4, 8), torch.randn(3, 8)
-    with pytest.raises(ArgumentError, match=r"^rms_norm: torch.vmap over gamma, which .*accepted: over x$"):
-        torch.vmap(lambda a, b: functional.rms_norm(a, (8,), b))(x, w)
-    with pytest.raises(ArgumentError, match=r"^linear: torch.vmap over weight, .*accepted: over x, residual$"):
-        torch.vmap(functional.linear)(x, torch.randn(3, 5, 8))
+def test_an_ensemble_is_a_batch_of_weights() -> None:
+    """As `torch.func.stack_module_state` has it."""
+    draw = torch.Generator().manual_seed(0)
+    models = [
+        torch.nn.Sequential(nn.Embedding(9, 8, generator=draw), nn.LayerNorm(8), nn.Linear(8, 5, generator=draw))
+        for _ in range(3)
+    ]
+    ids = torch.tensor([[1, 4, 8], [2, 2, 0]])
+    weights, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+
+    def call(*state: Any) -> Any:
+        return torch.func.functional_call(models[0], state, (ids,))  # type: ignore[arg-type]
+
+    found, want = torch.vmap(call)(weights, buffers), torch.stack([m(ids) for m in models])
+    same([found], [want])
+    slope = torch.randn(want.shape, generator=draw)
+    found.backward(slope)
+    want.backward(slope)
+    for name, w in weights.items():
+        same([w.grad], [torch.stack([dict(m.named_parameters())[name].grad for m in models])])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("function", [functional.linear, functional.router_logits])
+def test_a_vector_has_the_gradients_of_one_row(function: Any) -> None:
+    """Those of weights are sums over rows."""
+    found, want = [], []
+    for made, lead in ((found, ()), (want, (1,))):
+        draw = torch.Generator().manual_seed(0)
+        x, weight = (torch.randn(s, generator=draw).requires_grad_() for s in ((*lead, 6), (5, 6)))
+        y = function(x, weight)
+        made += [t.reshape(-1) for t in (y, *torch.autograd.grad(y, (x, weight), torch.ones_like(y)))]
+    same(found, want)
 
 
 @pytest.mark.slow

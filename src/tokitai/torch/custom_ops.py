@@ -20,7 +20,7 @@ from ..lang import Graph, Operator
 from ..runtime.launch_cache import CURRENT
 from .accumulators import Accumulators
 from .assertions import assert_values, refuse_capture
-from .batching import as_more_rows, is_of_rows
+from .batching import as_more_rows, is_of_rows, one_by_one
 from .dispatch import CustomOp
 from .shapes import FORMATS, empty_results
 from .transforms import refuse_second_derivatives, refuse_vmap
@@ -57,6 +57,8 @@ class TorchOp:
         if any(o.inplace for o in graph.outputs):
             raise DefinitionError(f"{operator.name}: it writes into its inputs; accepted: results of their own")
         self.tensors = tuple(t.name for t in operator.tensors)
+        summed = {t.name for t in graph.inputs if several and len(t.space) == 2 and t.space[0] == "k"}
+        self.rows = [t.name in summed for t in operator.tensors]  # that a gradient is a sum over: of a vector one
         self.numbers = tuple(p.name for p in operator.params)
         self.missing = {p.name: 0 if p.whole else 0.0 for p in operator.params if p.default is None}
         self.accumulators = Accumulators(operator)
@@ -72,7 +74,10 @@ class TorchOp:
         self.op = CustomOp(f"{NAMESPACE}::{name}", self._run, schema, named or None)
         self.op.register_fake(self._shapes)
         self.batched = not several and is_of_rows(operator, graph)
-        self.op.register_vmap(as_more_rows(operator, graph, self.op) if self.batched else refuse_vmap(operator.name))
+        self.op.register_vmap(
+            as_more_rows(operator, graph, self.op) if self.batched
+            else refuse_vmap(operator.name) if several else one_by_one(self.op)
+        )  # fmt: skip
         if several:
             self.op.register_autograd(refuse_second_derivatives((operator.backward_of or operator).name))
 
@@ -83,7 +88,11 @@ class TorchOp:
         for n, h in zip(self.numbers, held, strict=True):
             if h is not None and n in self.missing:
                 rest[n] = self.missing[n]
-        return self.op(*tensors, *[None] * (len(self.tensors) - len(tensors)), *held, **rest)
+        rows = (
+            x.unsqueeze(0) if of_rows and x is not None and x.ndim == 1 else x
+            for of_rows, x in zip(self.rows, tensors, strict=False)
+        )
+        return self.op(*rows, *[None] * (len(self.tensors) - len(tensors)), *held, **rest)
 
     def split(self, given: Sequence[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The positional arguments that are there, by name: tensors, and tensors that hold scalars."""

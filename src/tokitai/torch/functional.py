@@ -124,7 +124,8 @@ def _rows(
     if len(shape) == 1:
         return x, list(weights.values())
     columns = math.prod(shape)
-    return x.reshape(*x.shape[: -len(shape)], columns), [w if w is None else w.reshape(-1) for w in weights.values()]
+    flat = [w if w is None else w.reshape(columns) for w in weights.values()]
+    return x.reshape(*x.shape[: -len(shape)], columns), flat
 
 
 # ------------------------------------------------------------------ activations, dropout
