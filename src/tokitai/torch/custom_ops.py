@@ -57,8 +57,8 @@ class TorchOp:
         if any(o.inplace for o in graph.outputs):
             raise DefinitionError(f"{operator.name}: it writes into its inputs; accepted: results of their own")
         self.tensors = tuple(t.name for t in operator.tensors)
-        summed = {t.name for t in graph.inputs if several and len(t.space) == 2 and t.space[0] == "k"}
-        self.rows = [t.name in summed for t in operator.tensors]  # that a gradient is a sum over: of a vector one
+        summed = {t.name for t in graph.inputs if len(t.space) == 2 and t.space[0] == "k"}
+        self.rows = {i for i, t in enumerate(operator.tensors) if t.name in summed}  # of which a vector is one
         self.numbers = tuple(p.name for p in operator.params)
         self.missing = {p.name: 0 if p.whole else 0.0 for p in operator.params if p.default is None}
         self.accumulators = Accumulators(operator)
@@ -88,11 +88,10 @@ class TorchOp:
         for n, h in zip(self.numbers, held, strict=True):
             if h is not None and n in self.missing:
                 rest[n] = self.missing[n]
-        rows = (
-            x.unsqueeze(0) if of_rows and x is not None and x.ndim == 1 else x
-            for of_rows, x in zip(self.rows, tensors, strict=False)
-        )
-        return self.op(*rows, *[None] * (len(self.tensors) - len(tensors)), *held, **rest)
+        if self.several:
+            tensors = [x.unsqueeze(0) if i in self.rows and x is not None and x.ndim == 1 else x
+                       for i, x in enumerate(tensors)]  # fmt: skip
+        return self.op(*tensors, *[None] * (len(self.tensors) - len(tensors)), *held, **rest)
 
     def split(self, given: Sequence[Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The positional arguments that are there, by name: tensors, and tensors that hold scalars."""
