@@ -15,7 +15,8 @@ from tests.few import few_variants
 from tokitai.backends.backend import Identity, source_digest
 from tokitai.backends.hip import clang as hip
 from tokitai.backends.hip.assembly import read_ir
-from tokitai.backends.hip.target import HipProgram, holds_f64, holds_fma
+from tokitai.backends.hip.target import HipProgram
+from tokitai.backends.machine_code import holds_f64, holds_fma
 from tokitai.emit.cpp import KernelText
 from tokitai.errors import CompileError, CompilerMissingError
 from tokitai.families import make_plan

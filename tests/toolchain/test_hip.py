@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tokitai import ops, verify
 from tokitai.backends.hip import clang as hip
 from tokitai.backends.hip.clang import build, find_hip, flags_of, key_of, parse_metadata
 from tokitai.emit.gpu_text import headers
@@ -104,6 +105,19 @@ def test_a_back_end_that_contracts_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv(hip.ENV_COMPILER, str(contracting))
     with pytest.raises(CompileError, match="fused operations: the intermediate text asks for"):
         build(source("KERNEL(one, 64, 1) { call.y[0] = add(mul(call.x[0], call.x[1]), call.x[2]); }\n"), arch)
+
+
+@pytest.mark.parametrize(("flag", "turned", "reason"), [
+    ("-fno-gpu-flush-denormals-to-zero", "-fgpu-flush-denormals-to-zero", "flushes subnormal numbers to zero"),
+    ("-fhip-fp32-correctly-rounded-divide-sqrt", "-fno-hip-fp32-correctly-rounded-divide-sqrt", "is an approximation"),
+])  # fmt: skip
+def test_a_verification_refutes_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, turned: str, reason: str
+) -> None:
+    """Of a refused build no binary is kept, so that there is no certificate."""
+    monkeypatch.setattr(hip, "FRONT", tuple(turned if f == flag else f for f in hip.FRONT))
+    verdict = verify(ops.silu, dtype="f32", device="hip:gfx942", shape=dict(rows=2, cols=8), out=tmp_path)
+    assert (verdict.verdict, verdict.certificate) == ("refuted", None) and reason in str(verdict.failure)
 
 
 REFUSED = [

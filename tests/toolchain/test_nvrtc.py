@@ -11,8 +11,10 @@ import pytest
 
 from tokitai.backends.cuda import nvrtc
 from tokitai.backends.cuda.nvrtc import Resources, arch_of, build, find_nvrtc, key_of, options_of, parse_report
-from tokitai.backends.cuda.ptx import opcodes, scan
+from tokitai.backends.cuda.ptx import opcodes, read, scan
+from tokitai.backends.machine_code import DIVISIONS, FUSED, ROOTS
 from tokitai.errors import ArgumentError, CacheError, CompileError, CompilerMissingError, UnknownNameError
+from tokitai.ops import registry
 from tokitai.toolchain.build import Source
 
 HEADERS = {
@@ -242,3 +244,25 @@ def test_a_missing_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "libnvrtc.so.13" in str(nvrtc.missing()) and "tokitai[cuda]" in str(nvrtc.missing())
     finally:
         find_nvrtc.cache_clear()
+
+
+FAST = """extern "C" __global__ void f(float* y) {
+  y[3] = __fmaf_rn(y[0], y[1], y[2]); y[4] = y[0] / y[1]; y[5] = sqrtf(y[0]); y[6] = __expf(y[7]);
+}
+"""
+
+
+def test_what_the_ptx_holds_is_counted_and_named() -> None:
+    """For a definition with fused multiply-adds, which alone lets those pass; --use_fast_math sets four options."""
+    graph, none = registry()["gelu_erf"].trace("f32"), registry()["scale"].trace("f32")
+    right = build(Source(FAST.replace("__expf(y[7])", "y[7]")), "sm_90")
+    code = read("0" * 64, right.read_ptx(), graph)
+    assert code.findings == () and code.counts == {FUSED: 1, DIVISIONS: 1, ROOTS: 1} and code.missing is None
+    assert ["fused" in f for f in read("0" * 64, right.read_ptx(), none).findings] == [True]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            nvrtc, "OPTIONS", (*(o for o in nvrtc.OPTIONS if not o.endswith(("=true", "=false"))), "--use_fast_math")
+        )
+        found = read("0" * 64, build(Source(FAST), "sm_90").read_ptx(), graph).findings
+    for instruction in ("fma.rn.ftz.f32", "div.approx.ftz.f32", "sqrt.approx.ftz.f32", "ex2.approx.ftz.f32"):
+        assert any(instruction in f for f in found), found

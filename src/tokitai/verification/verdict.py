@@ -316,7 +316,6 @@ def _evidence(verdict: Verdict) -> list[str]:
     tried = {r.kind for r in verdict.results}
     kinds: list[str] = [k for k in ("structure", "exhaustive", "hard", "seeded", "list", "yours") if k in tried]
     kinds += ["derivative"] if verdict.derivative else []
-    kinds += ["machine code"] if any(c.missing is None for c in verdict.code) else []
     return kinds + (["compiled"] if compiled_archs(verdict.kernels) else [])
 
 

@@ -278,7 +278,7 @@ class IsolatedGpuKernel(GpuKernel):
     pool: Pool = field(kw_only=True)
     compiler: str | None = None
     _identities: list[Identity] = field(default_factory=list)
-    _codes: dict[str, MachineCode] = field(default_factory=dict)  # by binary: a new process begins without
+    _codes: dict[tuple[str, str], MachineCode] = field(default_factory=dict)  # a new process begins without
 
     def identities(self) -> list[Identity]:
         """The binaries that were used so far."""
@@ -307,7 +307,7 @@ class IsolatedGpuKernel(GpuKernel):
         }  # fmt: skip
         table = np.ascontiguousarray(scalars.table)
         found, codes = self.pool.run(LAUNCH_GPU, arguments, [*whole, table, graph], whole)
-        self._codes |= {code["binary"]: MachineCode(**code) for code in codes}
+        self._codes |= {(code["binary"], code["listing"]): MachineCode(**code) for code in codes}
         known = {i.fingerprint for i in self._identities}
         for values in found:
             identity = Identity(**{**values, "flags": tuple(values["flags"])})

@@ -19,6 +19,8 @@ from . import nvrtc, ptx
 from .device import open_device
 from .matrix_checks import adds_in_order, multiplies_integers, takes_fused_steps, warpgroups_take_fused_steps
 
+NO_SASS = "of SASS, which ptxas makes of PTX, there is no list of instructions"
+
 
 class CudaTarget:
     """Kernels on one NVIDIA GPU. Raises DeviceMissingError where there is none."""
@@ -138,11 +140,11 @@ class CudaProgram:
         return both
 
     def machine_code(self, graph: Graph) -> list[MachineCode]:
-        """What the PTX holds, read once: a program is of one definition."""
+        """What the PTX holds, read once: a program is of one definition. SASS is not read."""
         if self._code is None:
             artifact = self.module.artifact
             self._code = ptx.read(artifact.digest, artifact.read_ptx(), graph)
-        return [self._code]
+        return [self._code, MachineCode(self._code.binary, "", missing=NO_SASS)]
 
     def spills(self, name: str) -> int:
         """Bytes that are spilled, as ptxas reports them."""
