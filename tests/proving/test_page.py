@@ -29,6 +29,7 @@ def counted(line: str) -> str:
 def test_the_page_has_the_rows_that_are_made() -> None:
     lines = [counted(line) for line in PAGE.read_text().splitlines()]
     made = list(proofs([registry()[name] for name in ("embedding", "part_top")], 20.0))
+    made += proofs([registry()["silu"]], 20.0, ("cuda",))
     assert made and all(counted(row(p)) in lines for p in made)
 
 
