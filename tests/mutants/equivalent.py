@@ -58,6 +58,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         r"k_size [+-] 1: each_task<false>\(.*",
         r"(tile_n|tile_m|k_size|longest) [+-] 1: while \(double\(tile_m\) .*",
         r"(tile_n|tile_m) [+-] 1: if \(tile_n > FEW_COLS && \(tile_n > tile_m .*",
+        r"blocks \+ 1: blocks = min\(ceil_div\(blocks, team\.size\) \* team\.size, m_panels\);",
         r"longest \+ 1: for \(int64_t g = 0; g < groups; \+\+g\) longest = max\(longest, .*",
     ),
     "no kernel is launched where there are no rows": (
@@ -107,6 +108,10 @@ NOT_STORED = "a piece of the K dimension more is computed, and not stored"
 NO_TURN = "there is no turn behind the last one"
 NEUTRAL = "a chunk behind the last column is folded: all of its elements are neutral, and so is their sum"
 ONE_ROW = "an operator on lists takes each tensor as one row"
+EVEN_PIECES = "all pieces have an even number of elements: with one less they are rounded up to the same"
+ONE_FINITE = "an element more is asked whether it is finite: the way for what is not has the same bits"
+SCALED_BEHIND = "a line behind the last one gets a scale, and no result is made of that line"
+NO_LINES = "a range of lines more is empty: it begins behind the last one"
 WHOLE_STEP = "a whole step is copied before it is computed, to the same values"
 BESIDE_ZERO = "behind the last product the other operand is zero: so is the product, or the step is computed without it"
 SHOWN = "it matters only to rows without columns, which no input has an element of: their results are those of a case"
@@ -121,6 +126,10 @@ MARKED = {  # the changed number in angle quotes
     EVEN: r"-1 auto even = .* ceil_div\(ceil_div\(side, parts\), «panel»\) \* panel; \};",
     NOT_MASKED: r"\+1 if \(limits\.min < min\((«c0» \+ \w+, cols|c0 \+ \w+, «cols»)\)\) weigh<true>\(.*",
     NOT_STORED: r"(\+1 if \(d0 \+ p \* COLS >= «k_size»|-1 if \((«d0» \+ p|d0 \+ «p») \* COLS >= k_size)\) continue;",
+    EVEN_PIECES: r"-1 size \+= round_up\(«count», 16\);",
+    ONE_FINITE: r"\+1 for \(int64_t i = 0; i < «count»; \+\+i\) zero \+= x\[i\] \* 0\.0f;",
+    SCALED_BEHIND: r"(-1 for \(int64_t i = 0; «i» < count|\+1 for .*; i < «count»); \+\+i\) first\[i\] = .*",
+    NO_LINES: r"\+1 for \(int64_t g = team\.rank; g < ceil_div\(«n_panels», STRIP\) \* N; .*",
     WHOLE_STEP: r"-1 if \(«n» < UNIT_STEP\) \{",
     BESIDE_ZERO: r"\+1 for \(int at = 0; .* (left|right)_end\[at\] = at < «n» \* .*",
     NO_TURN: r"\+1 const uint32_t ends\[3\] = \{units, units \+ filled, («units» \+ filled|units \+ «filled») \+ 1\};",
