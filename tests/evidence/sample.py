@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator
+from math import log2
 from typing import Any
 
 from tokitai.evidence.statement import (
     Case,
     CompilerIdentity,
+    ConditionedErrors,
     Contract,
     KernelIdentity,
     LargestError,
@@ -23,6 +25,14 @@ from tokitai.evidence.statement import (
 def sha256(text: str) -> str:
     """A digest that tests can tell from others."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def conditioned(error: float, bound: float, *why: str) -> ConditionedErrors:
+    """Of 32 elements one that has the error, with 31 below; as many without a bound as there are reasons."""
+    bins = range(-10, 21)
+    at = min(max(round(log2(error)), bins[0]), bins[-1]) if error else bins[0]
+    counts = [31 * (k == bins[0]) + (k == at) for k in bins]
+    return ConditionedErrors(32, error, error, bound, bound / 2, counts, len(why), why)
 
 
 STRUCTURE = Case(
@@ -63,7 +73,11 @@ SAMPLE = Verification(
         Proof("The kernel computes the definition's expression for every input.", "proved", "structure build"),
         Proof("No sum overflows.", "not proved", "no bound is known"),
     ),
-    error=LargestError(0.75, "rms_norm f32 cpu rows=4 cols=8 seed=7 at y[2, 5]: 0x3f800001 for 0x3f800000"),
+    error=LargestError(
+        0.75,
+        "rms_norm f32 cpu rows=4 cols=8 seed=7 at y[2, 5]: 0x3f800001 for 0x3f800000",
+        condition={"f32": conditioned(0.625, 3.0)},
+    ),
     verdict="verified",
     failure=None,
     claims=("Every case has the definition's bits.",),

@@ -51,7 +51,7 @@ def test_an_unknown_keyword_is_not_passed_over() -> None:
         list(checker._structure(1, {"maximum": 3}, {}, "value"))
 
 
-LATER = {"inner", "batch", "isolation", "suite", "layouts", "machine_code"}  # of a case: older certificates have none
+LATER = {"inner", "batch", "isolation", "suite", "layouts", "machine_code", "condition"}  # older certificates lack these
 
 
 def test_the_schema_is_closed() -> None:
@@ -70,6 +70,7 @@ def test_the_schema_is_closed() -> None:
 P = ("predicate",)
 CASE = (*P, "cases", 1)
 STATED = (*P, "error", "max_ulp_error")
+F32 = (*P, "error", "condition", "f32")
 CONTRADICTIONS: list[tuple[dict[Place, Any], str]] = [
     ({(*P, "cases"): []}, "there is no case"),
     ({(*P, "dtype"): "bf16"}, "dtype 'bf16' is not in the contract (f16, f32)"),
@@ -88,6 +89,19 @@ CONTRADICTIONS: list[tuple[dict[Place, Any], str]] = [
     ({(*CASE, "max_ulp_error"): None, STATED: None}, "no error was measured, but it is said where"),
     ({(*P, "error", "bound"): 0.7}, "exceeds the proven bound 0.7"),
     ({(*CASE, "max_ulp_error"): "inf", STATED: "inf", (*P, "error", "bound"): 9.0}, "error inf exceeds"),
+    ({(*F32, "elements"): 33}, "a histogram of 31 bins with 32 errors, of 33 elements"),
+    ({(*F32, "histogram"): [32, *[0] * 31]}, "a histogram of 32 bins"),
+    (
+        {(*F32, "max_error"): 1.5},
+        "of results in f32, the largest error against its condition is 1.5, but in the histogram 2^-1",
+    ),
+    ({(*F32, "max_error"): 0.0}, "is 0.0, but in the histogram 2^-1"),
+    ({(*F32, "bound"): 0.5}, "is 0.625, the bound on it 0.5"),
+    ({(*F32, "bound"): 2e6}, "the bound on it 2000000.0 (accepted: up to 1e6)"),
+    ({(*F32, "probabilistic_bound"): 4.0}, "the probabilistic bound 4.0 exceeds the certain one 3.0"),
+    ({(*F32, "unbounded"): 1}, "1 elements are said to have no bound, with 0 reasons"),
+    ({(*F32, "why"): ["it is hard"]}, "0 elements are said to have no bound, with 1 reasons"),
+    ({(*CASE, "max_ulp_error"): None, STATED: None, (*P, "error", "at"): None}, "measured, but against its condition"),
     ({(*P, "created"): "2026-02-30T12:00:00Z"}, "is no date"),
     ({(*P, "kernels", 0, "structure"): True}, "there are numeric cases, but no numeric kernel"),
     ({(*P, "kernels", 1, "structure"): False}, "there are structure cases, but no structure kernel"),

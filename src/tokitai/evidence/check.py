@@ -34,6 +34,8 @@ LARGEST = 1 << 26  # bytes of a file: a hundred times the largest certificate so
 MOST = 50  # problems that are reported of one certificate
 MOST_CASES = 50_000  # of one certificate; the largest so far has 300
 MOST_KINDS = 32  # of cases; there are seven so far
+LARGEST_BOUND = 1e6  # units, of errors against the condition of their elements: a larger bound says nothing
+LEAST_BIN, MOST_BIN = -10, 20  # powers of two of the histogram of these errors
 # Flags that let a compiler give other results than IEEE 754 asks for. Whoever states them contradicts every claim.
 INEXACT = re.compile(
     r"-Ofast|-f(fast-math|(unsafe|finite)-math.*|(associative|reciprocal)-math|no-signed-zeros|cx-limited-range|approx-func"
@@ -397,6 +399,29 @@ def _error(predicate: Any) -> Iterator[str]:
         yield "no error was measured, but it is said where"
     if stated is not None and error["bound"] is not None and not stated <= error["bound"]:
         yield f"the largest error {stated} exceeds the proven bound {error['bound']}"
+    if error.get("condition") is not None:
+        if stated is None:
+            yield "no error was measured, but against its condition"
+        for fmt, said in error["condition"].items():
+            yield from (f"of results in {fmt}, {problem}" for problem in _condition(said))
+
+
+def _condition(said: Any) -> Iterator[str]:
+    """Where figures of errors against the condition of their elements contradict each other."""
+    counts, error, bound = said["histogram"], said["max_error"], said["bound"]
+    if len(counts) != MOST_BIN - LEAST_BIN + 1 or sum(counts) != said["elements"]:
+        yield f"a histogram of {len(counts)} bins with {sum(counts)} errors, of {said['elements']} elements"
+    elif any(counts):
+        top = max(i for i, count in enumerate(counts, LEAST_BIN) if count)
+        of_error = round(math.log2(error)) if error > 0 else LEAST_BIN
+        if top != min(max(of_error, LEAST_BIN), MOST_BIN):
+            yield f"the largest error against its condition is {error}, but in the histogram 2^{top}"
+    if not error <= bound <= LARGEST_BOUND:
+        yield f"the largest error against its condition is {error}, the bound on it {bound} (accepted: up to 1e6)"
+    if not said["probabilistic_bound"] <= bound:
+        yield f"the probabilistic bound {said['probabilistic_bound']} exceeds the certain one {bound}"
+    if (said["unbounded"] > 0) != bool(said["why"]):
+        yield f"{said['unbounded']} elements are said to have no bound, with {len(said['why'])} reasons"
 
 
 def main(names: list[str]) -> int:

@@ -119,12 +119,31 @@ class Suite:
 
 
 @dataclass(frozen=True)
+class ConditionedErrors:
+    """Errors in roundings of the magnitudes that their elements' evaluation adds, over the `elements` whose bound is at
+    most 1e6 of these: the largest, the largest in roundings of the row's largest result, the largest bound, the largest
+    probabilistic bound, and how many errors are nearest to each power of two from 2**-10 to 2**20. `unbounded` elements
+    have a larger bound or none; `why` says from which operation on, in sentences."""
+
+    elements: int
+    max_error: float
+    max_error_of_row: float
+    bound: float
+    probabilistic_bound: float
+    histogram: Sequence[int]
+    unbounded: int
+    why: Sequence[str]
+
+
+@dataclass(frozen=True)
 class LargestError:
-    """The largest error over all cases in units in the last place, the replay line of where, and a proven bound."""
+    """The largest error over all cases in units in the last place, the replay line of where, and a proven bound; and
+    errors against the condition of their elements, where they were measured, by the format of the results."""
 
     max_ulp_error: float | None = None
     at: str | None = None
     bound: float | None = None
+    condition: Mapping[str, ConditionedErrors] | None = None
 
 
 @dataclass(frozen=True)

@@ -293,39 +293,67 @@ def _spacing(size: Array, precision: int, emin: int) -> Array:
     return np.asarray(np.ldexp(1.0, np.maximum(np.where(size == 0, emin, power - 1), emin) - (precision - 1)))
 
 
+Result = tuple[Array, ...]  # the stored bits of one result, and per element what is said of them
+
+
 def evaluate(
     graph: Graph, tensors: Mapping[str, Array], shape: tuple[int, int], params: Mapping[str, float],
     domain_of: Callable[[Mapping[str, float]], Bounds] = Bounds, off: Mapping[str, Array] | None = None,
-) -> dict[str, tuple[Array, Array]]:  # fmt: skip
+) -> dict[str, Result]:  # fmt: skip
     """For every result its stored bits, and per element a bound on their distance from the exact value.
 
     ``domain_of`` makes the domain, where it is another one. ``off`` says how far inputs are from what they stand for.
     Totals are those of this one tensor. Raises TokitaiError for a graph with a function whose error is not proved.
     """
-    if isinstance(shape, Sizes) and shape.several:
-        there = items_of(graph, {**tensors, **(off or {})}, shape)
-        both_of = zip(items_of(graph, tensors, shape), there, strict=True)
-        items = [
-            evaluate(graph, some, one, params, domain_of, {n: away[n] for n in off or ()})
-            for (some, one), (away, _) in both_of
-        ]
-        spaces = {o.name: o.space for o in graph.outputs}
-        both = {n: [joined(s, [i[n][j] for i in items], shape) for j in (0, 1)] for n, s in spaces.items()}
-        return {n: (value, error) for n, (value, error) in both.items()}
-    domain = domain_of(params)
+
+    def one(some: Mapping[str, Array], away: Mapping[str, Array], sizes: tuple[int, int]) -> dict[str, Result]:
+        domain = domain_of(params)
+        return results_of(graph, domain, walk(graph, domain, some, away, sizes), sizes)
+
+    return by_item(one, graph, tensors, off or {}, shape)
+
+
+def by_item(
+    one: Callable[[Mapping[str, Array], Mapping[str, Array], tuple[int, int]], dict[str, Result]], graph: Graph,
+    tensors: Mapping[str, Array], off: Mapping[str, Array], shape: tuple[int, int],
+) -> dict[str, Result]:  # fmt: skip
+    """What ``one`` says of inputs, how far they are off, and sizes: of a batch, of each product, joined."""
+    if not (isinstance(shape, Sizes) and shape.several):
+        return one(tensors, off, shape)
+    there = items_of(graph, {**tensors, **off}, shape)
+    made = [
+        one(some, {n: away[n] for n in off}, sizes)
+        for (some, sizes), (away, _) in zip(items_of(graph, tensors, shape), there, strict=True)
+    ]
+    spaces = {o.name: o.space for o in graph.outputs if o.name in made[0]}
+    return {
+        n: tuple(joined(s, parts, shape) for parts in zip(*(item[n] for item in made), strict=True))
+        for n, s in spaces.items()
+    }
+
+
+def walk(
+    graph: Graph, domain: Bounds, tensors: Mapping[str, Array], off: Mapping[str, Array], shape: tuple[int, int]
+) -> dict[Node, Any]:
+    """The value of every node with its bound."""
     specs = {t.name: t for t in graph.inputs}
     values: dict[Node, Any] = {}
     for node in graph.nodes:
         if node.op == "input":
             name = str(node.data[0])
             values[node] = load(domain, node, specs[name], tensors, shape)
-            if name in (off or {}):
-                values[node].error = as_rows_cols(specs[name], (off or {})[name], shape)
+            if name in off:
+                values[node].error = as_rows_cols(specs[name], off[name], shape)
         elif node.op in TOTALS:
             values[node] = domain.total(node, values[node.args[0]], shape)
         else:
             values[node] = domain.apply(node, [values[a] for a in node.args], shape)
-    results = {}
+    return values
+
+
+def results_of(graph: Graph, domain: Bounds, values: Mapping[Node, Any], shape: tuple[int, int]) -> dict[str, Result]:
+    """What is stored of the values, with bounds; whole numbers have none and are left out."""
+    results: dict[str, Result] = {}
     for o in graph.outputs:
         stored = domain.store(values[o.node], o.format)
         if isinstance(stored, Bounded):

@@ -95,19 +95,49 @@ class Entry:
         return sum(k.compared for k in self.kinds)
 
     @property
-    def error(self) -> float | None:
+    def ulp_error(self) -> float | None:
         """The largest error in ulp."""
         return ulps(self.p["error"]["max_ulp_error"])
 
     @property
+    def condition(self) -> Mapping[str, Mapping[str, Any]]:
+        """Errors against the condition of their elements, by the format of the results: that of the certificate first;
+        empty where they were not measured so."""
+        found: Mapping[str, Mapping[str, Any]] = self.p["error"].get("condition") or {}
+        return {fmt: found[fmt] for fmt in sorted(found, key=lambda fmt: (fmt != self.dtype, fmt))}
+
+    @property
+    def _first(self) -> Mapping[str, Any]:
+        return next(iter(self.condition.values()), {})
+
+    @property
+    def error(self) -> float | None:
+        """The largest error against its condition, of results in the certificate's format if there are any."""
+        return self._first.get("max_error")
+
+    @property
     def bound(self) -> float | None:
         """The proven bound on it."""
-        return ulps(self.p["error"]["bound"])
+        return self._first.get("bound")
+
+    @property
+    def probabilistic(self) -> float | None:
+        """The probabilistic bound on it."""
+        return self._first.get("probabilistic_bound")
 
     @property
     def beyond(self) -> bool:
         """Whether the error is larger than its bound."""
         return self.error is not None and self.bound is not None and not self.error <= self.bound
+
+    @property
+    def unbounded(self) -> list[str]:
+        """Elements without a bound of at most 1e6, and why, in a sentence for each format."""
+        return [
+            f"{plural(said['unbounded'], 'element')} in {fmt} without a bound below 1e6: {'; '.join(said['why'])}."
+            for fmt, said in self.condition.items()
+            if said["unbounded"]
+        ]
 
     @property
     def again(self) -> str:
@@ -196,6 +226,11 @@ class Content:
     def non_claims(self) -> list[str]:
         """What valid certificates do not claim, each sentence once."""
         return counted((line for e in self.valid for line in dict.fromkeys(e.p["non_claims"])), len(self.valid))
+
+    @cached_property
+    def unbounded(self) -> list[str]:
+        """Of each readable entry, elements without a bound, and why."""
+        return [f"{e.operator} {e.dtype} on {e.p['target']}: {line}" for e in self.readable for line in e.unbounded]
 
     def headline(self) -> tuple[str, str]:
         """The verdict in a word or two, and in a sentence."""

@@ -46,6 +46,8 @@ def build(content: Content) -> str:
         drawn = {}
         if measured := [e for e in content.readable if e.error is not None]:
             drawn["errors"] = pictures.errors(measured)
+        if counted := [e for e in content.valid if e.condition]:
+            drawn["histogram"] = pictures.histogram(counted)
         if content.valid:
             drawn["cases"] = pictures.cases(content)
         coverage_of = pictures.Coverage(content.valid)
@@ -57,7 +59,7 @@ def build(content: Content) -> str:
     return environment.get_template("page.html.j2").render(
         content=content, version=VERSION, kinds_about=KINDS, shown=shown, plural=plural, plain=_plain,
         style=Markup((HERE / "style.css").read_text(encoding="utf-8")),
-        pictures={name: Markup(drawn.get(name, "")) for name in ("errors", "cases")},
+        pictures={name: Markup(drawn.get(name, "")) for name in ("errors", "histogram", "cases")},
         coverage={name: Markup(coverage.get(name, "")) for name in content.by_operator},
     )  # fmt: skip
 
@@ -70,7 +72,7 @@ def check_path(path: Path, certificates: list[str]) -> None:
             raise ValueError("a null byte in its name")
         if path.is_dir():
             raise ArgumentError(f"--html {path}: a folder ({accepted})")
-        if path.exists() and any(path.samefile(one) for one in certificates):
+        if path.exists() and any(path.samefile(one) for one in certificates if os.path.exists(one)):
             raise ArgumentError(f"--html {path}: one of the certificates ({accepted}, that is no certificate)")
         if path.exists() and not path.is_file():
             raise ArgumentError(f"--html {path}: no regular file ({accepted})")

@@ -14,6 +14,7 @@ from math import log10
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from ..evidence.check import LEAST_BIN, MOST_BIN
 from .content import Content, Entry, plural, shown
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ KIND_COLOURS = {"structure": "c1", "exhaustive": "c4", "hard": "c3", "seeded": "
 FORMATS = {"f32": ("c1", "o"), "bf16": ("c2", "s"), "f16": ("c3", "^")}
 MARKS = {"structure": "s", "exhaustive": "D", "hard": "x", "seeded": "o", "list": "+", "yours": "^"}
 DIFFERENT = "not equal"  # no name of a kind, which has no space
-LEAST, MOST = -1, 8  # powers of ten of errors in ulp: what lies outside is drawn at the edge
+LEAST, MOST = -2, 6  # powers of ten of errors in units: what lies outside is drawn at the edge
 DRAWN = 2000  # shapes of a kind in one picture
 INCH = 72  # points
 
@@ -61,7 +62,7 @@ def style() -> Iterator[None]:
 
 
 def errors(entries: Sequence[Entry]) -> str:
-    """The largest error of each entry beside its proven bound, in ulp on a logarithmic axis."""
+    """The largest error of each entry beside its proven bound, in units on a logarithmic axis."""
     from matplotlib.figure import Figure
 
     height, places = _places(entries)
@@ -74,27 +75,21 @@ def errors(entries: Sequence[Entry]) -> str:
         ["0", *(_power(n) for n in range(LEAST, MOST + 1)), "more"],
     )
     axes.grid(axis="x", color=GRID, linewidth=0.5, clip_on=False)
-    axes.axvline(log10(0.5), color=INK, linewidth=0.8, dashes=(3, 3))
-    axes.annotate("0.5: one rounding", (log10(0.5), 1), (3, 17), ("data", "axes fraction"),
-                  "offset points", fontsize=8)  # fmt: skip
+    axes.axvline(0, color=INK, linewidth=0.8, dashes=(3, 3))
+    axes.annotate("one rounding", (0, 1), (3, 17), ("data", "axes fraction"), "offset points", fontsize=8)
     axes.tick_params(labeltop=True)
-    axes.set_xlabel("largest error against the exact value, in units in the last place (ulp)")
+    axes.set_xlabel("largest error against the exact value, in roundings of the magnitudes that were added (units)")
     titles: dict[str, list[str]] = {}
     for beyond in (False, True):
-        for dtype, chosen in _by_format([e for e in entries if e.error is not None and e.beyond is beyond]).items():
+        for dtype, chosen in _by_format([e for e in entries if e.beyond is beyond]).items():
             hue, mark = FORMATS.get(dtype, ("c5", "D"))
-            bounded = [e for e in chosen if e.bound is not None]
             ink = BAD if beyond else colour(hue)
-            axes.hlines(
-                [places[e.anchor] for e in bounded], [_bound_at(e) for e in bounded], [_error_at(e) for e in bounded],
-                ink, linewidth=3 if beyond else 0.7, zorder=1 + beyond, clip_on=False,
-            )  # fmt: skip
+            rows, ends = [places[e.anchor] for e in chosen], [_bound_at(e) for e in chosen]
+            axes.hlines(rows, ends, [_error_at(e) for e in chosen], ink, linewidth=3 if beyond else 0.7,
+                        zorder=1 + beyond, clip_on=False)  # fmt: skip
             name = "beyond" if beyond else "errors"
-            titles[f"bounds-{name}-{dtype}"] = [_said(e) for e in bounded]
-            titles[f"{name}-{dtype}"] = [_said(e) for e in chosen]
-            rows = [places[e.anchor] for e in bounded]
-            _marks(axes, [_bound_at(e) for e in bounded], rows, "|", 5, ink, gid=f"bounds-{name}-{dtype}", zorder=3)
-            rows = [places[e.anchor] for e in chosen]
+            titles |= {gid: [_said(e) for e in chosen] for gid in (f"bounds-{name}-{dtype}", f"{name}-{dtype}")}
+            _marks(axes, ends, rows, "|", 5, ink, gid=f"bounds-{name}-{dtype}", zorder=3)
             mark, size = ("X", 9.5) if beyond else (mark, 3.9)
             _marks(axes, [_error_at(e) for e in chosen], rows, mark, size, ink, gid=f"{name}-{dtype}", zorder=4)
             if beyond:
@@ -107,6 +102,34 @@ def errors(entries: Sequence[Entry]) -> str:
                     )  # fmt: skip
     title = "Largest error and proven bound of every operator and format"
     return _svg(_written(figure), figure.get_size_inches(), "errors", title, titles)
+
+
+def histogram(entries: Sequence[Entry]) -> str:
+    """How many errors lie at each power of two, in units, by the format of the results; both axes are logarithmic."""
+    from matplotlib.figure import Figure
+
+    bins = range(LEAST_BIN, MOST_BIN + 1)
+    counts: dict[str, list[int]] = {}
+    for fmt, said in (item for e in entries for item in e.condition.items()):
+        before = counts.get(fmt, [0] * len(bins))
+        counts[fmt] = [a + b for a, b in zip(before, said["histogram"], strict=True)]
+    figure = Figure(figsize=(8.6, 2.9))
+    axes = _axes(figure, left=60, right=12, bottom=36, top=24)
+    decades = range(int(LEAST_BIN * log10(2)), int(MOST_BIN * log10(2)) + 1)
+    axes.set_xticks(list(decades), list(map(_power, decades)))
+    most = range(len(str(max(max(found) for found in counts.values()))) + 1)
+    axes.set_yticks([-0.5, *most], ["0", *map(_power, most)])
+    axes.grid(color=GRID, linewidth=0.5, clip_on=False)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("error against the exact value, in units")
+    axes.set_ylabel("elements")
+    for fmt, found in sorted(counts.items()):
+        hue, _ = FORMATS.get(fmt, ("c5", "D"))
+        axes.step([k * log10(2) for k in bins], [_side(n) for n in found], where="mid", color=colour(hue), label=fmt,
+                  linewidth=1.2, gid=f"histogram-{fmt}")  # fmt: skip
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=7, borderpad=0.2, columnspacing=1, handlelength=1)
+    said_of = "; ".join(f"{fmt}: {sum(found):,} elements" for fmt, found in sorted(counts.items()))
+    return _svg(_written(figure), figure.get_size_inches(), "histogram", f"Histogram of errors. {said_of}")
 
 
 def cases(content: Content) -> str:
@@ -265,8 +288,7 @@ def _bound_at(e: Entry) -> float:
 
 
 def _said(e: Entry) -> str:
-    bound = "no bound is proved" if e.bound is None else f"bound {shown(e.bound)} ulp"
-    return f"{e.operator} {e.dtype} ({e.p['target']}): {shown(e.error)} ulp, {bound}"
+    return f"{e.operator} {e.dtype} ({e.p['target']}): error {shown(e.error)}, bound {shown(e.bound)} units"
 
 
 def _number(e: Entry, kind: str) -> int:
@@ -284,8 +306,8 @@ def _side(size: int) -> float:
 
 def _power(n: int) -> str:
     """Ten to the n: short as a number, long with raised digits."""
-    if -1 <= n <= 3:
-        return {-1: "0.1"}.get(n, f"{10 ** max(n, 0):,}")
+    if -3 <= n <= 3:
+        return f"{10.0**n:,g}"
     return "10" + str(n).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 

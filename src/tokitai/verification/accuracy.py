@@ -12,12 +12,13 @@ import numpy as np
 from ..backends.backend import CaseSet
 from ..elementary.exact import REAL
 from ..errors import TokitaiError
-from ..formats import FORMATS, Format
+from ..formats import FORMATS
 from ..lang import MATRICES, OPERANDS, Graph, Operator, Sizes, TensorSpec
-from ..meaning import bits, bounds, real
+from ..meaning import bits, condition, real
 from ..meaning.interpret import full_size
 from .cases import Array, Case, forward_pass, size_of
 from .compare import spacing, ulp_errors
+from .conditioned import measured, together
 from .run import CaseResult
 
 MEASURED_ELSEWHERE = 1 << 14  # elements of a case of another device than the CPU that is measured
@@ -34,7 +35,8 @@ def is_measured(case: Case, case_set: CaseSet) -> bool:
 def measure_error(graph: Graph, case: Case, want: Mapping[str, Array], operator: Operator, result: CaseResult) -> None:
     """Fill in the largest distance from the exact value, in ulp of the result itself and in ulp of the largest result
     in its row (for results with one element a row or column: in the tensor). The first is dominated by elements that
-    cancel almost to zero; the second is what a user of the tensor notices.
+    cancel almost to zero; the second is what a user of the tensor notices. Where there are bounds, errors are also
+    measured against the condition of their elements (`meaning.condition`).
 
     The exact value is the textbook's, in extended precision; without a textbook, the definition's own. Where a textbook
     is further away than the rounding errors of the definition can add up to, the definition is not what it says it is:
@@ -47,7 +49,7 @@ def measure_error(graph: Graph, case: Case, want: Mapping[str, Array], operator:
     textbook = operator.textbook
     whole = exactly(operator, graph, case)
     exact = exact_results(graph, whole, textbook)
-    limits = _limits(operator, graph, case, whole)
+    limits, sentences = _limits(operator, graph, case, whole)
     for o in graph.outputs:
         if o.name not in exact or not FORMATS[o.format].is_float or want[o.name].size == 0:
             continue
@@ -56,17 +58,19 @@ def measure_error(graph: Graph, case: Case, want: Mapping[str, Array], operator:
         errors = ulp_errors(want[o.name], value, fmt)
         finite = np.where(np.isfinite(value), np.abs(value), 0)
         scale = finite.max(axis=-1, keepdims=True) if o.space in MATRICES else finite.max(keepdims=True)
+        ulp = spacing(finite, fmt)
         with np.errstate(all="ignore"):
-            of_row = np.where(
-                np.isfinite(errors), errors * (spacing(finite, fmt) / spacing(np.maximum(finite, scale), fmt)), errors
-            )
+            of_row = np.where(np.isfinite(errors), errors * (ulp / spacing(scale, fmt)), errors)
         top = float(errors.max())
         if result.max_ulp is None or top > result.max_ulp:
             at = tuple(int(i) for i in np.unravel_index(int(errors.argmax()), errors.shape))
             result.max_ulp, result.worst = top, f"{o.name}[{','.join(map(str, at))}] of {case.id}"
         result.max_ulp_of_row = max(result.max_ulp_of_row or 0.0, float(of_row.max()))
         if o.name in limits:
-            _hold(o.name, value, want[o.name], limits[o.name], fmt, textbook is not None, result)
+            got, (limit, *others) = want[o.name], limits[o.name]
+            conditioned = measured(got, value, (limit, *others), fmt, scale, sentences)
+            result.conditioned = together((result.conditioned, {o.format: conditioned}))
+            _hold(o.name, value, got, limit, ulp, textbook is not None, result)
 
 
 def exactly(operator: Operator, graph: Graph, case: Case) -> Case:
@@ -108,28 +112,31 @@ def _size(t: TensorSpec, values: Array, shape: tuple[int, int]) -> tuple[int, ..
     return size_of(t.space, shape) if t.space in OPERANDS or t.space == "rc" else full_size(t.space, values, shape)
 
 
-def _limits(operator: Operator, graph: Graph, case: Case, whole: Case) -> dict[str, Array]:
+def _limits(
+    operator: Operator, graph: Graph, case: Case, whole: Case
+) -> tuple[dict[str, tuple[Array, ...]], list[str]]:
     """The bounds on the distance from the exact results for ``whole``, which is the case with exact values of what a
-    forward pass saved."""
+    forward pass saved, and what else `condition.evaluate` says of each element; and its sentences."""
     shape = Sizes.of(case.shape)
     if shape[0] * shape[1] * shape.batch > BOUNDED:
-        return {}
+        return {}, []
     anchors = {n for n, wish in operator.contract.draw.items() if wish == "anchor"}
     with np.errstate(invalid="ignore"):
         off = {n: np.abs(case.tensors[n] - whole.tensors[n]).astype(np.float64) for n in {*case.saved} - anchors}
     try:
-        found = bounds.evaluate(graph, case.tensors, case.shape, case.params, off=off)
-        return {n: e for n, (_, e) in found.items()}
+        why: list[str] = []
+        found = condition.evaluate(graph, case.tensors, case.shape, case.params, off, why)
+        return {n: made[1:] for n, made in found.items()}, why
     except TokitaiError:
-        return {}  # a function of the user's own, whose error nobody proved
+        return {}, []  # a function of the user's own, whose error nobody proved
 
 
-def _hold(name: str, exact: Array, got: Array, limit: Array, fmt: Format, judged: bool, result: CaseResult) -> None:
+def _hold(name: str, exact: Array, got: Array, limit: Array, ulp: Array, judged: bool, result: CaseResult) -> None:
     """Keep the largest bound, and fail the case where an element is further away than its bound."""
     with np.errstate(all="ignore"):
         value = got.astype(np.float64).astype(REAL)
         measured = np.isfinite(exact) & np.isfinite(value) & np.isfinite(limit)
-        ulps = np.where(measured, limit / spacing(np.where(measured, np.abs(exact), 1), fmt), 0)
+        ulps = np.where(measured, limit / ulp, 0)
         result.max_bound = max(result.max_bound or 0.0, float(ulps.max()))
         beyond = measured & ~(np.abs(value - exact) <= limit)
     if judged and beyond.any():

@@ -9,21 +9,24 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..backends.backend import CaseSet
 from ..evidence.check import printable
+from ..evidence.statement import ConditionedErrors
 from ..families.elementwise.plan import is_flat
 from ..lang import Graph, Operator, Sizes, shape_text
 from ..meaning import bits, structure
 from ..numerics import NUMERICS_VERSION
 from ..runtime.kernel import is_product
 from ..runtime.shapes import allowed
-from . import cases, derived
+from . import cases, conditioned, derived
 from .accuracy import is_measured, measure_error
 from .buffers import digest
 from .cases import Array, work_of
+from .conditioned import ByFormat
 from .derived import shape_of
 from .lists import hashed_list, layouts_of_list, list_id, lists_of
 from .run import FIRST_LAYOUTS, SMALL, CaseResult, in_words, layouts, placed, rows_alike
@@ -33,6 +36,7 @@ Digests = Mapping[str, str]
 MOST_ELEMENTS = 1 << 20  # of a case that is computed again
 MOST_STEPS = 1 << 16  # of what the oracle takes one after another: the K dimension, the products of a batch
 WHOLE = ("rows", "cols", "inner", "batch", "seed")  # of a case
+CONDITIONED = 6  # the suite's version from which on errors against the condition of their elements are stated
 NOT_DRAWN = ("yours", "derivative")  # kinds of cases whose inputs no seed draws, or that have none
 
 
@@ -83,8 +87,9 @@ def compute_again(
         problems += derived.departures(whole, operator)
         lacking = None if problems or predicate["verdict"] == "refuted" else derived.lacking(whole, operator)
     if not problems and predicate["failure"] is None:
+        version = predicate["suite"]["version"] if "suite" in predicate else 1
         whole_count = sum(case["max_ulp_error"] is not None for case in predicate["cases"])
-        problems += _error(predicate["error"], measured, whole_count, 2 if "suite" in predicate else 1)
+        problems += _error(predicate["error"], measured, whole_count, version)
     return Again(len(chosen), able, tuple(map(printable, problems)), lacking=lacking)
 
 
@@ -98,9 +103,23 @@ def _error(stated: Mapping[str, Any], cases: Sequence[Recomputed], count: int, v
     bound = max((b for b in bounds if b is not None), default=None) if None not in bounds else None
     if version > 1 and not _near(bound, stated["bound"]):
         yield f"the bound on its errors is stated as {stated['bound']}, where it is {bound}"
+    condition, here = stated.get("condition"), conditioned.stated(conditioned.together(c.conditioned for c in found))
+    if (condition is not None or version >= CONDITIONED) and not _alike(condition, here):
+        yield "its errors against the condition of their elements are not those of its cases"
     tops = [c.worst for c in found if _near(c.max_ulp, stated["max_ulp_error"])]
     if stated["at"] not in (tops or [None]):
         yield f"its largest error is said to be at {stated['at']}, where none of that size is"
+
+
+def _alike(there: Mapping[str, Mapping[str, Any]] | None, here: Mapping[str, ConditionedErrors] | None) -> bool:
+    """Whether figures by format are the same: counts and sentences exactly, errors nearly."""
+    if not there or not here or there.keys() != here.keys():
+        return not there and not here
+    return all(
+        _near(figure, there[fmt][name]) if isinstance(figure, float) else figure == there[fmt][name]
+        for fmt, said in here.items()
+        for name, figure in asdict(said).items()
+    )
 
 
 def _near(here: float | None, there: float | str | None) -> bool:
@@ -221,6 +240,7 @@ class Recomputed(NamedTuple):
     max_ulp: float | None = None
     bound: float | None = None
     worst: str | None = None
+    conditioned: ByFormat = MappingProxyType({})
 
 
 def recomputed(
@@ -250,7 +270,7 @@ def recomputed(
     if is_measured(made, case_set):
         measure_error(graph, made if version > 1 else replace(made, saved=()), want, operator, result)
     inputs = _digests({t.name: made.tensors[t.name] for t in graph.inputs})
-    measured = (result.max_ulp, result.max_bound, result.worst)
+    measured = (result.max_ulp, result.max_bound, result.worst, result.conditioned)
     return Recomputed(inputs, _digests(want), made.params, elements, told, *measured)
 
 

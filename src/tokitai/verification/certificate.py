@@ -12,7 +12,7 @@ from ..backends.cpu import device as cpu
 from ..evidence import statement as ev
 from ..evidence.render import render
 from ..lang import Operator, Sizes
-from . import sentences, suite
+from . import conditioned, sentences, suite
 from .verdict import Verdict
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ def certify(operator: Operator, verdict: Verdict, folder: Path, key: Ed25519Priv
             ],
             proofs=sentences.proofs(facts),
             error=ev.LargestError(
-                verdict.max_ulp_error, _worst(verdict), None if verdict.failure else verdict.max_bound
+                verdict.max_ulp_error,
+                _worst(verdict),
+                None if verdict.failure else verdict.max_bound,
+                None if verdict.failure else conditioned.stated(verdict.conditioned),
             ),
             verdict=verdict.verdict,
             failure=verdict.failure,

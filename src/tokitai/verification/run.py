@@ -26,6 +26,7 @@ from ..runtime.kernel import KernelBase, Scalars
 from .buffers import CANARY, RESULT_CANARY, Buffer, GuardError, digest, workspace_buffer
 from .cases import ALL_INPUTS, ENTRIES, IN_THREADS, ROWS_ALIKE, TILE, TILED_NANS, Case, rng_for, size_of, work_of
 from .compare import Mismatch, first_mismatch
+from .conditioned import ByFormat
 from .drawn import MOST_THREADS, Place, place_of, threads_of
 
 Array = np.ndarray[Any, Any]
@@ -98,6 +99,7 @@ class CaseResult:
     max_ulp_of_row: float | None = None
     max_bound: float | None = None
     worst: str | None = None
+    conditioned: ByFormat = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     oracle: dict[str, str] = field(default_factory=dict)

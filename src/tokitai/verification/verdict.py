@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,7 @@ from ..runtime.shapes import asked_shape
 from ..toolchain.build import Isa, native_isa
 from . import cases, run, suite
 from .accuracy import is_measured, measure_error
+from .conditioned import ByFormat, stated, together
 from .derived import derivatives
 from .files import case_from_file
 from .lists import run_lists
@@ -76,6 +77,11 @@ class Verdict:
         return max((b for b in bounded if b is not None), default=None) if None not in bounded else None
 
     @property
+    def conditioned(self) -> ByFormat:
+        """Errors and bounds against the condition of their elements, by format, where they were measured."""
+        return together(r.conditioned for r in self.results)
+
+    @property
     def max_ulp_error_of_row(self) -> float | None:
         """The same in units in the last place of the largest result of its row: what cancellation does not blur."""
         return max((r.max_ulp_of_row for r in self.results if r.max_ulp_of_row is not None), default=None)
@@ -97,6 +103,7 @@ class Verdict:
             "cases": self.cases,
             "max_ulp_error": self.max_ulp_error,
             "max_ulp_error_of_row": self.max_ulp_error_of_row,
+            "condition": {n: asdict(said) for n, said in (stated(self.conditioned) or {}).items()} or None,
             "failure": self.failure or self.not_run,
             "seconds": round(self.seconds, 3),
             "certificate": str(self.certificate) if self.certificate else None,
