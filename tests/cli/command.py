@@ -16,7 +16,7 @@ from tokitai.cli import run
 
 KEYS = {
     "operator", "dtype", "device", "shape", "verdict", "evidence", "cases", "max_ulp_error", "max_ulp_error_of_row",
-    "failure", "seconds", "certificate",
+    "condition", "failure", "seconds", "certificate",
 }  # fmt: skip
 
 # The smallest operator that has an optional input, a scalar and an option.

@@ -151,6 +151,19 @@ UNTRUE = {
         [c.update(max_ulp_error=0.0) for c in p["cases"] if c["max_ulp_error"]],
     ),
     "a smaller bound": lambda p: p["error"].update(bound=p["error"]["max_ulp_error"]),
+    "errors against their condition of zero": lambda p: [
+        said.update(max_error=0.0, histogram=[said["elements"], *[0] * 30]) for said in p["error"]["condition"].values()
+    ],
+    "a smaller bound against their condition": lambda p: [
+        said.update(bound=said["max_error"], probabilistic_bound=said["max_error"])
+        for said in p["error"]["condition"].values()
+    ],
+    "another histogram": lambda p: [
+        said["histogram"].__setitem__(slice(0, 2), [sum(said["histogram"][:2]), 0])
+        for said in p["error"]["condition"].values()
+    ],
+    "errors against another format": lambda p: p["error"].update(condition={"f32": p["error"]["condition"]["f16"]}),
+    "no errors against their condition": lambda p: p["error"].update(condition=None),
     "another device": lambda p: p.update(target="cuda", device=dict(name="NVIDIA H200", arch="sm_90")),
     "a device without the instruction set": lambda p: p["device"].update(isas=["scalar"]),
     "-ffast-math": lambda p: p["flags"].append("-ffast-math"),

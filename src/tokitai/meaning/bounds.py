@@ -73,9 +73,9 @@ class Bounds:
                 return self.bits.apply(node, args, shape)
             plain = [a.value if isinstance(a, Bounded) else a for a in args]
             if node.op == "matmul":
-                return self._product(node, plain, shape)
+                return _unless_overflown(self._product(node, plain, shape))
             if node.op == "weighted_sum":
-                return self._weighted(node, args, plain, shape)
+                return _unless_overflown(self._weighted(node, args, plain, shape))
             if node.op in ("row_sum", "col_sum", "row_max", "take_column", "gather", "scatter_sum"):
                 return self._across(node, args, plain, shape)
             if node.op == "slots":
@@ -251,7 +251,7 @@ class Bounds:
         total = np.abs(x).sum(axis=axis, keepdims=True) + e.sum(axis=axis, keepdims=True)
         counted = ((x == np.rint(x)) & (e == 0)).all(axis=axis, keepdims=True) & (total <= 1 / U)  # exact: a count
         rounding = np.where(counted, 0, np.expm1(height * np.log1p(U)) * total)
-        return Bounded(value, WIDEN * (e.sum(axis=axis, keepdims=True) + rounding))
+        return _unless_overflown(Bounded(value, WIDEN * (e.sum(axis=axis, keepdims=True) + rounding)))
 
     def _scattered(self, value: Array, terms: Any, index: Array) -> Bounded:
         """As for a column sum, of as many terms as an entry has."""
@@ -260,11 +260,16 @@ class Bounds:
         np.add.at(size, index, np.abs(np.asarray(terms.value, np.float64)))
         count = np.bincount(index, minlength=len(value))[: len(value), None]
         height = self.height("scatter_sum", count)
-        return Bounded(value, WIDEN * (error + np.expm1(height * np.log1p(U)) * (size + error)))
+        return _unless_overflown(Bounded(value, WIDEN * (error + np.expm1(height * np.log1p(U)) * (size + error))))
 
     def _grown(self, count: int, roundoff: float) -> float:
         """What its roundings make of a product's sum of ``count`` terms, relative to them: one of each is its own."""
         return float(np.expm1((self.height("matmul", count) + 1) * np.log1p(roundoff)))
+
+
+def _unless_overflown(total: Bounded) -> Bounded:
+    """The bound on a sum, which is derived for f32 without a largest exponent: there is none where it was exceeded."""
+    return Bounded(total.value, np.where(np.isfinite(total.value), total.error, np.inf))
 
 
 def _off(lines: Array, bits: int) -> Array:

@@ -217,11 +217,14 @@ def _reason(node: Node, at: Array, values: Mapping[Node, Any], reach: Mapping[No
             if there.any():
                 before, at = operand, there
                 break
+    if node.op == "div":
+        divisor = values[node.args[1]]
+        if (at & (np.abs(np.asarray(divisor.value, np.float64)) <= 2 * divisor.error)).any():
+            return "a divisor may be zero within its error bound"
     value = np.asarray(values[node].value)
     if not np.isfinite(value[_onto(at, value.shape)]).all():
         return "an intermediate result overflows f32"
     return {
-        "div": "a divisor may be zero within its error bound",
         "sqrt": "the square root is taken of what may be zero within its error bound",
         "where": "a comparison of values within their error bounds decides",
         "mul": "a product of factors whose error bounds are as large as the factors",
