@@ -181,6 +181,55 @@ def test_states_that_mean_something_else_are_refused_whole() -> None:
         assert ours.param_groups[0]["lr"] == 0.1
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(exp_avg=torch.ones(2, 2)), r"weight 0: exp_avg of shape \(2, 2\); accepted: \(3,\)"),
+        (dict(exp_avg_sq=None), "weight 0 holds exp_avg, step; accepted: step, exp_avg, exp_avg_sq, and master"),
+        (dict(momentum_buffer=torch.ones(3)), "weight 0 holds exp_avg, exp_avg_sq, momentum_buffer, step; accepted"),
+        (dict(step=2.5), "weight 0: step=2.5; accepted: a whole number of steps"),
+        (dict(step=torch.tensor(-1.0)), "weight 0: step=-1.0; accepted"),
+    ],
+)
+def test_a_state_of_other_weights_is_refused_whole(change: dict[str, Any], message: str) -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = AdamW([p])
+    p.grad = torch.ones(3)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["lr"] = 0.5
+    saved["state"][0] = {n: v for n, v in (saved["state"][0] | change).items() if v is not None}
+    with pytest.raises(ArgumentError, match=message):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 1e-3 and optimizer.state[p]["step"] == 1
+    assert optimizer.state[p]["exp_avg"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=4),
+        lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1, cycle_momentum=True),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 2),
+        lambda o: torch.optim.swa_utils.SWALR(o, 0.01),
+    ],
+)
+def test_schedulers_keep_numbers_of_their_own_in_a_group(schedule: Any) -> None:
+    """They set what a step reads, and the state with them loads."""
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = AdamW([p], lr=1e-3)
+    scheduler, rates = schedule(optimizer), set()
+    for _ in range(3):
+        p.grad = torch.ones(3)
+        optimizer.step()
+        scheduler.step()
+        rates.add(optimizer.param_groups[0]["lr"])
+    assert len(rates) > 1
+    other = AdamW([torch.nn.Parameter(p.detach().clone())])
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
 def test_a_state_that_lacks_the_newer_options_keeps_those_here() -> None:
     """As one that was saved when they were attributes."""
     p = weight(4, dtype=torch.bfloat16)

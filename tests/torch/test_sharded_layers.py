@@ -102,14 +102,21 @@ def refused(group: Any) -> list[str]:
         with pytest.raises(ArgumentError) as error:
             clip_grad_norm_(weights, 1.0)
         messages.append(str(error.value))
+    table, x = distribute_tensor(torch.ones(4, 2), mesh), distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+    for call in (lambda: F.embedding(torch.tensor([1]), table), lambda: F.layer_norm(x, (2,)), lambda: F.gelu(x)):
+        with pytest.raises(ArgumentError) as error:
+            call()
+        messages.append(str(error.value))
     return messages
 
 
 @pytest.mark.slow
-def test_gradients_that_are_no_part_of_one_whole_are_refused(world: World) -> None:
-    replicas, sums = world.same(2, refused)
+def test_gradients_that_are_no_part_of_one_whole_are_refused_and_other_functions_of_shards(world: World) -> None:
+    replicas, sums, *functions = world.same(2, refused)
     assert replicas.startswith("gradients beside sharded ones are not the same on each rank; accepted: replicas")
     assert sums.startswith("a tensor with placements (Partial(sum),); accepted: shards and replicas")
+    for message, name in zip(functions, ("embedding: a", "layer_norm: a", "gelu_erf: a"), strict=True):
+        assert message.startswith(f"{name} DTensor with placements (")
 
 
 # ------------------------------------------------------------------ runs

@@ -8,6 +8,7 @@ saved for them are the same.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..errors import ArgumentError
 from ..runtime.launch_cache import CURRENT
 
 PLAIN: set[type] = {Tensor, torch.nn.Parameter}  # tensors that are their elements
@@ -75,12 +77,23 @@ class CustomOp:
                     return self.op(*args, **words)
                 sloped = sloped or x.requires_grad
             elif kind not in _others:
+                self._refuse_shards(x)
                 return self.op(*args, **words)
         if not sloped or not torch.is_grad_enabled():
             return self.run(*args, **words)
         if self.keep is None:
             return self.op(*args, **words)
         return _Plain.apply(*args, self, words)  # type: ignore[no-untyped-call]
+
+    def _refuse_shards(self, x: Any) -> None:
+        """Raises ArgumentError for a tensor of which each rank has a part, for which torch has no rule."""
+        sharded = sys.modules.get("torch.distributed.tensor")  # which takes long to import
+        if sharded is not None and isinstance(x, sharded.DTensor):
+            name = self.op._qualname.partition("::")[2]
+            raise ArgumentError(
+                f"{name}: a DTensor with placements {x.placements}; accepted: tensors, as .to_local() and "
+                ".full_tensor() give them; linear takes DTensors"
+            )
 
 
 class _Plain(torch.autograd.Function):

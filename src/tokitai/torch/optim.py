@@ -31,6 +31,8 @@ SEEDS = 2**32
 ROUNDINGS = ("nearest", "stochastic")
 # What a group of torch's AdamW also has: how it is computed, which no bit of this one depends on.
 OF_TORCH = {"foreach", "fused", "capturable", "differentiable"}
+# What torch's schedulers keep in a group.
+OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 
 
 class AdamW(torch.optim.Optimizer):
@@ -220,7 +222,8 @@ class AdamW(torch.optim.Optimizer):
 
         A group that keeps f32 copies and has none in its state begins them from the weights, with a warning, as
         what was below the weights' precision is lost. Raises ArgumentError, with nothing loaded, for ``amsgrad``, for
-        decay that is not decoupled, and for options that there are not.
+        decay that is not decoupled, for options that there are not, and for a weight's state that is not of this shape,
+        lacks a moment or a whole number of steps, or holds more.
         """
         groups = []
         for saved, here in zip(state_dict["param_groups"], self.param_groups, strict=False):
@@ -231,9 +234,12 @@ class AdamW(torch.optim.Optimizer):
             _check_group(missing | {n: v for n, v in kept.items() if n not in ("params", "param_names")}, self.defaults)
             groups.append(missing | kept)
         groups += state_dict["param_groups"][len(groups) :]  # another number of groups: torch says so
+        saved_ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for i, p in zip(saved_ids, params, strict=False):
+            _check_state(i, state_dict["state"].get(i), p)
         super().load_state_dict(state_dict | {"param_groups": groups})
-        saved_ids = (i for group in state_dict["param_groups"] for i in group["params"])
-        for i, p in zip(saved_ids, (p for group in self.param_groups for p in group["params"]), strict=True):
+        for i, p in zip(saved_ids, params, strict=True):
             for name, value in state_dict["state"].get(i, {}).items():
                 if name == "step":
                     self.state[p]["step"] = int(value)  # torch's is a tensor
@@ -351,7 +357,7 @@ def _keeps_copies(group: Mapping[str, Any]) -> bool:
 def _check_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Raises ArgumentError for options of a group that there are not, or that are not accepted."""
     for name in group:
-        if name not in defaults and name not in {"params", "param_names", "initial_lr"} | OF_TORCH:
+        if name not in defaults and name not in {"params", "param_names"} | OF_SCHEDULERS | OF_TORCH:
             accepted = ", ".join(sorted(defaults))
             raise ArgumentError(f"{name}={group[name]!r} in a group of weights; accepted: {accepted}")
     if group["amsgrad"]:
@@ -380,6 +386,22 @@ def _check_weight(p: Any) -> None:
         raise ArgumentError(f"{here} of layout {p.layout}; accepted: a dense one")
     if p.device.type != "meta" and any(s == 0 and n > 1 for s, n in zip(p.stride(), p.shape, strict=True)):
         raise ArgumentError(f"{here} with strides {p.stride()}, whose elements share memory; accepted: p.contiguous()")
+
+
+def _check_state(number: Any, state: Mapping[str, Any] | None, p: Tensor) -> None:
+    """Raises ArgumentError for a saved state that is not one of this weight."""
+    if not state:
+        return
+    here = f"the state of weight {number}"
+    missing, more = {"step", *MOMENTS} - set(state), set(state) - {"step", "master", *MOMENTS}
+    if missing or more:
+        found = ", ".join(sorted(map(str, state)))
+        raise ArgumentError(f"{here} holds {found}; accepted: step, {', '.join(MOMENTS)}, and master where it is kept")
+    if (step := float(state["step"])) < 0 or not step.is_integer():
+        raise ArgumentError(f"{here}: step={step}; accepted: a whole number of steps")
+    for name in (n for n in state if n != "step"):
+        if tuple(state[name].shape) != tuple(p.shape):
+            raise ArgumentError(f"{here}: {name} of shape {tuple(state[name].shape)}; accepted: {tuple(p.shape)}")
 
 
 def _check_gradient(p: Tensor, grad: Tensor) -> None:
