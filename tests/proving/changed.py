@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,7 @@ from tokitai.emit.cpp import KernelText
 from tokitai.families import Plan, emit_cpu
 from tokitai.lang import Operator
 from tokitai.ops import registry
+from tokitai.proving.buffers import Buffers
 from tokitai.proving.choice import family_of
 from tokitai.proving.kernel import Kernel
 from tokitai.proving.obligation import Obligation
@@ -36,16 +37,16 @@ def changed(made: KernelText, changes: Mapping[str, str], headers: Mapping[str, 
 
 def obligations(
     name: str, changes: Mapping[str, str] = {}, headers: Mapping[str, str] = {}, only: Collection[str] = (),
-    **contract: Any,
+    walk: Callable[..., Kernel | Buffers] | None = None, **contract: Any,
 ) -> dict[str, Obligation]:  # fmt: skip
     """All obligations by name, or ``only`` these, of a kernel in f32 whose source and headers are changed, for vectors
-    of 8."""
+    of 8; by ``walk``, or that of the operator's family."""
     operator: Operator = registry()[name]
     if contract:
         operator = copy(operator)
         operator.contract = replace(operator.contract, **contract)
     plan = plan_of(operator, "f32")
-    walked = WALKS[family_of(plan)](operator, plan, 8, 20.0, changed_text(plan, changes, headers))
+    walked = (walk or WALKS[family_of(plan)])(operator, plan, 8, 20.0, changed_text(plan, changes, headers))
     if only:
         assert isinstance(walked, Kernel)
         return {what: walked.joined(what, answers) for what, answers in walked.statements() if what in only}

@@ -10,23 +10,23 @@ from tests.proving.changed import obligations, refuted
 from tokitai.families.matmul import plan as products
 from tokitai.families.matmul.plan import ProductPlan
 from tokitai.lang import Sizes
-from tokitai.proving.buffers import ROOM
+from tokitai.proving.buffers import ROOM, Buffers
 
 LEVELS = "of_team = level * (1 + levels)"
 
 
 @pytest.mark.parametrize("name", ["linear", "linear_swiglu", "grouped_linear", "grouped_linear_backward_weight"])
 def test_there_is_room(name: str) -> None:
-    assert obligations(name)[ROOM].status == "proved"
+    assert obligations(name, walk=Buffers)[ROOM].status == "proved"
 
 
 def test_a_level_more_than_the_plan_has_room_for_is_refuted() -> None:
-    assert ROOM in refuted(obligations("linear", headers={LEVELS: "of_team = level * (2 + levels)"}))
+    assert ROOM in refuted(obligations("linear", headers={LEVELS: "of_team = level * (2 + levels)"}, walk=Buffers))
 
 
 def test_panels_that_are_larger_than_the_plan_says_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "PANEL_ROWS", 2)
-    sizes = refuted(obligations("linear"))[ROOM]
+    sizes = refuted(obligations("linear", walk=Buffers))[ROOM]
     assert sizes["rows"] % 6  # lines of a panel in vectors of 8
 
 
@@ -39,5 +39,5 @@ def test_levels_that_lack_at_one_number_of_chains_are_refuted(monkeypatch: pytes
         return asked(self, sizes, *rest)
 
     monkeypatch.setattr(ProductPlan, "bytes_for", fewer)
-    sizes = refuted(obligations("linear"))[ROOM]
+    sizes = refuted(obligations("linear", walk=Buffers))[ROOM]
     assert -(-sizes["inner"] // 4096) == 2**17

@@ -165,7 +165,8 @@ class CpuCalls:
 def whole_text(text: KernelText, lanes: int) -> tuple[str, str]:
     """The kernel, and all headers, as the preprocessor leaves them."""
     main = re.sub(r'#include "[^"]*"', "", text.text)
-    order = "".join(f'#include "{name}"\n' for name in re.findall(r'#include "([^"]*)"', text.text))
+    order = "".join(f"{line}\n" for line in re.findall(r"#define .*", text.text))
+    order += "".join(f'#include "{name}"\n' for name in re.findall(r'#include "([^"]*)"', text.text))
     return preprocessed(main, defines(lanes) | {"LANES": lanes}), preprocessed(order, defines(lanes), text.headers)
 
 
@@ -213,14 +214,17 @@ def walk_flat(operator: Operator, plan: Plan, lanes: int, seconds: float, text: 
 class Start:
     """What is known where a kernel begins."""
 
-    def __init__(self, operator: Operator, plan: Plan, lanes: int, text: KernelText | None) -> None:
+    def __init__(
+        self, operator: Operator, plan: Plan, lanes: int, text: KernelText | None, walked: Sequence[str] = WALKED
+    ) -> None:
         self.plan, self.graph = plan, plan.graph
-        self.main, self.headers = whole_text(emit_cpu(plan) if text is None else text, lanes)
+        self.text = emit_cpu(plan) if text is None else text
+        self.main, self.headers = whole_text(self.text, lanes)
         self.rows, self.cols, knows = sized_sides(operator)
         self.threads, thread = z3.Int("threads"), z3.Int("thread")
         knows += [self.threads >= 1, self.threads <= MOST_THREADS, thread >= 0, thread < self.threads]
         self.templates = templates_in(self.headers)
-        functions = functions_of(self.headers, WALKED, self.templates, TYPES)
+        functions = functions_of(self.headers, walked, self.templates, TYPES)
         calls = CpuCalls(lanes, self.threads)
         self.walk = Walk(functions, knows, calls.calls, calls.constants(lanes, self.headers))
         self.walk.thread = thread
@@ -250,8 +254,8 @@ class Start:
         """The numbers in the definition of a constant of the headers."""
         return _defined(self.headers, name, how)
 
-    def walked(self, tensors: Mapping[int, Any], seconds: float, sizes: Sequence[Any], entries: Any = None) -> Kernel:
-        """The kernel, walked."""
+    def execute(self, tensors: Mapping[int, Any]) -> None:
+        """Walk the kernel on tensors and sizes that are known."""
         walk = self.walk
         walk.globals.names |= _cells(
             tensors=tensors, sizes=Pointer(Base("sizes", "table", True, True), 0), scalar_table=OPAQUE,
@@ -261,8 +265,12 @@ class Start:
         parser = Parser(self.main[self.main.index("{", begin) :], self.templates, TYPES)
         walk.alone = next(walk.names) + 1
         walk.execute(parser.block(), Scope(walk.globals))
+
+    def walked(self, tensors: Mapping[int, Any], seconds: float, sizes: Sequence[Any], entries: Any = None) -> Kernel:
+        """The kernel, walked."""
+        self.execute(tensors)
         outputs = [f"out_{o.name}" for o in self.graph.outputs]
-        kernel = Kernel(walk, self.extents, outputs, sizes, self.products, seconds)
+        kernel = Kernel(self.walk, self.extents, outputs, sizes, self.products, seconds)
         _workspace(kernel, self.plan, self.rows, self.cols, self.threads, z3.IntVal(0) if entries is None else entries)
         return kernel
 

@@ -17,6 +17,7 @@ from .gpu_flat import flat_cases
 from .gpu_kernel import Case, worst
 from .kernel import Kernel
 from .obligation import Obligation
+from .products import walk_products
 from .row_plans import WARP
 from .scatter import walk_scatter
 
@@ -25,7 +26,8 @@ LANES = {"avx512": 16, "avx2": 8, "neon": 4}  # of a vector, by instruction set
 DEFAULT_ISA = "avx512"
 # Of kernels for CPUs, by family.
 WALKS: dict[str, Callable[..., Kernel | Buffers]] = {
-    "rowwise": walk_rowwise, "elementwise": walk_flat, "scatter": walk_scatter, "matmul": Buffers, "grouped": Buffers
+    "rowwise": walk_rowwise, "elementwise": walk_flat, "scatter": walk_scatter, "matmul": walk_products,
+    "grouped": Buffers,
 }  # fmt: skip
 CASES: dict[str, Callable[..., Iterator[Case]]] = {"elementwise": flat_cases}  # of kernels of GPUs
 SECONDS = 20.0  # for one question to the solver, where nobody says how many

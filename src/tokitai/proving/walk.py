@@ -17,8 +17,10 @@ from typing import Any
 import z3
 
 from ..errors import ProofError
+from .effects import quiet
 from .logic import Term, both, either, folded, holds, no, variables
 from .parse import Function, Node
+from .shares import share_of
 from .terms import Sum
 from .values import (
     OPAQUE,
@@ -43,6 +45,9 @@ BITS = {"int": 32, "int32_t": 32, "int64_t": 64, "uint32_t": 32, "uint64_t": 64,
         "unsigned": 32, "RowIndex": 64}  # fmt: skip
 UNSIGNED = {"uint32_t", "uint64_t", "size_t", "uintptr_t", "unsigned"}
 BYTES = {"f16": 2, "bf16": 2, "f32": 4, "Stored": 4, "S": 4, "float": 4, "double": 8, "int32_t": 4, "int64_t": 8}
+
+
+LET = "let_"  # ahead of the names of unknowns that are variables of the source
 
 
 class Walk:
@@ -76,12 +81,16 @@ class Walk:
         self.known: dict[tuple[Any, ...], bool] = {}
         self.alive: list[Any] = []
         self.facts: list[Any] = []
+        self.unknowns: list[set[int]] = []  # of each fact
         self.tables: dict[str, Mapping[int, Any]] = {}
         self.in_closure = 0
         self.divisions: dict[tuple[int, ...], Division] = {}
         self.multiples: list[Any] = []  # sizes below which a quotient may be shown to be
         self.memory: dict[tuple[str, int], tuple[Any, Any]] = {}  # whole numbers stored ahead of all loops, and when
         self.thread = z3.Int("thread")
+        self.below: dict[int, Any] = {}  # quotients and rests, and what they are below
+        self.naming = False  # whether variables that are choices and quotients become unknowns of their own
+        self.cases: dict[str, int] = {}  # variables that index arrays of structures: how many numbers they may be
         self.contents: set[str] = set()  # memory whose whole numbers are a function of their place
         self.lemmas: Callable[[Sequence[Any]], list[Any]] = lambda terms: []  # what is known of such functions
 
@@ -128,14 +137,14 @@ class Walk:
         """The facts about the unknowns of these terms, and about those of such facts."""
         known = {v.get_id() for t in terms for v in variables(t)}
         found: list[Any] = []
-        left = [(f, {v.get_id() for v in variables(f) if "!" in v.decl().name()}) for f in self.facts]
-        while True:
-            more = [(f, ids) for f, ids in left if ids & known]
-            if not more:
-                return found
+        for f in self.facts[len(self.unknowns) :]:
+            self.unknowns.append({v.get_id() for v in variables(f) if "!" in v.decl().name()})
+        left = list(zip(self.facts, self.unknowns, strict=True))
+        while more := [x for x in left if x[1] & known]:
+            left = [x for x in left if not x[1] & known]
             found += [f for f, _ in more]
             known |= set().union(*(ids for _, ids in more))
-            left = [x for x in left if x not in more]
+        return found
 
     def under(self, condition: Any, run: Callable[[], Any]) -> Any:
         """Run with one more condition."""
@@ -179,6 +188,8 @@ class Walk:
             if not fixed:
                 self.must(f"{kind} overflow", self.fits(made, kind))
             return Int(folded(made), kind)
+        if mark in ("/", "%") and isinstance(y, int) and y == 1:
+            return Int(x if mark == "/" else 0, kind)
         if mark in ("/", "%"):
             if isinstance(y, int) and y > 0 and (fixed or (not self.dry and self.follows(x >= 0))):
                 made = (x // y if mark == "/" else x % y) if fixed else x / y if mark == "/" else x % y
@@ -190,6 +201,8 @@ class Walk:
                 q = z3.If(x >= 0, x / y, -((-x) / y))
                 return Int(q if mark == "/" else x - q * y, kind)
             self.must("division by 0 or of a negative", both(y > 0, x >= 0))
+            if mark == "/" and (share := share_of(x, y, self.below)) is not None:
+                return Int(share, kind)
             made = self.divided(x, y)
             return Int(made.quotient if mark == "/" else made.rest, kind)
         if mark in ("<<", ">>") and isinstance(y, int):
@@ -210,19 +223,28 @@ class Walk:
     def divided(self, x: Term, y: Term) -> Division:
         """A quotient by an unknown. Where x < n * y, it is below n."""
         x, y = (z3.IntVal(t) if isinstance(t, int) else t for t in (x, y))
-        key = (x.get_id(), y.get_id(), *(w.get_id() for w in self.when if not isinstance(w, bool)))
+        key: tuple[int, ...] = (x.get_id(), y.get_id(), *(w.get_id() for w in self.when if not isinstance(w, bool)))
         if self.dry or key not in self.divisions:
             made = Division(x, y, self.fresh("quotient"), self.fresh("rest"))
             q, r = made.quotient, made.rest
+            if self.dry and self.naming:
+                return made
             self.fact(z3.And(x == q * y + r, r >= 0, r < y, q >= 0, q <= x))
             if self.dry:
                 return made
-            for n in self.multiples:
+            self.below[r.get_id()] = y
+            for n in [*self.multiples, *self.factors(x, y)]:
                 if self.follows(x < n * y):
                     self.fact(q < n)
+                    self.below[q.get_id()] = n
             self.divisions[key] = made
             self.alive.append((x, [y, *self.when]))
         return self.divisions[key]
+
+    def factors(self, x: Any, y: Any) -> list[Any]:
+        """What a loop's bound multiplies y by, where that bounds x."""
+        bounds = [w.arg(1) for w in self.when if z3.is_app(w) and z3.is_lt(w) and w.arg(0).eq(x)]
+        return [f for b in bounds if z3.is_mul(b) and b.num_args() == 2 and b.arg(0).eq(y) for f in [b.arg(1)]]
 
     def fits(self, term: Term, kind: str) -> Any:
         """Whether a number fits a type."""
@@ -506,6 +528,8 @@ class Walk:
                 value = self.converted(self.arithmetic(mark[:-1], before, value), before.type)
             else:
                 value = OPAQUE
+        elif self.naming and not self.dry and target.kind == "name" and isinstance(value, Int) and composed(value.term):
+            value = Int(self.named(target.args[0], value.term), value.type)
         self.store_to(target, value, scope)
         return value
 
@@ -549,7 +573,7 @@ class Walk:
         base = self.value(n.args[0], scope)
         at = self.value(n.args[1], scope)
         if isinstance(base, Mapping):
-            return base[at.term] if isinstance(at, Int) else OPAQUE
+            return base.get(self.number(at), OPAQUE)
         where = self.indexed(base, at)
         if isinstance(where, Pointer) and where.dims:
             return where
@@ -662,9 +686,11 @@ class Walk:
     # ------------------------------------------------------------------ loops, walked once
     def execute_for(self, n: Node, scope: Scope, shared: bool = False) -> Any:
         begin, condition, step, body = n.args
+        if self.dry and self.quiet(n, scope):
+            return True
         inner = Scope(scope)
         self.execute(begin, inner)
-        if not shared:
+        if not shared and not (self.naming and self.once_known(n, inner)):
             for _ in range(33):
                 go = folded(self.truth(self.value(condition, inner)))
                 if not isinstance(go, bool) and not (step.kind == "block" and self.follows(no(go))):
@@ -675,6 +701,30 @@ class Walk:
                 if self.frames[-1].broken:
                     break
         return self.summary(n, inner, shared)
+
+    def quiet(self, n: Node, scope: Scope) -> bool:
+        """Whether a loop leaves all variables outside as they are."""
+
+        def called(name: str) -> Node | bool | None:
+            cell = scope.find(name)
+            if cell is not None and isinstance(cell.value, Closure):
+                return Node("closure", (cell.value.params, cell.value.body))
+            mine = self.functions.get(name, ()) if name not in self.calls else ()
+            return any(kind.endswith("&") and kind.rstrip("&") in BITS for f in mine for kind, _ in f.params) or None
+
+        return quiet(n, called)
+
+    def once_known(self, n: Node, scope: Scope) -> bool:
+        """Whether a loop is known to begin and not how it goes on."""
+        _, condition, step, _ = n.args
+        if step.kind == "block" or folded(self.truth(self.value(condition, scope))) is not True:
+            return False
+        self.log.append([])
+        self.value(step, scope)
+        known = isinstance(folded(self.truth(self.value(condition, scope))), bool)
+        for cell, before in reversed(self.log.pop()):
+            cell.value = before
+        return not known
 
     def turn(self, body: Node, step: Node, scope: Scope) -> None:
         self.execute(body, Scope(scope))
@@ -857,8 +907,13 @@ class Walk:
     def execute_block(self, n: Node, scope: Scope) -> Any:
         inner, live = Scope(scope), True
         mark = len(self.when)
-        for s in n.args:
+        for i, s in enumerate(n.args):
             here = self.execute(s, inner)
+            if s.kind == "declare" and (several := self.several(s, inner)):
+                cell, count = several
+                for k in range(count):  # the rest, for each number that the variable may be
+                    self.under(cell.value.term == k, partial(self.rest, Node("block", n.args[i + 1 :]), inner, cell, k))
+                break
             if here is False:
                 live = False
                 break
@@ -868,8 +923,38 @@ class Walk:
         del self.when[mark:]
         return live
 
+    def named(self, variable: str, term: Any) -> Any:
+        """An unknown that is a term, so that what is made of it stays small."""
+        name = self.fresh(f"{LET}{variable}")
+        self.facts.append(name == term)
+        return name
+
+    def several(self, n: Node, scope: Scope) -> tuple[Cell, int] | None:
+        """A variable that is declared here whose few numbers are walked one by one."""
+        found = [(scope.names[name], self.cases[name]) for _, name, _, _ in n.args if name in self.cases]
+        return next(((c, k) for c, k in found if isinstance(c.value, Int) and not isinstance(c.value.term, int)), None)
+
+    def rest(self, n: Node, scope: Scope, cell: Cell, k: int) -> None:
+        """What follows, for one number of a variable."""
+        before, cell.value = cell.value, Int(k, cell.value.type)
+        self.execute(n, scope)
+        cell.value = before
+
     def execute_declare(self, n: Node, scope: Scope) -> Any:
         for kind, variable, sides, value in n.args:
+            struct = self.calls.get(kind.partition("<")[0])
+            given = value.args if value is not None and value.kind == "braces" else ()
+            if sides and given and (struct or kind == "bool"):
+                scope.names[variable] = Cell(
+                    {
+                        i: self.structure(struct, a, scope) if struct else self.value(a, scope)
+                        for i, a in enumerate(given)
+                    }
+                )
+                continue
+            if struct and given:
+                scope.names[variable] = Cell(self.structure(struct, value, scope))
+                continue
             if sides:
                 dims = tuple(self.number(self.value(s, scope)) if s is not None else 0 for s in sides)
                 base = Base(f"{variable}@{next(self.names)}" if self.dry else variable, "local", False, False, dims)
@@ -884,10 +969,16 @@ class Walk:
             if value is None and kind in BITS:
                 made = Int(self.fresh(variable), kind)
             made = self.converted(made, kind)
+            if self.naming and not self.dry and isinstance(made, Int) and composed(made.term):
+                made = Int(self.named(variable, made.term), made.type)
             if isinstance(made, Pointer) and kind.endswith("*") and not (self.loops or self.in_closure or self.dry):
                 made = self.piece(variable, made, kind.replace("const", "").rstrip("*") in BITS)
             scope.names[variable] = Cell(made, kind)
         return True
+
+    def structure(self, make: Callable[..., Any], n: Node, scope: Scope) -> Any:
+        """A structure of what stands in braces, or what an expression gives."""
+        return make(self, [], [self.value(a, scope) for a in n.args]) if n.kind == "braces" else self.value(n, scope)
 
     def execute_if(self, n: Node, scope: Scope) -> Any:
         condition = folded(self.truth(self.value(n.args[0], scope)))
@@ -956,6 +1047,11 @@ def parted(total: Any, unit: int) -> Any:
     if any(n % unit for n in made.parts.values()):
         return total / unit
     return made.term({m: n // unit for m, n in made.parts.items()})
+
+
+def composed(term: Any) -> bool:
+    """Whether a term has choices or quotients."""
+    return not isinstance(term, int) and any(not z3.is_const(a) for a in Sum(term).atoms.values())
 
 
 def unit_of(kind: str) -> int | None:
