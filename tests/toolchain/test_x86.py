@@ -108,6 +108,11 @@ def test_code_of_no_source_asks_for_nothing(folder: Path) -> None:
     assert x86.scan(listing("vfmadd231ps %ymm1,%ymm2,%ymm3", 1).replace("1100:", "1110:"), folder)[1]
 
 
+def test_a_source_that_cannot_be_read_refutes_nothing(tmp_path: Path) -> None:
+    counts, found = x86.scan(listing("vfmadd231ps %ymm1,%ymm2,%ymm3", 2), tmp_path)
+    assert (counts, found) == ({MERGED: 1}, [])
+
+
 # ------------------------------------------------------------------ what compilers make
 BODY = """
 EXPORT int32_t tokitai_kernel(ARGUMENTS) {
@@ -117,7 +122,7 @@ EXPORT int32_t tokitai_kernel(ARGUMENTS) {
     return 0;
 }
 """
-CONTRACTED = "fused multiply-add that the source does not ask for"
+CONTRACTED = r"fused multiply-add that the source does not ask for: x\[i\] = "
 PLANTED: list[tuple[str, Isa, str, str]] = [
     ("x[i] = x[i] * x[i + 1] + x[i + 2]", "avx2", "-ffp-contract=fast", CONTRACTED),
     ("x[i] = x[i] * x[i + 1] - x[i + 2]", "avx512", "-ffp-contract=fast", CONTRACTED),

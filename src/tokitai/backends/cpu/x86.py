@@ -24,7 +24,7 @@ from ...toolchain.build import HERE, Artifact
 from ...toolchain.process import shown
 from ..machine_code import DIVISIONS, FUSED, MERGED, PLAIN, ROOTS, Finding, MachineCode
 
-NO_LINE = "code of several lines"
+NO_LINE = "code whose line is not known"
 HOW = "each fused multiply-add held against its line of the source"
 MISSING = "no GNU objdump is on PATH; install it with `apt install binutils`"
 
@@ -50,7 +50,7 @@ _CALLED = re.compile(r"mem(?:cpy|set|move|cmp)|(?:GOMP|omp|__kmpc|__cxa)_\w+|(?:
 _ASKED = re.compile(r"fma(?:dd|f\b|\b)")
 _SUM = re.compile(r"(?!for\b).*[\w)\]]\s*[+-]=?\s*[\w(.]")  # what a product can be fused with
 _LABEL = re.compile(r"[0-9a-f]+ <([^>]+)>:")
-_FILE = re.compile(r"(\S.*):(?:\[\+\+\])?")
+_FILE = re.compile(r"(?:CU: )?(\S.*?):(?:\[\+\+\])?")
 _ROW = re.compile(r"\S.*?\s+(\d+|-)\s+(0x[0-9a-f]+)(?:\s|$)")
 _INSTRUCTION = re.compile(r"\s+([0-9a-f]+):\s+(?:(?:lock|bnd|notrack|data16|rep[nz]*|\{\w+\}) )*(\S+)\s*(.*)")
 
@@ -153,10 +153,10 @@ def instructions(listing: str) -> Iterator[tuple[int, str, int, str, str]]:
 
 
 def _line_of(folder: Path, place: str) -> str:
-    """A line of a source, of which line 0 is none; empty where it cannot be read."""
+    """A line of a source: `NO_LINE` for line 0 and where the file cannot be read; empty where there is no source."""
     name, _, number = place.removeprefix(f"{HERE}/").rpartition(":")
-    lines = _lines(folder / name) if name else ()
-    return (NO_LINE, *lines)[int(number)].strip() if 0 <= int(number or -1) <= len(lines) else ""
+    lines = [NO_LINE, *_lines(folder / name)]
+    return lines[int(number) if int(number) < len(lines) else 0].strip() if name else ""
 
 
 @lru_cache(maxsize=64)
