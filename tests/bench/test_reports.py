@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench import cpu_accumulators, cpu_report, gpu_report
+from bench import cpu_accumulators, cpu_report, gpu_report, steps_cpu
 from tokitai import ops
 
 
@@ -43,3 +43,8 @@ def test_an_accumulator_whose_corner_is_wrong_is_not_timed(tmp_path: Path, monke
     with pytest.raises(SystemExit, match=r"16 x 16 x 32: .*\{'fixed16': 1\}"):
         cpu_accumulators.main()
     assert not out.exists()
+
+
+def test_the_table_of_steps_on_the_cpu_is_that_of_its_records() -> None:
+    records = [json.loads(line) for line in steps_cpu.RESULTS.open()]
+    assert steps_cpu.RESULTS.with_suffix(".md").read_text() == steps_cpu.page(records)
