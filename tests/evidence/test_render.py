@@ -52,3 +52,15 @@ def test_what_is_missing_is_said() -> None:
     text = render(build_statement(replace(SAMPLE, cases=(case,), proofs=(), error=type(SAMPLE.error)())))
     assert "The error against the exact value was not measured." in text
     assert "Nothing: the cases above are all there is." in text
+
+
+def test_errors_stand_beside_bounds_in_the_same_measure() -> None:
+    """Where errors were measured against their condition; elements without a bound are counted, with the reason."""
+    statement = build_statement(SAMPLE)
+    (said,) = statement["predicate"]["error"]["condition"].values()
+    said.update(unbounded=3, why=["a divisor may be zero within its error bound"])
+    text = render(statement)
+    assert "proven bound |" in text and " ulp (" not in text
+    assert "- 3 elements in f32 without a bound below 1e6: a divisor may be zero within its error bound." in text
+    del statement["predicate"]["error"]["condition"]
+    assert " ulp (" in render(statement)

@@ -74,9 +74,30 @@ def _compared(cases: list[dict[str, Any]]) -> str:
 def _error(error: Mapping[str, Any]) -> str:
     if error["max_ulp_error"] is None:
         return "The error against the exact value was not measured."
+    condition = error.get("condition")
     bound = "no bound is proved" if error["bound"] is None else f"proven bound {_ulps(error['bound'])} ulp"
     where = f":\n\n    {error['at']}" if error["at"] else "."
-    return f"Largest error against the exact value: {_ulps(error['max_ulp_error'])} ulp ({bound}){where}"
+    said = f"Largest error against the exact value: {_ulps(error['max_ulp_error'])} ulp"
+    return f"{said}{where}\n\n{_condition(condition)}" if condition else f"{said} ({bound}){where}"
+
+
+def _condition(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Errors in roundings of the magnitudes that are added, of results in each format."""
+    rows = _table(
+        ["results in", "elements", "largest error", "of the row's largest", "proven bound", "probabilistic bound"],
+        (
+            [fmt, f"{e['elements']:,}", *(_ulps(e[name]) for name in ("max_error", "max_error_of_row", "bound",
+                                                                     "probabilistic_bound"))]
+            for fmt, e in found.items()
+        ),
+    )  # fmt: skip
+    left = [
+        f"{e['unbounded']:,} elements in {fmt} without a bound below 1e6: {'; '.join(e['why'])}."
+        for fmt, e in found.items()
+        if e["unbounded"]
+    ]
+    head = "In roundings of the magnitudes that an element's evaluation adds:"
+    return "\n\n".join([head, rows, *([_list(left)] if left else [])])
 
 
 def _proofs(proofs: list[dict[str, Any]]) -> str:
