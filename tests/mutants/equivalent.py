@@ -58,6 +58,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         r"k_size [+-] 1: each_task<false>\(.*",
         r"(tile_n|tile_m|k_size|longest) [+-] 1: while \(double\(tile_m\) .*",
         r"(tile_n|tile_m) [+-] 1: if \(tile_n > FEW_COLS && \(tile_n > tile_m .*",
+        r"n_panels \+ 1: const int64_t cuts = blocks < team\.size \? min\(n_panels, .*",
         r"blocks \+ 1: blocks = min\(ceil_div\(blocks, team\.size\) \* team\.size, m_panels\);",
         r"longest \+ 1: for \(int64_t g = 0; g < groups; \+\+g\) longest = max\(longest, .*",
     ),

@@ -146,6 +146,16 @@ def test_what_is_wrong_in_scores_that_a_draw_of_lengths_hides_is_refuted() -> No
 
 
 @pytest.mark.slow
+def test_a_panel_more_than_there_is_space_for_is_refuted() -> None:
+    """Where columns are whole panels it is written over the units of rows."""
+    edit = Edit(r"(count = min\(PACKED_AT_ONCE, width - c)(\);\n *Packed)", r"\1 + 1\2")
+    fixed = Variant(frozenset({"c"}), (("accumulator", "fixed16"),))
+    verdict = verify(ops.matmul, dtype="f16", variant=fixed, edit=edit)
+    assert edit.found
+    assert verdict.verdict == "refuted" and "structure/all inputs@5x64x256#0" in str(verdict.failure)
+
+
+@pytest.mark.slow
 def test_pending_partials_that_reach_into_the_next_threads_memory_are_refuted() -> None:
     """Of three chains of keys the last two elements do, and other threads read what is there only in some orders."""
     edit = Edit(r"(limits\.max\)\)\n *join_chain\(tile, size)", r"\1 + 1")

@@ -63,6 +63,10 @@ class Shapes(ABC, Generic[P]):
         """Shapes of more chains than those of before."""
         return []
 
+    def whole_panels(self, operator: Operator, plan: P, device: str) -> list[Shape]:
+        """Shapes of whole panels of columns beside a whole piece of the K dimension: behind them no space is left."""
+        return []
+
     def partitioned(self, operator: Operator, plan: P, device: str) -> list[Seeded]:
         """How and in which shape values are drawn where work is partitioned by indices, or among so many blocks."""
         return []

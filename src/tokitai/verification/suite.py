@@ -16,8 +16,8 @@ from .cases import Case
 # the second draws from its seed, the third has shapes at which blocks take several units in turn, and NaN behind the
 # last vector, the fourth runs a case of a processor in every number of threads, and several whole blocks of sums, the
 # fifth draws seeds, has segments that begin at every place in a chain, tables of many entries, three chains of keys;
-# the sixth repeats structure runs in which no query attends to all keys with queries that do, and has NaN among what is
-# stored past the caches.
+# the sixth repeats structure runs in which no query attends to all keys with queries that do, has NaN among what is
+# stored past the caches, and whole panels of products.
 VERSION = 6
 SEEDS = 8  # cases whose seeds are drawn
 STRUCTURE_LIMIT = 1 << 23  # elements: beyond, hashing a whole tensor takes longer than a person waits
@@ -39,6 +39,8 @@ def structure_ids(
         shapes += of_plan.whole_blocks(operator, plan, device)
     if version > 4:
         shapes += of_plan.chains(operator, plan, device)
+    if version > 5:
+        shapes += of_plan.whole_panels(operator, plan, device)
     return [
         s for s in dict.fromkeys(shapes) if allowed(operator, s) and cases.work_of(s) <= STRUCTURE_LIMIT
     ]  # fmt: skip

@@ -57,6 +57,10 @@ class GroupedShapes(InnerShapes[GroupedPlan]):
         """Two whole chains."""
         return [shared(Sizes(3, 2, 8192, 2), plan)]
 
+    def whole_panels(self, operator: Operator, plan: GroupedPlan, device: str) -> list[Shape]:
+        """Of vectors of every width."""
+        return [shared(Sizes(5, 64, 256, 2), plan)]
+
     def of_use(self, operator: Operator, plan: GroupedPlan, device: str, version: int) -> Sequence[Shape]:
         """A dozen groups."""
         return [shared(GROUPED_OF_USE, plan)]

@@ -99,6 +99,10 @@ class ProductShapes(InnerShapes[ProductPlan]):
         """Two whole chains, which may be shared out."""
         return [Sizes(3, 2, 8192)]
 
+    def whole_panels(self, operator: Operator, plan: ProductPlan, device: str) -> list[Shape]:
+        """Of vectors of every width."""
+        return [Sizes(5, 64, 256)]
+
     def partitioned(self, operator: Operator, plan: ProductPlan, device: str) -> list[Seeded]:
         """On a GPU three chains of two tiles, among every number of blocks."""
         return [("threads", Sizes(40, 3, 8200))] if device != "cpu" else []
