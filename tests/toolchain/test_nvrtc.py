@@ -12,10 +12,11 @@ import pytest
 from tokitai.backends.cuda import nvrtc
 from tokitai.backends.cuda.nvrtc import Resources, arch_of, build, find_nvrtc, key_of, options_of, parse_report
 from tokitai.backends.cuda.ptx import opcodes, read, scan
-from tokitai.backends.machine_code import DIVISIONS, FUSED, ROOTS
+from tokitai.backends.machine_code import DIVISIONS, ROOTS, UNTOLD
 from tokitai.errors import ArgumentError, CacheError, CompileError, CompilerMissingError, UnknownNameError
 from tokitai.ops import registry
 from tokitai.toolchain.build import Source
+from tokitai.verification.sentences import read_code
 
 HEADERS = {
     "rows.h": '#pragma once\n#include "inner/call.h"\n__device__ inline float twice(float x) { return x + x; }\n',
@@ -257,7 +258,8 @@ def test_what_the_ptx_holds_is_counted_and_named() -> None:
     graph, none = registry()["gelu_erf"].trace("f32"), registry()["scale"].trace("f32")
     right = build(Source(FAST.replace("__expf(y[7])", "y[7]")), "sm_90")
     code = read("0" * 64, right.read_ptx(), graph)
-    assert code.findings == () and code.counts == {FUSED: 1, DIVISIONS: 1, ROOTS: 1} and code.missing is None
+    assert code.findings == () and code.counts == {UNTOLD: 1, DIVISIONS: 1, ROOTS: 1} and code.missing is None
+    assert "; no contraction among the others, no flush" in read_code([code])  # which are asked for it does not tell
     assert ["fused" in f for f in read("0" * 64, right.read_ptx(), none).findings] == [True]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

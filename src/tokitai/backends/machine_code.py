@@ -14,6 +14,10 @@ from ..lang import NARROW_ACCUMULATORS, Graph, Node
 
 PLAIN, FUSED = "sums, differences and products", "fused multiply-adds"
 MERGED = "fused multiply-adds whose line is lost"
+UNTOLD = (
+    "fused multiply-adds of kernels whose text asks for some"  # of a listing that does not tell which are asked for
+)
+ANY_FUSED = {FUSED, MERGED, UNTOLD}
 DIVISIONS, ROOTS, STARTS = "divisions", "square roots", "starts of quotients"
 STEPS = "steps of matrix units"
 

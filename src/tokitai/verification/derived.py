@@ -14,7 +14,7 @@ from typing import Any
 
 from ..backends import backend_named, places
 from ..backends.backend import CaseSet, Language
-from ..backends.machine_code import FUSED, MERGED, MachineCode, holds_fma
+from ..backends.machine_code import ANY_FUSED, MachineCode, holds_fma
 from ..errors import TokitaiError
 from ..families import Plan
 from ..formats import format_of
@@ -55,7 +55,7 @@ def departures(predicate: Predicate, operator: Operator) -> Iterator[str]:
     if not _same(planned, plan):
         yield "its plan is not the definition's"
     if not any(map(holds_fma, graphs)):
-        fused = [c["binary"] for c in predicate.get("machine_code", ()) if {FUSED, MERGED} & c["counts"].keys()]
+        fused = [c["binary"] for c in predicate.get("machine_code", ()) if ANY_FUSED & c["counts"].keys()]
         yield from (f"the binary {b} fuses multiply-adds, and the definition holds none" for b in fused)
     if predicate["verdict"] != "refuted" and "suite" in predicate:
         yield from _suite(predicate, operator, plans)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..backends import backend_named
 from ..backends.backend import Shown
-from ..backends.machine_code import MERGED, MachineCode
+from ..backends.machine_code import MERGED, UNTOLD, MachineCode
 from ..errors import DefinitionError
 from ..evidence.statement import Proof
 from ..formats import FORMATS
@@ -145,7 +145,7 @@ def read_code(several: Sequence[MachineCode]) -> str:
     counts: Counter[str] = sum((Counter(c.counts) for c in several), Counter())
     listed = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())) or "no arithmetic on floats"
     found = sum(len(c.findings) for c in several)
-    others = " among the others" if counts[MERGED] else ""
+    others = " among the others" if counts[MERGED] or counts[UNTOLD] else ""
     outcome = (
         f"{found} instructions may compute something else than the source asks for"
         if found

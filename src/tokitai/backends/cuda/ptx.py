@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from ...lang import Graph
 from ..machine_code import (
     DIVISIONS,
-    FUSED,
     PLAIN,
     ROOTS,
     STARTS,
     STEPS,
+    UNTOLD,
     Finding,
     MachineCode,
     holds_f64,
@@ -136,7 +136,7 @@ def quotient_starts(listed: Sequence[tuple[int, str, str, str]]) -> frozenset[in
 
 
 _CLASSES = {
-    PLAIN: re.compile(r"(add|sub|mul)\.rn\.f(32|64)"), FUSED: FMA, DIVISIONS: re.compile(r"div\.rn\.f(32|64)"),
+    PLAIN: re.compile(r"(add|sub|mul)\.rn\.f(32|64)"), UNTOLD: FMA, DIVISIONS: re.compile(r"div\.rn\.f(32|64)"),
     ROOTS: re.compile(r"sqrt\.rn\.f(32|64)"), STARTS: re.compile(re.escape(START)),
     STEPS: re.compile(r"(wgmma\.mma_async|mma\.sync)\..*"),
 }  # fmt: skip
