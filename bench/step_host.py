@@ -96,7 +96,8 @@ def installed() -> Standing:
     vars(gpu_executor)["torch_streams"] = lambda: lambda index: 1
     vars(gpu_launch)["launchers"] = lambda ready, call: tuple((lambda stream: None) for _ in ready.steps)
     every: Any = Tensor
-    every.is_cuda, every.get_device = property(lambda x: True), lambda x: 0
+    every.is_cuda, every.is_cpu = property(lambda x: True), property(lambda x: False)
+    every.get_device = lambda x: 0
     real, waiting = torch.Tensor.item, torch.Tensor.__bool__
 
     def item(x: Tensor) -> Any:

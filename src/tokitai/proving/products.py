@@ -30,7 +30,7 @@ from .values import OPAQUE, Access, Base, Cell, Int, Pointer
 from .walk import LET, Walk
 from .work import Emitted, Evaluation
 
-WALKED = ("each_product", "products", "ceil_div")
+WALKED = ("each_product", "teams_of", "products", "ceil_div")
 LEVELS = 40  # of the tree over chains at most: of 2^31 / 4096 of them there are fewer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,14 @@ class Conditioned:
     of_row: float = 0.0
     bound: float = 0.0
     likely: float = 0.0
-    counts: Array = field(default_factory=lambda: np.zeros(BINS, np.int64))
+    counts: tuple[int, ...] = (0,) * BINS
     unbounded: int = 0
     why: frozenset[str] = frozenset()
 
     def stated(self) -> ConditionedErrors:
         """What a certificate says of it."""
         return ConditionedErrors(
-            self.elements, self.error, self.of_row, self.bound, self.likely, self.counts.tolist(), self.unbounded,
+            self.elements, self.error, self.of_row, self.bound, self.likely, list(self.counts), self.unbounded,
             sorted(self.why),
         )  # fmt: skip
 
@@ -67,7 +67,7 @@ def measured(
     return Conditioned(
         errors.size, float(errors.max(initial=0)), float((found / row).max(initial=0)),
         float((limit[bounded] / unit).max(initial=0)), float((likely[bounded] / unit).max(initial=0)),
-        np.bincount(bins - LEAST_BIN, minlength=BINS), int(open_ones.sum()),
+        tuple(np.bincount(bins - LEAST_BIN, minlength=BINS).tolist()), int(open_ones.sum()),
         frozenset(sentences[number - 1] for number in np.unique(reason[open_ones])),
     )  # fmt: skip
 
@@ -89,8 +89,9 @@ def together(every: Iterable[ByFormat]) -> dict[str, Conditioned]:
 
 
 def _sum(found: Sequence[Conditioned]) -> Conditioned:
+    counts = tuple(map(sum, zip(*(c.counts for c in found), strict=True)))
     return Conditioned(
         sum(c.elements for c in found), max(c.error for c in found), max(c.of_row for c in found),
-        max(c.bound for c in found), max(c.likely for c in found), np.sum([c.counts for c in found], axis=0),
+        max(c.bound for c in found), max(c.likely for c in found), counts,
         sum(c.unbounded for c in found), frozenset().union(*(c.why for c in found)),
     )  # fmt: skip

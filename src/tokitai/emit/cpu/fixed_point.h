@@ -54,7 +54,7 @@ class FixedBuffers {
     level = height * width * products * WORDS;
     of_right = DEPTH * width * products * WORDS;
     of_team = level * (1 + levels) + of_right + height + width * products;
-    lefts = space + (batch >= PLAN_SHARE * threads ? threads : 1) * of_team;
+    lefts = space + teams_of(batch, threads) * of_team;
     of_thread = DEPTH * ceil_div(min(rows, BLOCK_ROWS), MR) * MR * WORDS;
   }
   E* sums(Team team) const { return space + team.slot * of_team; }

@@ -40,7 +40,7 @@ INLINE void each_task(
   int64_t tasks = 0;
   for (int64_t g = 0; g < groups; ++g) tasks += tile_m ? m_tiles(g) * n_tiles : 0;
   int64_t group = 0, first = 0;  // of the last task; the next one mostly, but not always, lies behind it
-#pragma omp for schedule(dynamic)
+#pragma omp for WHO_IS_FREE
   for (int64_t t = 0; t < tasks; ++t) {
     if (t < first) group = first = 0;
     while (t >= first + m_tiles(group) * n_tiles) first += m_tiles(group++) * n_tiles;

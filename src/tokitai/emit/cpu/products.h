@@ -36,8 +36,18 @@ static __attribute__((unused)) void team_barrier(Team team) {
   }
 }
 
+// How many teams share a batch: threads that compute whole products, or all of them as one.
+INLINE int64_t teams_of(int64_t batch, int64_t threads) { return batch >= PLAN_SHARE * threads ? threads : 1; }
+
+// Who is free takes what comes next. In a structure build each thread has its turn: so the memory of each is written.
+#if TOKITAI_STRUCTURE
+#define WHO_IS_FREE schedule(static, 1)
+#else
+#define WHO_IS_FREE schedule(dynamic)
+#endif
+
 // The workspace: for each team tiles of accumulators, above them pending sums of whole chains, and packed panels of the right
-// operands; for each thread packed panels of the left one. lower/product.py has the same sizes.
+// operands; for each thread packed panels of the left one. families/matmul/plan.py has at least this room.
 class Buffers {
  public:
   Buffers(int64_t products, int64_t rows, int64_t cols, int64_t k_size, int64_t batch, int64_t threads, void* workspace)
@@ -47,7 +57,7 @@ class Buffers {
     for (int64_t n = chains > 1 ? chains : 0; n; n /= 2) ++levels;
     level = height * width * products;
     of_team = level * (1 + levels) + DEPTH * width * products;
-    lefts = space + (batch >= PLAN_SHARE * threads ? threads : 1) * of_team;
+    lefts = space + teams_of(batch, threads) * of_team;
     of_thread = DEPTH * ceil_div(min(rows, BLOCK_ROWS), MR) * MR;
   }
   E* sums(Team team) const { return space + team.slot * of_team; }
@@ -63,8 +73,8 @@ class Buffers {
 
 // f(item, team) for every product of a batch: many are partitioned among the threads, few are computed one by one by all threads.
 template <class F> INLINE void each_product(int64_t batch, int64_t threads, const F& f) {
-  if (batch >= PLAN_SHARE * threads) {
-#pragma omp for schedule(dynamic)
+  if (teams_of(batch, threads) == threads) {
+#pragma omp for WHO_IS_FREE
     for (int64_t item = 0; item < batch; ++item) f(item, Team{0, 1, thread_number()});
   } else {
     for (int64_t item = 0; item < batch; ++item) f(item, Team{thread_number(), omp_get_num_threads(), 0});

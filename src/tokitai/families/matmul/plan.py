@@ -45,7 +45,7 @@ class ProductPlan(Plan):
 
     def bytes_for(self, sizes: Sizes, tall: int, wide: int, element: int, teams: int, threads: int) -> int:
         """For each team tiles of accumulators and of sums of whole blocks, packed operands of the right, units of
-        lines in fixed point; for each thread packed operands of the left: as ``Room`` in products.h has them."""
+        lines in fixed point; for each thread packed operands of the left: as ``Buffers`` in products.h has them."""
         height, width = min(sizes[0], tall) + PANEL_ROWS, min(sizes[1], wide) + PANEL_COLS
         blocks, count = -(-sizes.inner // MATMUL_BLOCK), len(self.products)
         tiles = height * width * (1 + (blocks.bit_length() if blocks > 1 else 0)) * count
