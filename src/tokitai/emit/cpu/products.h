@@ -47,7 +47,7 @@ INLINE int64_t teams_of(int64_t batch, int64_t threads) { return batch >= PLAN_S
 #endif
 
 // The workspace: for each team tiles of accumulators, above them pending sums of whole chains, and packed panels of the right
-// operands; for each thread packed panels of the left one. families/matmul/plan.py has at least this room.
+// operands; for each thread packed panels of the left one. families/matmul/plan.py takes at least as much.
 class Buffers {
  public:
   Buffers(int64_t products, int64_t rows, int64_t cols, int64_t k_size, int64_t batch, int64_t threads, void* workspace)
