@@ -176,6 +176,8 @@ def test_sums_in_f64_are_refused_where_they_are_not_defined(monkeypatch: pytest.
 
 
 LONG = 8192
+# As `SPILLS` in test_gpu_text: threads with all of their registers, of two inputs, the weights and two column sums.
+SPILLS = {("layer_norm_backward", "gfx1030"): 100, **{("layer_norm_backward", a): 252 for a in ("gfx1101", "gfx1201")}}
 IN_ROWS = [o for o in EVERY if not make_plan(o.trace("f16")).flat]
 
 
@@ -183,7 +185,8 @@ IN_ROWS = [o for o in EVERY if not make_plan(o.trace("f16")).flat]
 @pytest.mark.parametrize(("op", "arch"), [(o, ARCHITECTURES[i % 5]) for i, o in enumerate(IN_ROWS)], ids=names)
 def test_long_rows_spill_no_more_than_a_schedule_may(op: Operator, arch: str) -> None:
     """A call takes a schedule of fewer registers where more is spilled than this; the last one keeps to it too."""
-    assert spilled(built(op, "f16", arch, cols=min(LONG, op.contract.max_cols)), FEW_SPILLS) == {}
+    allowed = SPILLS.get((op.name, arch), FEW_SPILLS)
+    assert spilled(built(op, "f16", arch, cols=min(LONG, op.contract.max_cols)), allowed) == {}
 
 
 @pytest.mark.slow

@@ -158,13 +158,18 @@ def test_one_wrong_digest_is_found(made: Made, tmp_path: Path, digests: str) -> 
 
 
 @pytest.mark.slow
+def seeded(predicate: Any) -> Any:
+    """A case of numbers, and a small one: it is recomputed."""
+    return min((c for c in predicate["cases"] if c["kind"] == "seeded"), key=lambda c: c["rows"] * c["cols"])
+
+
 def test_what_else_is_found(made: Made, tmp_path: Path) -> None:
     def of(change: Callable[[Any], object]) -> str:
         return "; ".join(altered(made, tmp_path, change))
 
     assert "another definition" in of(lambda p: p["operator"].update(graph_digest="1" * 64))
     assert "it is about softmax" in of(lambda p: p["operator"].update(name="softmax"))
-    assert "no graph of" in of(lambda p: p["cases"][-1].update(kind="hard", name="one that is not there"))
+    assert "no graph of" in of(lambda p: seeded(p).update(kind="hard", name="one that is not there"))
     assert "dtype" in of(lambda p: p.update(dtype="f64"))
     assert "another definition" in of(lambda p: p.update(dtype="f32"))
     assert "verdict" in of(lambda p: p.update(verdict="undecided"))

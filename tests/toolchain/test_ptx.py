@@ -124,6 +124,30 @@ def test_what_a_definition_asks_for_passes() -> None:
     assert len(scan(text("\tfma.rn.f64 %fd1, %fd2, %fd3, %fd4;\n"), f64_allowed=True)) == 1
 
 
+QUOTIENT = """
+	mov.{kind} 	%f9, 0f3F800000;
+	rcp.approx.ftz.f32 %f1, %f2;
+	neg.f32 	%f3, %f2;
+	fma.rn.f32 	%f4, %f3, %f1, %f9;
+	fma.rn.f32 	%f5, %f1, %f4, %f1;
+	mov.{kind} 	%f6, {numerator};
+	mul.rn.f32 	%f7, %f6, %f5;
+	fma.rn.f32 	%f8, %f7, %f2, {negated};
+	neg.f32 	%f10, %f8;
+	fma.rn.f32 	%f11, %f10, %f5, %f7;
+"""
+
+
+@pytest.mark.parametrize("kind", ["f32", "b32"])
+def test_a_quotient_of_a_constant_may_begin_with_an_approximation(kind: str) -> None:
+    allowed = dict(fma_allowed=True, quotients_allowed=True)
+    right = QUOTIENT.format(kind=kind, numerator="0f40000000", negated="0fC0000000")
+    assert scan(text(right), **allowed) == []
+    for wrong in ("0f40000000", "0fC0000001", "0f00000000"):
+        (found,) = scan(text(QUOTIENT.format(kind=kind, numerator="0f40000000", negated=wrong)), **allowed)
+        assert "approximation" in found.reason
+
+
 def test_a_function_from_elsewhere_is_found() -> None:
     (found,) = scan(f".extern .func (.param .b32 r) vprintf\n(\n);\n{text(RIGHT)}")
     assert "elsewhere" in found.reason and found.line == 1

@@ -35,6 +35,8 @@ LINES = (
     "ldmxcsr(0x1F80)",
     "ldmxcsr(0x9FC0)",
     "for (c + 1)",
+    "const int64_t m = int64_t(size * unit);",
+    "return (__m512) __builtin_ia32_cvtudq2ps512_mask (",
 )
 RIGHT = [
     ("vaddps %ymm1,%ymm2,%ymm3", 2, PLAIN),
@@ -48,6 +50,9 @@ RIGHT = [
     ("vfmadd231ps %zmm1,%zmm2,%zmm3", 6, MERGED),
     ("vldmxcsr 0x4(%rsp)", 4, None),
     ("vcvtps2ph $0x0,%ymm1,%xmm2", 2, None),
+    ("vrndscalesd $0xb,%xmm0,%xmm0,%xmm2", 7, None),
+    ("vcvtudq2ps {rz-sae},%zmm0,%zmm0", 8, None),
+    ("call 1050 <ldexp@plt>", 2, None),
     ("roundss $0x4,%xmm0,%xmm0", 2, None),
     ("vrndscaleps $0x8,%zmm1,%zmm2", 2, None),
     ("vcvtdq2ps %ymm1,%ymm2", 2, None),
@@ -67,7 +72,8 @@ WRONG = [
     ("vrsqrt14ps %zmm1,%zmm2", 1, "approximation"), ("vrsqrt28ss %xmm1,%xmm2,%xmm3", 1, "approximation"),
     ("vexp2ps %zmm1,%zmm2", 1, "approximation"), ("vrcpph %zmm1,%zmm2", 1, "approximation"),
     ("vaddps {rz-sae},%zmm1,%zmm2,%zmm3", 2, "another way"), ("vcvtps2ph $0x3,%ymm1,%xmm2", 2, "another way"),
-    ("vroundps $0x9,%ymm1,%ymm2", 2, "another way"), ("vaddph %zmm1,%zmm2,%zmm3", 2, "not on the list"),
+    ("vroundps $0x9,%ymm1,%ymm2", 2, "another way"), ("vcvtudq2ps {rz-sae},%zmm0,%zmm0", 2, "another way"),
+    ("vrndscalesd $0xb,%xmm0,%xmm0,%xmm2", 0, "another way"), ("vaddph %zmm1,%zmm2,%zmm3", 2, "not on the list"),
     ("vfmadd132ph %zmm1,%zmm2,%zmm3", 1, "not on the list"), ("vcvtneps2bf16 %ymm1,%xmm2", 2, "not on the list"),
     ("vdpps $0xff,%ymm1,%ymm2,%ymm3", 2, "not on the list"), ("fmulp %st,%st(1)", 2, "not on the list"),
     ("vdpbf16ps %zmm1,%zmm2,%zmm3", 2, "not on the list"), ("vreduceps $0x0,%zmm1,%zmm2", 2, "not on the list"),
@@ -111,6 +117,13 @@ def test_code_of_no_source_asks_for_nothing(folder: Path) -> None:
 def test_a_source_that_cannot_be_read_refutes_nothing(tmp_path: Path) -> None:
     counts, found = x86.scan(listing("vfmadd231ps %ymm1,%ymm2,%ymm3", 2), tmp_path)
     assert (counts, found) == ({MERGED: 1}, [])
+
+
+def test_a_row_names_its_file_whatever_the_heading(folder: Path) -> None:
+    """As where a unit's code begins with a function of a header."""
+    text = listing("vfmadd231ps %ymm1,%ymm2,%ymm3", 2).replace(f"{HERE}/kernel.cpp:", f"CU: {HERE}/other.cpp:")
+    (found,) = x86.scan(text, folder)[1]
+    assert "does not ask for: return a + b" in found.reason
 
 
 # ------------------------------------------------------------------ what compilers make

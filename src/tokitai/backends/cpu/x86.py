@@ -45,13 +45,15 @@ _CLASSES = {
     _BY_WORD: re.compile(rf"cvtps2ph|(?:round|rndscale){_K}"),
 }  # fmt: skip
 _FLOAT = re.compile(r"(?!v?p)\w+[ps][sd][xyz]?|v\w+(?:ph|sh|bf16|bf8|hf8)[xyz]?|v?(?:cvt|rcp|rsqrt)\w+|f\w+")
-# Of the C library and of OpenMP: what moves memory, starts threads, or is exact.
-_CALLED = re.compile(r"mem(?:cpy|set|move|cmp)|(?:GOMP|omp|__kmpc|__cxa)_\w+|(?:rint|nearbyint|roundeven)f?")
+# Of the C library and of OpenMP: what moves memory, starts threads, is exact, or rounds once: ldexp a subnormal number.
+_CALLED = re.compile(r"mem(?:cpy|set|move|cmp)|(?:GOMP|omp|__kmpc|__cxa)_\w+|(?:rint|nearbyint|roundeven|ldexp)f?")
 _ASKED = re.compile(r"fma(?:dd|f\b|\b)")
+# What is converted to a whole number is cut toward zero; and an instruction may be asked for by name, with a rounding.
+_ROUNDING = re.compile(r"\bint(?:32|64)_t\(|_MM_FROUND_TO_ZERO|__builtin_ia32_\w+")
 _SUM = re.compile(r"(?!for\b).*[\w)\]]\s*[+-]=?\s*[\w(.]")  # what a product can be fused with
 _LABEL = re.compile(r"[0-9a-f]+ <([^>]+)>:")
 _FILE = re.compile(r"(?:CU: )?(\S.*?):(?:\[\+\+\])?")
-_ROW = re.compile(r"\S.*?\s+(\d+|-)\s+(0x[0-9a-f]+)(?:\s|$)")
+_ROW = re.compile(r"(\S.*?)\s+(\d+|-)\s+(0x[0-9a-f]+)(?:\s|$)")
 _INSTRUCTION = re.compile(r"\s+([0-9a-f]+):\s+(?:(?:lock|bnd|notrack|data16|rep[nz]*|\{\w+\}) )*(\S+)\s*(.*)")
 
 
@@ -103,11 +105,13 @@ def scan(listing: str, folder: Path) -> tuple[Counter[str], list[Finding]]:
 
 def _places(listing: str) -> list[tuple[int, str]]:
     """The table of line numbers: from which address on code is made of which line, as FILE:LINE. Line 0 is of no line,
-    as code that was merged from several is; the file is empty where there is no source."""
+    as code that was merged from several is; the file is empty where there is no source. A heading says where a file
+    is, and a row names it; rows of a unit that begins with another file than its own have the unit's heading."""
     found, file = [(0, "")], ""
     for text in listing.splitlines():
         if row := _ROW.match(text):
-            found.append((int(row[2], 16), "" if row[1] == "-" else f"{file}:{row[1]}"))
+            path = file if Path(file).name == row[1] else f"{HERE}/{row[1]}"
+            found.append((int(row[3], 16), "" if row[2] == "-" else f"{path}:{row[2]}"))
         elif head := _FILE.fullmatch(text):
             file = head[1]
     return sorted(found, key=lambda f: f[0])  # which is stable: of rows for one address the last counts
@@ -130,7 +134,8 @@ def _class_of(opcode: str, operands: str, folder: Path, place: str) -> tuple[str
     kind = next((kind for kind, pattern in _CLASSES.items() if pattern.fullmatch(name)), None)
     if kind is None:
         return "", "is not on the list of instructions with the defined bits"
-    if re.search(r"\{r[duz]-sae\}", operands) or (kind == _BY_WORD and not re.match(r"\$0x[048c],", operands)):
+    nearest = kind != _BY_WORD or re.match(r"\$0x[048c],", operands)
+    if (re.search(r"\{r[duz]-sae\}", operands) or not nearest) and not _ROUNDING.search(_line_of(folder, place)):
         return "", "rounds another way"
     if kind != FUSED:
         return kind.removeprefix(_BY_WORD), None

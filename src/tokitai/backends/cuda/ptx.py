@@ -105,11 +105,18 @@ def quotient_starts(listed: Sequence[tuple[int, str, str, str]]) -> frozenset[in
         if opcode == START:
             starts.append((line, kernel, *operands))
 
+    def constant(kernel: str, operand: str) -> int | None:
+        opcode, operands = made.get((kernel, operand), ("", []))
+        literal = operands[0] if opcode in ("mov.f32", "mov.b32") else operand
+        return int(literal[2:], 16) if literal.startswith("0f") else None
+
     def is_one(kernel: str, operand: str) -> bool:
-        return operand == "0f3F800000" or made.get((kernel, operand)) == ("mov.f32", ["0f3F800000"])
+        return constant(kernel, operand) == 0x3F800000
 
     def negated(kernel: str, operand: str, of: str) -> bool:
-        return made.get((kernel, operand)) == ("neg.f32", [of])
+        ours, theirs = constant(kernel, operand), constant(kernel, of)
+        opposite = ours is not None and theirs is not None and ours ^ theirs == 1 << 31
+        return opposite or made.get((kernel, operand)) == ("neg.f32", [of])
 
     def fma(kernel: str, register: str) -> Iterator[tuple[str, list[str]]]:
         for opcode, operands in uses.get((kernel, register), ()):
