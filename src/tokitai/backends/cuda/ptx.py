@@ -114,8 +114,8 @@ def quotient_starts(listed: Sequence[tuple[int, str, str, str]]) -> frozenset[in
         return constant(kernel, operand) == 0x3F800000
 
     def negated(kernel: str, operand: str, of: str) -> bool:
-        ours, theirs = constant(kernel, operand), constant(kernel, of)
-        opposite = ours is not None and theirs is not None and ours ^ theirs == 1 << 31
+        one, other = constant(kernel, operand), constant(kernel, of)
+        opposite = one is not None and other is not None and one ^ other == 1 << 31
         return opposite or made.get((kernel, operand)) == ("neg.f32", [of])
 
     def fma(kernel: str, register: str) -> Iterator[tuple[str, list[str]]]:
