@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,7 @@ def test_an_interrupt_is_heard_in_a_build(words: str, hanging: tuple[Compiler, P
     command = [sys.executable, "-m", "tokitai", *words.split()]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
     )  # fmt: skip
     try:
         pids_in(pids, 3)
