@@ -160,14 +160,19 @@ def test_wrong_calls_name_what_is_accepted(called: Any, name: str) -> None:
 
 
 def test_vmap_over_a_replaced_layer() -> None:
-    """Over rows it is the layer; over weights it is refused by name."""
+    """Over rows it is the layer; over weights one layer for each."""
     model = torch.nn.Linear(4, 4)
     replace(model)
     x = noise(3, 4)
     assert torch.equal(torch.vmap(model)(x), model(x))
-    weights = {n: torch.stack([p.detach()] * 3) for n, p in model.named_parameters()}
-    with pytest.raises(ArgumentError, match=r"linear.*vmap"):
-        torch.vmap(lambda w, row: torch.func.functional_call(model, w, (row,)))(weights, x)
+    weights = {n: torch.stack([p.detach() * i for i in (1, 2, 3)]) for n, p in model.named_parameters()}
+
+    def of(weights: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.func.functional_call(model, weights, (row,))
+        return made
+
+    want = [of({n: w[i] for n, w in weights.items()}, x[i]) for i in range(3)]
+    assert torch.equal(torch.vmap(of)(weights, x), torch.stack(want))
 
 
 # ------------------------------------------------------------------ experts that are chosen elsewhere
