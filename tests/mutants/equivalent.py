@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import product
 
@@ -116,6 +117,7 @@ NO_LINES = "a range of lines more is empty: it begins behind the last one"
 WHOLE_STEP = "a whole step is copied before it is computed, to the same values"
 BESIDE_ZERO = "behind the last product the other operand is zero: so is the product, or the step is computed without it"
 SHOWN = "it matters only to rows without columns, which no input has an element of: their results are those of a case"
+ADDED = "without columns a sum is -0 in place of +0, and is added to what is never -0"
 MARKED = {  # the changed number in angle quotes
     ODD: r"-1 begin = long_segment\(«slot» / 2, .*",
     NOT_READ: r"(\+1 return («stop» - start > CHAIN && begin < stop|stop - start > CHAIN && begin < «stop»)"
@@ -140,6 +142,22 @@ FOLDED = (
     r"\? fold<(\w+), CHUNK>\((\w+)\) : \2::neutral\(\);"
 )
 LOAD = r"(?:load_chunk<WIDTH, \w+(?:, REUSED)?>|stage_\w+\.template fetch<WIDTH, \w+>)\("
+
+
+def _is_added(graph: Graph, node: Node) -> bool:
+    """Whether a value is an addend of what is never -0, and nothing else."""
+
+    def never_minus_zero(other: Node) -> bool:
+        if other.op == "where":
+            return all(map(never_minus_zero, other.args[1:]))
+        if other.op == "const":
+            return math.copysign(1.0, float(other.data[0])) > 0  # type: ignore[arg-type]
+        return other.op == "call" and str(other.data[0]).startswith("exp")
+
+    users = [n for n in graph.nodes if node in n.args]
+    addends = [a for n in users for a in n.args if a is not node]
+    others = all(n.op == "add" and n.args.count(node) == 1 for n in users) and all(map(never_minus_zero, addends))
+    return bool(users) and others and all(o.node is not node for o in graph.outputs)
 
 
 def why_surely(mutant: Mutant, source: str, operator: Operator, graph: Graph) -> str | None:
@@ -237,6 +255,8 @@ def _on_gpu(marked: str, mutant: Mutant, source: str, operator: Operator, graph:
     if re.fullmatch(r"\+1 const S v\d+ = «cols» \? \w+\[\d\] : S\{\};", marked):
         if operator.contract.min_cols or all(o.space in ("rc", "c") for o in graph.outputs):
             return NO_COLUMNS
+        if _is_added(graph, graph.nodes[int(re.search(r" v(\d+) = ", marked)[1])]):  # type: ignore[index]
+            return ADDED
         return SHOWN if all_cases and all(t.space in ("rc", "c") for t in graph.inputs) else None
     row = r"block0 \* BLOCK \+ i( \+ d)?"
     past_rows = rf"(-1 if \(block0 \* BLOCK \+ («i»( \+ d)?|i \+ «d») >= rows|\+1 if \({row} >= «rows»)\) break;.*"

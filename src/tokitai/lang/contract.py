@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .operator import Operator
 
 LARGEST = float(np.finfo(np.float32).max)  # of the finite numbers that a scalar may be where it meets tensors
-DRAWS = ("positive", "unit", "probabilities", "below COUNT", "lengths", "above", "saved", "anchor")
+DRAWS = ("positive", "unit", "probabilities", "below COUNT", "lengths", "any lengths", "above", "saved", "anchor")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def faults(
         if besides is not None and besides not in scalars:
             yield f"the contract's indices may be the scalar {besides}", f"scalars: {', '.join(scalars)}"
     for name, wish in contract.draw.items():
-        if not re.fullmatch(r"positive|unit|probabilities|below [1-9]\d*|lengths|above|saved|anchor", wish):
+        if not re.fullmatch("|".join(DRAWS).replace("COUNT", r"[1-9]\d*"), wish):
             yield f"the contract's draw of {name} as {wish!r}", ", ".join(DRAWS)
         saved = wish in ("saved", "anchor") and any(t.name == name for t in tensors)
         if saved and not is_backward and contract.forward is None:

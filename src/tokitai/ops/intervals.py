@@ -36,7 +36,7 @@ from ..lang import (
 
 CONTRACT = Contract(
     domain="all values in the columns that a row sees; where it sees nothing its weights are zeros",
-    draw={"y": "probabilities"},
+    draw={"y": "probabilities", "limit": "lengths"},
     indices={"start": Index(upto=True), "limit": Index(upto=True)},
 )
 Bound = Value | None

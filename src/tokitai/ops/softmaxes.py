@@ -48,7 +48,7 @@ def softmax_backward(dy: Matrix[storage], y: Matrix[storage]) -> Outputs:
 
 MASKED = Contract(
     domain="all values in the first `limit` columns of a row; a row of which nothing is seen gives zeros",
-    draw={"y": "probabilities"},
+    draw={"y": "probabilities", "limit": "any lengths"},
     indices={"limit": Index(upto=True)},
 )
 

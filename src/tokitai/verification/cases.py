@@ -142,6 +142,7 @@ DRAWS = {**FIRST_DRAWS, "exponents": _exponents, "tiled": _tiled}
 # What structure runs are named by: inputs drawn as plain noise, of which all rows are the same memory, or whose rows
 # see all that is there.
 ALL_INPUTS, ROWS_ALIKE, WHOLE_LENGTHS = "all inputs", "rows alike", "whole lengths"
+LENGTHS = ("lengths", "any lengths")  # wishes of contracts: how much each row sees
 IN_THREADS = "threads"
 """Plain noise, which is run in every number of threads."""
 SEEDS = "seeds"
@@ -200,8 +201,8 @@ def other_nans(rng: np.random.Generator, values: Array, fmt: Format) -> Array:
 
 def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], seed: int) -> Array:
     """A seeded tensor, as the contract wishes: "positive", "unit", "above" most noise, "probabilities", "below COUNT",
-    "lengths", or indices; some of these are the value that is besides them. What is "saved", an "anchor" too, is noise
-    until `saved` is called."""
+    "lengths", "any lengths", which follow from nothing, or indices; some of these are the value that is besides them.
+    What is "saved", an "anchor" too, is noise until `saved` is called."""
     if t.space in GROUPS:
         return drawn_groups(rng_for(seed, t.name, how), t.space, shape)
     contract = operator.contract
@@ -211,7 +212,7 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
     size = size_of(t.space, shape, entries, t.slots)
     rng = rng_for(seed, t.name, how)
     if not fmt.is_float:
-        top = int(wish.split()[-1]) if wish and wish != "lengths" else shape[1] + bool(index and index.upto)
+        top = int(wish.split()[-1]) if wish and wish not in LENGTHS else shape[1] + bool(index and index.upto)
         if index and index.entries and how == SEGMENTS:
             return _segments(rng, shape[0], entries).reshape(size).astype(fmt.dtype)
         if index and index.entries:  # half of the rows choose one entry
@@ -221,7 +222,7 @@ def draw(operator: Operator, t: TensorSpec, how: str, shape: tuple[int, int], se
                 values = np.where(rng.random(size) < 0.2, top - rng.integers(1, 3, size), values)
         else:
             values = rng.integers(0, max(top, 1), size)
-        if wish == "lengths" and how == WHOLE_LENGTHS:
+        if wish in LENGTHS and how == WHOLE_LENGTHS:
             values = np.full(size, top - 1)
         elif wish == "lengths":
             values = _lengths(rng, size, top - 1, sum(shape))
@@ -249,7 +250,7 @@ def drawn_integers(operator: Operator, graph: Graph, run: str, shape: tuple[int,
 
 def none_is_whole(operator: Operator, graph: Graph, shape: tuple[int, int], seed: int) -> bool:
     """Whether lengths are drawn, and no row sees all that is there."""
-    drawn = [t for t in graph.inputs if operator.contract.draw.get(t.name) == "lengths"]
+    drawn = [t for t in graph.inputs if operator.contract.draw.get(t.name) in LENGTHS]
     lengths = [draw(operator, t, "normal", shape, seed) for t in drawn]
     return any(a.size > 0 and a.max() < shape[1] for a in lengths)
 
