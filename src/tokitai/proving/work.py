@@ -22,7 +22,7 @@ from .values import Base, Cell, Int, Pointer, Scope
 from .walk import Walk
 
 DEFINED = {"__CUDACC__": 1, "TOKITAI_STRUCTURE": 0, "TOKITAI_HIP": 0}
-FUNCTIONS = ("ceil_div", "pending_size")
+FUNCTIONS = ("ceil_div", "pending_size", "teams_of")
 CONSTANTS = (  # each after those that it is made of
     "CHAIN", "PRODUCTS", "ROWS", "COLS", "DIM", "PIECES", "ACROSS",
     "LANES", "XLANES", "MR", "NV", "NR", "BLOCK_M", "BLOCK_N", "DEPTH", "BLOCK_ROWS",
