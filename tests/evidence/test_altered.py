@@ -109,6 +109,7 @@ def others(value: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_field(statements: list[Statement], tmp_path: Path) -> None:
     """Each place of a statement, with everything else in it."""
     tried: Counter[str] = Counter()

@@ -163,6 +163,7 @@ def seeded(predicate: Any) -> Any:
     return min((c for c in predicate["cases"] if c["kind"] == "seeded"), key=lambda c: c["rows"] * c["cols"])
 
 
+@pytest.mark.slow
 def test_what_else_is_found(made: Made, tmp_path: Path) -> None:
     def of(change: Callable[[Any], object]) -> str:
         return "; ".join(altered(made, tmp_path, change))

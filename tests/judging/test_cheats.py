@@ -90,6 +90,7 @@ def test_c123_a_call_that_kills_its_process_is_the_only_culprit() -> None:
     assert "took its process down: the worker process was ended by SIG" in wrong(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lies_about_its_format", "replaces_what_it_is_called_by", "writes_later"])
 def test_other_ways(name: str) -> None:
     assert judged(name).verdict == "refuted"

@@ -96,6 +96,7 @@ def test_torchs_kernels(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ wrong kernels
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "op", "dtype", "says"), [
     ("one_pass", "layer_norm", "f32", "hard/noise shifted by 2000@1x4#0: y["),
     ("eps_outside", "layer_norm", "f32", "rstd["),

@@ -104,6 +104,7 @@ def test_a_product_of_sizes_in_32_bits_is_refuted() -> None:
     assert sizes["rows"] * sizes["out_y_stride"] >= 2**31
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "names"),
     [
