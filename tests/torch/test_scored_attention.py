@@ -133,6 +133,7 @@ def test_the_accumulator_is_one_for_operands_in_f32() -> None:
         (dict(start=torch.ones(QUERIES)), "start of torch.float32; accepted: counts of keys"),
         (dict(start=torch.full((QUERIES,), KEYS + 1)), r"start\[0\]=8 .*; accepted: 0 to 7"),
         (dict(start=torch.full((QUERIES,), 2**40 + 1)), "start.* holds 1099511627777; accepted: -2147483648 to"),
+        (dict(limit=torch.full((QUERIES,), KEYS + 1), mask=torch.ones(KEYS) > 0), r"limit\[0\]=8 .*; accepted: 0 to 7"),
         (dict(softcap=0.0), r"cap=0.0; accepted: 5.4.*e-20 to 1.8.*e\+19"),
         (dict(dropout_p=0.5), "dropout_p without seed; accepted: seed"),
     ],

@@ -13,6 +13,8 @@ from typing import Any
 
 import z3
 
+from .terms import applications
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -49,16 +51,7 @@ class Partition:
 
 def applied(function: Any, terms: Sequence[Any]) -> list[Any]:
     """What a function of one number is applied to in these terms."""
-    found, seen, stack = {}, set(), list(terms)
-    while stack:
-        t = stack.pop()
-        if isinstance(t, (int, bool)) or t.get_id() in seen:
-            continue
-        seen.add(t.get_id())
-        if z3.is_app(t) and t.decl().eq(function):
-            found[t.arg(0).get_id()] = t.arg(0)
-        stack += t.children()
-    return list(found.values())
+    return [t.arg(0) for t in applications(function, terms)]
 
 
 __all__ = ["Partition", "applied"]

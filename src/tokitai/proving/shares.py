@@ -13,6 +13,8 @@ from typing import Any
 
 import z3
 
+from .terms import applications
+
 SHARE = z3.Function("share", *4 * [z3.IntSort()])  # of m, b and n
 
 
@@ -29,23 +31,9 @@ def share_of(x: Any, y: Any, below: Mapping[int, Any]) -> Any:
     return SHARE(m, b, y) if found is not None and found.eq(y) else None
 
 
-def shares_in(terms: Sequence[Any]) -> list[Any]:
-    """The shares in these terms."""
-    found, seen, stack = {}, set(), list(terms)
-    while stack:
-        t = stack.pop()
-        if isinstance(t, (int, bool)) or t.get_id() in seen:
-            continue
-        seen.add(t.get_id())
-        if z3.is_app(t) and t.decl().eq(SHARE):
-            found[t.get_id()] = t
-        stack += t.children()
-    return list(found.values())
-
-
 def lemmas(terms: Sequence[Any], most: int) -> Iterator[Any]:
     """What is known of these shares; ``most`` is K."""
-    found = shares_in(terms)
+    found = applications(SHARE, terms)
     for s in found:
         m, b, n = s.children()
         yield z3.Implies(z3.And(m >= 0, b >= 0, b <= n), z3.And(s >= 0, s <= m))
@@ -59,4 +47,4 @@ def lemmas(terms: Sequence[Any], most: int) -> Iterator[Any]:
         yield z3.Implies(z3.And(m == o, n == p, m >= 0, n > 0, c == b + 1, m <= most * n), t - s <= most)
 
 
-__all__ = ["SHARE", "lemmas", "share_of", "shares_in"]
+__all__ = ["SHARE", "lemmas", "share_of"]

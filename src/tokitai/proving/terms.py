@@ -133,3 +133,17 @@ def alike(term: Any, knows: Sequence[Any]) -> Any:
                     term = z3.substitute(term, (b, same))
                     break
     return Sum(term).term()
+
+
+def applications(function: Any, terms: Sequence[Any]) -> list[Any]:
+    """The terms within these that apply the function, each once."""
+    found, seen, stack = {}, set(), list(terms)
+    while stack:
+        t = stack.pop()
+        if isinstance(t, (int, bool)) or t.get_id() in seen:
+            continue
+        seen.add(t.get_id())
+        if z3.is_app(t) and t.decl().eq(function):
+            found[t.get_id()] = t
+        stack += t.children()
+    return list(found.values())

@@ -81,22 +81,23 @@ def scored_attention(
     if start is not None:
         check_counts("start", start)
         check_limit("attention: start", tuple(start.shape), lead)
+    dropped = isinstance(dropout_p, Tensor) or dropout_p != 0
+    if dropped and seed is None:
+        raise ArgumentError("attention: dropout_p without seed; accepted: seed, another one for each call")
     plain = chosen_by("lower", [q]) is None
     with contextlib.nullcontext() if plain else torch.autocast(q.device.type, enabled=False):
         scores = matmul(_by_heads(q.float(), heads), k.float().transpose(-1, -2), accumulator).view(whole) * scale
         scores = scores if softcap is None else operators.softcap(scores, cap=softcap)
         scores = scores if bias is None else _added(scores, bias.float())
         if mask is not None:
-            seen = _within(mask, start, limit, keys)
-            scores = scores.masked_fill(~seen, -torch.inf)
-            start, limit = None, torch.where(seen.any(-1), keys, 0)
+            some = _within(mask, start, limit, keys).any(-1)  # else a row of -inf, of which softmax makes NaN
+            scores = scores.masked_fill(~mask, -torch.inf)
+            limit = torch.where(some, keys if limit is None else limit, 0)
         start, limit = (b if b is None else b.expand(lead).contiguous() for b in (start, limit))
         given = scores.new_full(lead, 0 if sinks is not None else -torch.inf)
         given = given if sinks is None else _added(given, sinks.float().unsqueeze(-1))
         weights = operators.interval_softmax(scores, given, start, limit, check=check)
-        if isinstance(dropout_p, Tensor) or dropout_p != 0:
-            if seed is None:
-                raise ArgumentError("attention: dropout_p without seed; accepted: seed, another one for each call")
+        if dropped:
             weights = operators.dropout(weights, p=dropout_p, seed=seed, stream=stream)
         y = matmul(_by_heads(weights, heads), v.float(), accumulator)
         return y.reshape(*lead, v.shape[-1]).to(q.dtype)

@@ -46,9 +46,8 @@ def attend(
     if window is None and all(x is None for x in others.values()):
         y = functional.attention(query, key, value, None if seen is None else limits_of_mask(seen, query, key), **words)
     else:  # a mask of transformers has the window in it
-        within = None if seen is None else seen[..., : key.shape[2]]
         y = functional.attention(
-            query, key, value, **words, **others, mask=within, window=window if seen is None else None
+            query, key, value, **words, **others, mask=seen, window=window if seen is None else None
         )
     return y.transpose(1, 2).contiguous(), None
 
