@@ -16,10 +16,11 @@ from ..formats import FORMATS
 from ..lang import Graph, Node, Operator
 from ..lower.scalars import whole_scalars
 from .kernel import Extent, Kernel
+from .memory import parted
 from .parse import Parser, functions_of, preprocessed, templates_in
 from .symbolic import one_term, whole
 from .values import OPAQUE, Base, Cell, Int, Lanes, Opaque, Pointer, Scope
-from .walk import Walk, parted
+from .walk import Walk
 
 WALKED = (
     "each",

@@ -23,10 +23,11 @@ from ..emit.cpp import KernelText
 from ..errors import ProofError
 from .cpu import CpuCalls
 from .logic import both, either, folded, no
+from .memory import parted
 from .parse import Node, Parser, functions_of, preprocessed, templates_in
 from .terms import Sum
 from .values import OPAQUE, Access, Base, Cell, Int, Opaque, Pointer, Scope, Truth
-from .walk import Walk, parted
+from .walk import Walk
 
 WALKED = ("load_chunk", "store_chunk", "whole")
 TYPES = ("S", "SB", "Stored", "Chunk", "f16", "bf16", "f32", "Cells", "Quick", "Maximum", "Add")

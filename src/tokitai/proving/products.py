@@ -22,12 +22,13 @@ from .buffers import Buffers
 from .choice import SIDE
 from .cpu import CpuCalls, Start, defines
 from .kernel import Extent, Kernel
+from .known import LET
 from .logic import both, no
 from .obligation import Obligation
 from .shares import lemmas
 from .terms import Answer, Sum
 from .values import OPAQUE, Access, Base, Cell, Int, Pointer
-from .walk import LET, Walk
+from .walk import Walk
 from .work import Emitted, Evaluation
 
 WALKED = ("each_product", "teams_of", "products", "ceil_div")
