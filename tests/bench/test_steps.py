@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,31 @@ def test_a_step_waits_for_no_device() -> None:
     found = step_host.turn(Path(step_host.HERE))
     assert "a whole step" in found and len(found) == 5
     assert all(row["milliseconds"] > 0 and row["waits"] == 0 for row in found.values())
+
+
+KEPT = """
+import torch
+from bench.step_host import SMALL, installed
+from examples.mixture.model import Mixture
+
+installed()
+model = Mixture(SMALL, torch.bfloat16, "cpu")
+sums = lambda: {n: p.expand_as(p).grad_fn.next_functions[0][0].metadata for n, p in model.named_parameters()}
+total, _ = model.loss(torch.zeros(2, 9, dtype=torch.int64))
+for node in sums().values():
+    node["mark"] = True
+assert all("mark" in node for node in sums().values())
+total.backward()
+del total, _
+print([n for n, node in sums().items() if "mark" in node])
+"""
+
+
+@pytest.mark.slow
+def test_nothing_of_a_step_keeps_its_graph() -> None:
+    """Nodes that add up gradients keep the stream in which they were made, which no graph of CUDA can capture."""
+    done = subprocess.run([sys.executable, "-c", KEPT], cwd=step_host.HERE, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import nullcontext
 from typing import Any
 
@@ -321,6 +323,25 @@ def test_captured_calls_are_those_that_ran_before(fake: SimGpu) -> None:
     ops.softmax(on_gpu(X))
     fake.recording = True
     assert equal(ops.softmax(on_gpu(X)), want)
+
+
+@pytest.mark.parametrize("name", ["softmax", "silu", "top_k", "router", "masked_softmax", "rotary", "linear"])
+def test_what_is_kept_of_a_call_holds_none_of_its_tensors(name: str, checked: list[str]) -> None:
+    """Nor, with them, the graph that autograd has of them."""
+    op, shapes = ops.get(name), {"rc": (6, 8), "rk": (6, 8), "ck": (8, 8), "r": (6,), "c": (8,)}
+    formats = {"i32": torch.int32}
+    given = [
+        torch.ones(shapes[t.space], dtype=formats.get(t.format, torch.float32)) for t in op.tensors if not t.optional
+    ]
+    tensors = [on_gpu(x) for x in given]
+    held = [weakref.ref(x) for x in tensors]
+    op(*tensors)
+    assert checked == [name]
+    del tensors
+    gc.collect()
+    assert [r() for r in held] == [None] * len(held)
+    op(*map(on_gpu, given))
+    assert checked == [name], "the call was kept"
 
 
 def test_handles_of_streams() -> None:

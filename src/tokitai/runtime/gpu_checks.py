@@ -8,7 +8,7 @@ each row, which is NaN where the row holds one, and those are read back. Both wa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,19 @@ def largest(x: Matrix[storage]) -> Outputs:
     return outputs(largest=row_max(x))
 
 
+class _Rows(NamedTuple):
+    """How the rows of a matrix lie."""
+
+    shape: tuple[int, int]
+    stride: int  # elements from row to row
+    format: str
+
+    @classmethod
+    def of(cls, matrix: Array) -> _Rows:
+        rows, cols = matrix.shape
+        return cls((int(rows), int(cols)), matrix.strides[0] // matrix.itemsize, format_of(matrix.dtype).name)
+
+
 class Checks:
     """What is checked in the tensors of a call, as kernels take them, before it runs."""
 
@@ -39,7 +52,8 @@ class Checks:
         self.indices = {n: (seen[n].shape, seen[n].dtype) for n in operator.contract.indices if n in seen}
         ends = [t.name for t in operator.tensors if t.space in GROUPS]
         self.groups = {n: (tensors[n].shape, tensors[n].dtype) for n in ends}
-        self.numbers = {n: seen[n] for n in operator.contract.no_nan if n in seen}  # never read: sizes and format
+        # No array is kept: it would hold the first call's tensor, and the graph that autograd has of it.
+        self.numbers = {n: _Rows.of(seen[n]) for n in operator.contract.no_nan if n in seen}
 
     def __bool__(self) -> bool:
         """Whether there is anything to look at."""
@@ -53,23 +67,22 @@ class Checks:
             check_indices(self.operator, {name: values}, params, self.shape, self.entries)
         for name, like in self.groups.items():
             check_offsets(name, self._read(addresses[name], *like, stream), shared_by(Sizes.of(self.shape)))
-        for name, matrix in self.numbers.items():
-            check_nan_rows(name, np.isnan(self._largest(addresses[name], matrix, stream)))
+        for name, rows in self.numbers.items():
+            check_nan_rows(name, np.isnan(self._largest(addresses[name], rows, stream)))
 
     def _read(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int) -> Array:
         values: Array = np.empty(shape, dtype)
         self.where.read(address, values, stream)
         return values
 
-    def _largest(self, address: int, like: Array, stream: int) -> Array:
+    def _largest(self, address: int, rows: _Rows, stream: int) -> Array:
         """The largest element of each row of a matrix."""
-        kernel = kernel_on(self.where, largest, format_of(like.dtype).name, frozenset({"x"}), ())
-        shape = (int(like.shape[0]), int(like.shape[1]))
+        kernel, shape = kernel_on(self.where, largest, rows.format, frozenset({"x"}), ()), rows.shape
         values = np.empty(shape[0], np.float32)
         scalars = kernel.scalar_bytes(kernel.scalar_table(*shape, {}))
         room = -(-values.nbytes // 16) * 16
         with self.where.workspace(room + kernel.workspace_bytes([shape], 1), stream) as place:
-            ready = kernel.ready([address, place], [*shape, like.strides[0] // like.itemsize], shape)
+            ready = kernel.ready([address, place], [*shape, rows.stride], shape)
             pointers, workspace = packed(address, place), packed(place + room)
             call = ready.head + pointers + ready.middle + scalars + workspace
             for step in ready.steps:
