@@ -92,6 +92,7 @@ bench: .venv/stamp-dev
 	$(BIN)/python -m bench.run --against torch
 
 prove: .venv/stamp-dev
+	$(BIN)/python -m tools.prove_sums
 	$(BIN)/python -m tools.obligations
 
 prove-elementary: .venv/stamp-dev

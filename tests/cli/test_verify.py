@@ -15,9 +15,12 @@ import pytest
 from command import KEYS, Command
 
 from tokitai import errors
+from tokitai.cli.output import verdict_text
 from tokitai.evidence.check import check
 from tokitai.ops import get, registry
 from tokitai.verification import Verdict, batch, verdict
+from tokitai.verification.conditioned import ByFormat, Conditioned
+from tokitai.verification.run import CaseResult
 
 CASE = "seeded/normal@3x17#0"
 
@@ -159,6 +162,22 @@ def test_several_verdicts_together(found: str, together: str) -> None:
 def test_no_verdict_is_no_verification() -> None:
     with pytest.raises(errors.UsageError, match="nothing was verified"):
         batch.overall([])
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({}, ""),
+        ({"f16": Conditioned(7, 0.75, 0.5, 1.5)}, "; 0.75 units, bound 1.5"),
+        ({"bf16": Conditioned(7, 9.0, 9.0, 9.5), "f16": Conditioned(7, 0.123456, 0.1, 2.0, unbounded=3)},
+         "; 0.1235 units, bound 2*"),
+        ({"f32": Conditioned(7, 3.0, 3.0, 4.0)}, "; 3 units, bound 4"),
+    ],
+)  # fmt: skip
+def test_a_line_has_the_error_and_its_bound_against_the_condition(found: ByFormat, said: str) -> None:
+    """Of results in the format under test if there are any; a star where elements have no bound."""
+    result = CaseResult("seeded", "normal", (3, 5), 0, "", {}, max_ulp=0.5, conditioned=found)
+    assert verdict_text(Verdict("o", "f16", "cpu", None, "verified", results=[result])).endswith(f"error 0.5 ulp{said}")
 
 
 def test_numbers_that_json_lacks_are_strings(tokitai: Command, monkeypatch: pytest.MonkeyPatch) -> None:

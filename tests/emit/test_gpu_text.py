@@ -15,6 +15,7 @@ from tokitai.backends.backend import Identity, source_digest
 from tokitai.backends.cuda import nvrtc
 from tokitai.backends.cuda.nvrtc import CudaArtifact
 from tokitai.backends.cuda.ptx import START, Finding, opcodes, scan
+from tokitai.emit.counters import sums_of
 from tokitai.emit.cpp import KernelText
 from tokitai.families import make_plan
 from tokitai.families.attention import step_tiling
@@ -78,7 +79,9 @@ class Compiler:
         arch = f"{self.arch}a" if "warpgroup.h" in text.headers else self.arch
         made = nvrtc.build(Source(text.text, text.headers, stem), arch, structure)
         about = ("nvrtc", made.nvrtc.version, made.nvrtc.digest, made.arch, made.options)
-        return Built(made), Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
+        return Built(made), Identity(
+            structure, made.fingerprint, made.digest, source_digest(text), *about, sums_of(text)
+        )
 
     def place(self, values: np.ndarray[Any, Any]) -> tuple[int, object]:
         return 0, None

@@ -17,6 +17,7 @@ from tokitai.backends.hip import clang as hip
 from tokitai.backends.hip.assembly import read_ir
 from tokitai.backends.hip.target import HipProgram
 from tokitai.backends.machine_code import holds_f64, holds_fma
+from tokitai.emit.counters import sums_of
 from tokitai.emit.cpp import KernelText
 from tokitai.errors import CompileError, CompilerMissingError
 from tokitai.families import make_plan
@@ -71,7 +72,7 @@ class Compiler:
         source = Source(text.text, text.headers, stem)
         made = hip.build(source, self.arch, structure, self.fma, f64_allowed=self.f64)
         about = ("clang", made.compiler.clang.version, made.compiler.clang.digest, made.arch, made.flags)
-        identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
+        identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about, sums_of(text))
         return HipProgram(made, Nothing(), identity), identity
 
     def place(self, values: np.ndarray[Any, Any]) -> tuple[int, object]:

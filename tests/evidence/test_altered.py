@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from sample import VALUES, altered, at_place, paths
 
+from tokitai.emit.counters import proved
 from tokitai.lang import Graph, Operator
 from tokitai.ops import get, registry
 from tokitai.verification import again, suite, verify
@@ -206,6 +207,62 @@ def test_what_is_untrue_of_a_whole_suite(whole: Statement, tmp_path: Path, what:
     UNTRUE[what](made["predicate"])  # type: ignore[no-untyped-call]
     assert made != whole
     assert asked(made, tmp_path) == "invalid", what
+
+
+def of_every_count(predicate: dict[str, Any], sums: dict[str, str], status: str = "proved") -> None:
+    """All that a certificate would say of its kernels if they joined pending sums so."""
+    for kernel in predicate["kernels"]:
+        kernel["sums"] = sums
+    said = [p for p in predicate["proofs"] if " joins pending sums " in p["statement"]]
+    like = said[0] if said else dict(
+        statement=JOINS, status="proved",
+        how="induction over counts below 2**33, its steps by a solver, of the definition with the digest stated",
+    )  # fmt: skip
+    made = [like | dict(statement=JOINS.replace("it", place, 1), status=status) for place in sorted(sums)]
+    predicate["proofs"] = made + [p for p in predicate["proofs"] if p not in said]
+    start = "for every count, proved, where pending sums are joined by "
+    (at,) = (i for i, c in enumerate(predicate["claims"]) if c.startswith("Order of sums: "))
+    known = predicate["claims"][at].rpartition("; else ")[2].removeprefix("Order of sums: ")
+    by = f"{start}{', '.join(sorted(sums))}; else " if sums else ""
+    predicate["claims"][at] = f"Order of sums: {by}{known}"
+
+
+JOINS = "order of sums, for every count: it joins pending sums to the balanced tree over blocks"
+TREE, CHAIN = "cpu/rows.h tree_over", "cpu/products.h join_chain"
+UNPROVED = {
+    "another definition": lambda p: of_every_count(p, {TREE: "0" * 64}),
+    "a place on a GPU": lambda p: of_every_count(p, {i: known(i) for i in (TREE, "gpu/rows.h BinaryCounter")}),
+    "a place that its source does not reach": lambda p: of_every_count(p, {i: known(i) for i in (TREE, CHAIN)}),
+    "no place": lambda p: of_every_count(p, {}),
+    "no word on places, and yet proved": lambda p: [k.pop("sums") for k in p["kernels"]],
+    "no word on the places of one kernel": lambda p: p["kernels"][0].pop("sums"),
+    "all trees": lambda p: p["proofs"][-1].update(status="proved"),
+    "no word on other trees": lambda p: p["proofs"].pop(),
+    "a claim of every count alone": lambda p: p["claims"].append("Order of sums: for every count, proved."),
+}  # fmt: skip
+
+
+def known(place: str) -> str:
+    return next(iter(proved()[place]))
+
+
+@pytest.mark.parametrize("what", UNPROVED)
+def test_an_order_of_sums_that_was_not_proved(statements: list[Statement], tmp_path: Path, what: str) -> None:
+    made = copy.deepcopy(next(s for s in statements if s["predicate"]["operator"]["name"] == "global_norm"))
+    as_it_is = copy.deepcopy(made)
+    of_every_count(as_it_is["predicate"], {TREE: known(TREE)})
+    assert as_it_is == made and asked(made, tmp_path) == "recomputed"
+    UNPROVED[what](made["predicate"])  # type: ignore[no-untyped-call]
+    assert made != as_it_is and asked(made, tmp_path) == "invalid"
+
+
+def test_an_order_of_sums_that_its_source_does_not_reach(statements: list[Statement], tmp_path: Path) -> None:
+    """Where no sum is joined, a certificate that is in itself consistent is refused."""
+    made = copy.deepcopy(next(s for s in statements if s["predicate"]["operator"]["name"] == "layer_norm"))
+    of_every_count(made["predicate"], {})
+    assert asked(made, tmp_path) == "recomputed"
+    of_every_count(made["predicate"], {TREE: known(TREE)})
+    assert asked(made, tmp_path) == "invalid"
 
 
 def test_what_cannot_be_checked_is_told(statements: list[Statement], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tokitai import ops
 from tokitai.verification import sentences, verify
+from tokitai.verification.recheck import check_file
 from tokitai.verification.verdict import Variant
 
 
@@ -54,3 +55,21 @@ def test_claims_from_before_an_operator_took_optional_inputs_are_those_of_none()
     found = sentences.stated_graphs(ops.cross_entropy, "f32", sentences.as_now(ops.cross_entropy, old))
     assert found is not None and found[0].digest == ops.cross_entropy.trace("f32", present=()).digest
     assert sentences.stated_graphs(ops.cross_entropy, "f32", old) is None
+
+
+@pytest.mark.parametrize(("written", "status"), [("T stack[64];", "proved"), ("T stack[65];", "not proved")])
+def test_an_order_of_sums_is_proved_of_definitions_on_record_alone(written: str, status: str, tmp_path: Path) -> None:
+    """Where a header has another definition, the certificate says that the runs alone show what it does."""
+    verdict = verify(
+        ops.global_norm, dtype="f32", case="structure/all inputs@1x17#0", out=tmp_path,
+        edit=lambda text: text.replace("T stack[64];", written),
+    )  # fmt: skip
+    assert verdict.certificate is not None and check_file(verdict.certificate, rerun=0).outcome == "recomputed"
+    predicate = json.loads(verdict.certificate.read_text())["predicate"]
+    found = {p["statement"]: p for p in predicate["proofs"] if p["statement"].startswith("order of sums")}
+    joins, others = found.values()
+    assert joins["status"] == status and " cpu/rows.h tree_over joins " in joins["statement"]
+    assert ("known at the shapes that were run" in joins["how"]) is (status != "proved")
+    assert (others["status"], others["how"]) == ("not proved", "known at the shapes that were run")
+    (claim,) = (c for c in predicate["claims"] if c.startswith("Order of sums: "))
+    assert ("for every count, proved" in claim) is (status == "proved")

@@ -113,7 +113,9 @@ def test_an_operator_is_compiled_inspected_and_run_on_fibers(tmp_path: Path) -> 
     assert predicate["device"]["warp"] == "32, 64"
     assert any("compiled and inspected for gfx942, gfx1101, not run" in text for text in predicate["non_claims"])
     assert any("ran on the simulated device" in text for text in predicate["claims"])
-    assert all("on the simulated device" in proof["how"] for proof in predicate["proofs"])
+    assert all(
+        "on the simulated device" in proof["how"] for proof in predicate["proofs"] if "induction" not in proof["how"]
+    )
     digests = {k["digest"] for k in predicate["kernels"]}
     for kernel in verdict.kernels:
         for program, _ in kernel.programs.values():  # type: ignore[attr-defined]

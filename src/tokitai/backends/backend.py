@@ -56,6 +56,7 @@ class Identity:
     compiler_digest: str
     isa: str
     flags: tuple[str, ...]
+    sums: Mapping[str, str]  # where its source joins pending sums, as `emit.counters.sums_of` has it
 
 
 class Inspected:

@@ -57,6 +57,9 @@ def verdict_text(v: Verdict) -> str:
         line += f"; largest error {v.max_ulp_error:.4g} ulp"
         if v.max_ulp_error_of_row is not None:
             line += f", {v.max_ulp_error_of_row:.4g} of the row's largest"
+        if found := v.conditioned:
+            first = found[min(found, key=lambda fmt: (fmt != v.dtype, fmt))]  # as on the page, with its mark
+            line += f"; {first.error:.4g} units, bound {first.bound:.4g}{'*' * bool(first.unbounded)}"
     said = v.failure or v.not_run
     return line if said is None else f"{line}\n  {said}"
 

@@ -321,6 +321,8 @@ def _meaning(statement: Any) -> Iterator[str]:
         ran = any((case["kind"] == "structure") is structure for case in cases)
         if ran and not any(kernel["structure"] is structure for kernel in predicate["kernels"]):
             yield f"there are {build} cases, but no {build} kernel"
+    if len({"sums" in kernel for kernel in predicate["kernels"]}) > 1:
+        yield "some kernels say where their sources join pending sums, and some do not (accepted: all or none)"
     yield from _machine_code(predicate)
     yield from _verdict(predicate)
     yield from _error(predicate)

@@ -64,12 +64,14 @@ class CompilerIdentity:
 
 @dataclass(frozen=True)
 class KernelIdentity:
-    """One build: `digest` of the binary, `source_digest` of the emitted text, both SHA-256 in hexadecimal."""
+    """One build: `digest` of the binary, `source_digest` of the emitted text, both SHA-256 in hexadecimal, and the same
+    of the definitions by which its source joins pending sums, by where they are."""
 
     structure: bool
     fingerprint: str
     digest: str
     source_digest: str
+    sums: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,14 @@ induction over levels, which docs/explanation/proofs-for-all-sizes.md writes dow
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import z3
 
-from ..emit.cpp import headers as cpu_headers
-from ..emit.gpu_text import gpu_own
-from ..emit.gpu_text import headers as gpu_headers
+from ..emit.counters import COUNTERS, Counter
+from ..emit.files import read
 from ..errors import ProofError
 from .obligation import Obligation
 from .parse import Node, Parser
@@ -36,48 +35,26 @@ class Span:
     count: Any
 
 
-@dataclass(frozen=True)
-class Counter:
-    """Where a header joins pending sums: the loop of a new value, and that after the last where there is one."""
-
-    header: str
-    name: str
-    text: str
-    push: str  # the start of its loop, as it stands
-    number: str  # the variable that is shifted
-    level: str  # the one that counts levels
-    sum: str  # the sum that grows
-    last: str = ""
+def present() -> dict[Counter, str]:
+    """Every counter with its definitions, as the headers have them. Raises ProofError where one is not there."""
+    found = {}
+    for c in COUNTERS:
+        target, name = c.header.split("/")
+        source = c.source(read(target, [name])[name])
+        if source is None:
+            raise ProofError(f"{c.header}: no {c.name} that begins so: {c.definitions}; accepted: those definitions")
+        found[c] = source
+    return found
 
 
-def counters() -> list[Counter]:
-    """All of them."""
-    cpu, gpu = cpu_headers(of_products=True), gpu_headers(of_products=True) | gpu_own("pipeline.h")
-    add = "for (int64_t k = i; k & 1; k >>= 1, ++level)"
-    return [
-        Counter("cpu/rows.h", "tree_over", cpu["rows.h"], add, "k", "level", "sum",
-                "for (int64_t k = n; k; k >>= 1, ++level)"),
-        Counter("cpu/products.h", "join_chain", cpu["products.h"], "for (; rest & 1; rest /= 2, pending += level)",
-                "rest", "pending", "tile", "for (rest /= 2, pending += level; rest;"),
-        Counter("gpu/rows.h", "BinaryCounter::push", gpu["rows.h"], "for (int64_t k = count; k & 1; k >>= 1, ++i)", "k",
-                "i", "x"),
-        Counter("gpu/work.h", "over_slices", gpu["work.h"], "for (int64_t rest = n; rest & 1; rest >>= 1)", "rest", "i",
-                "x", "for (int64_t rest = n >> i; rest;"),
-        Counter("gpu/products.h", "join_chain", gpu["products.h"], "for (; rest & 1; rest >>= 1, pending += LEVEL)",
-                "rest", "pending", "tile", "for (rest >>= 1, pending += LEVEL; rest;"),
-        Counter("gpu/pipeline.h", "join_chain", gpu["pipeline.h"], "for (; rest & 1; rest >>= 1, pending += LEVEL)",
-                "rest", "pending", "tile", "for (rest >>= 1, pending += LEVEL; rest;"),
-    ]  # fmt: skip
-
-
-def loop_of(counter: Counter, begin: str) -> Node:
-    """The loop that begins so in the header."""
-    at = counter.text.find(begin)
+def loop_of(counter: Counter, source: str, begin: str) -> Node:
+    """The loop of a counter that begins so in its source."""
+    at = source.find(begin)
     if at < 0:
         raise ProofError(
             f"{counter.header}: no loop {begin!r} in {counter.name}; accepted: the loop as the proof names it"
         )
-    return Parser(counter.text[at:]).statement()
+    return Parser(source[at:]).statement()
 
 
 @dataclass
@@ -135,6 +112,8 @@ class Run:
                 name = n.args[0].args[0]
                 if name in ("add", "add_sums", "Op::of"):
                     return self.join(self.value(n.args[1][0]), self.value(n.args[1][1]))
+                if name in ("load", "vector_at"):
+                    return self.value(n.args[1][0])
                 if name in ("add_pending", "add_tile"):
                     made_ = self.join(self.pending(self.value(n.args[1][-1])), self.values[self.counter.sum])
                     return self.assign(self.counter.sum, made_)
@@ -149,6 +128,9 @@ class Run:
         if n.kind == "block":
             for s in n.args:
                 self.execute(s)
+        elif n.kind == "declare":
+            for _, name, _, value in n.args:
+                self.assign(name, self.value(value))
         elif n.kind == "if":
             self.branch(self.value(n.args[0]) != 0, n.args[1])
         elif n.kind == "assign" and n.args[2].kind == "choose":  # what waits alone, or joined to what there is
@@ -170,8 +152,8 @@ class Run:
         self.under.append(condition)
         self.execute(body)
         self.under.pop()
-        for name, value in self.values.items():
-            old = before[name]
+        for name, old in before.items():  # without what the body declares
+            value = self.values[name]
             if isinstance(value, Span):
                 made = Span(z3.If(condition, value.first, old.first), z3.If(condition, value.count, old.count))
                 self.values[name] = made
@@ -179,14 +161,14 @@ class Run:
                 self.values[name] = z3.If(condition, value, old)
 
 
-def obligations(seconds: float, every: Sequence[Counter] | None = None) -> Iterator[Obligation]:
-    """The steps of the induction for each counter."""
-    for c in counters() if every is None else every:
-        for what, statement, knows in (*pushed(c), *(finished(c) if c.last else ())):
+def obligations(seconds: float, every: Mapping[Counter, str] | None = None) -> Iterator[Obligation]:
+    """The steps of the induction for each counter, with its source."""
+    for c, source in (present() if every is None else every).items():
+        for what, statement, knows in (*pushed(c, source), *finished(c, source)):
             began = time.perf_counter()
             answer = at_each_level(statement, knows, seconds)
             spent = time.perf_counter() - began
-            yield Obligation(f"{c.header} {c.name}: {what}", answer.status, spent, {}, answer.reason)
+            yield Obligation(f"{c.id}: {what}", answer.status, spent, {}, answer.reason)
 
 
 def at_each_level(statement: Any, knows: Sequence[Any], seconds: float) -> Answer:
@@ -200,11 +182,11 @@ def at_each_level(statement: Any, knows: Sequence[Any], seconds: float) -> Answe
     return answer
 
 
-def pushed(c: Counter) -> Iterator[tuple[str, Any, list[Any]]]:
+def pushed(c: Counter, source: str) -> Iterator[tuple[str, Any, list[Any]]]:
     """A value numbered n joins those before it."""
     n, t, j = z3.BitVecs("n t j", BITS)
     one = z3.BitVecVal(1, BITS)
-    loop = loop_of(c, c.push)
+    loop = loop_of(c, source, c.push)
     begin, condition, step, body = loop.args
     knows = [z3.ULT(t, MOST_LEVELS), z3.ULT(n, MOST), z3.ULT(j, MOST_LEVELS)]
     if begin.kind == "declare":
@@ -233,27 +215,33 @@ def pushed(c: Counter) -> Iterator[tuple[str, Any, list[Any]]]:
     ), [*knows, ones, z3.Not(go)]  # fmt: skip
 
 
-def finished(c: Counter) -> Iterator[tuple[str, Any, list[Any]]]:
+def finished(c: Counter, source: str) -> Iterator[tuple[str, Any, list[Any]]]:
     """After the last value pending sums join from the lowest level on, until all are one."""
     n, t = z3.BitVecs("n t", BITS)
     one = z3.BitVecVal(1, BITS)
-    _, condition, step, body = loop_of(c, c.last).args
-    own = c.name == "tree_over"  # which begins with nothing; others with the sum that the last value has grown to
+    _, condition, step, body = loop_of(c, source, c.last).args
+    stored = bool(c.any or c.count)  # the last value waits as well; elsewhere the sum begins as what it has grown to
     knows = [z3.ULT(t, MOST_LEVELS), z3.ULT(n, MOST)]
-    total = n if own else n + 1
-    some = total & ((one << t) - 1) != 0 if own else z3.BoolVal(True)
+    total = n if stored else n + 1
+    some = total & ((one << t) - 1) != 0 if c.any else z3.BoolVal(True)
     sum_ = Span(z3.LShR(n, t) << t, total - (z3.LShR(n, t) << t))
-    run = Run(n, c, {c.number: z3.LShR(n, t), c.level: t, c.sum: sum_, "any": some}
-              | ({"level": one} if c.level != "level" else {}))  # fmt: skip
-    if not own:
+    number = {c.count: n} if c.count else {c.number: z3.LShR(n, t)}
+    run = Run(n, c, {"level": one} | number | {c.level: t, c.sum: sum_} | ({c.any: some} if c.any else {}))
+    if not stored:
         knows.append(z3.ULE(sum_.count, one << t))
+    if c.count:  # which begins with the lowest pending sum
+        lowest, first = run.pending(t), z3.LShR(n, t + 1) << (t + 1)
+        begins = z3.And(*run.must, lowest.first == first, lowest.first + lowest.count == n)
+        run.must.clear()
+        at_lowest = [z3.LShR(n, t) & 1 == 1, n & ((one << t) - 1) == 0]
+        yield "the lowest pending sum is that of the last values", begins, [*knows, *at_lowest]
     go = run.value(condition) != 0
     run.execute(body)
     run.value(step)
     grown = run.values[c.sum]
     any_after = z3.Or(some, z3.LShR(n, t) & 1 == 1)
     after = z3.And(
-        run.values[c.number] == z3.LShR(n, t + 1), run.values[c.level] == t + 1,
+        z3.BoolVal(True) if c.count else run.values[c.number] == z3.LShR(n, t + 1), run.values[c.level] == t + 1,
         z3.Implies(any_after, z3.And(
             grown.first == z3.LShR(n, t + 1) << (t + 1), grown.first + grown.count == total,
             z3.ULE(grown.count, one << (t + 1)),
@@ -264,4 +252,4 @@ def finished(c: Counter) -> Iterator[tuple[str, Any, list[Any]]]:
     yield "in the end the sum is that of all values", whole, [*knows, z3.Not(go)]
 
 
-__all__ = ["Counter", "counters", "obligations"]
+__all__ = ["obligations", "present"]

@@ -15,6 +15,7 @@ from ..backends.backend import Array, Identity
 from ..backends.cpu import device as cpu
 from ..backends.cpu import x86
 from ..backends.machine_code import MachineCode
+from ..emit.counters import sums_of
 from ..emit.cpp import KernelText
 from ..errors import TokitaiError, UnavailableError
 from ..families import Plan, emit_cpu, make_plan
@@ -237,7 +238,7 @@ class Kernel(KernelBase):
         a = self.artifact
         source = hashlib.sha256(self.source.encode()).hexdigest()
         about = (a.compiler.kind, a.compiler.version, a.compiler.digest, a.isa, a.flags)
-        return [Identity(self.structure, a.fingerprint, a.digest, source, *about)]
+        return [Identity(self.structure, a.fingerprint, a.digest, source, *about, sums_of(self.text))]
 
     def machine_code(self) -> list[MachineCode]:
         """That of the one binary."""

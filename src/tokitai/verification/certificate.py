@@ -42,7 +42,7 @@ def certify(operator: Operator, verdict: Verdict, folder: Path, key: Ed25519Priv
             flags=binary.flags,
             plan=first.described(),
             kernels=[
-                ev.KernelIdentity(i.structure, i.fingerprint, i.digest, i.source_digest)
+                ev.KernelIdentity(i.structure, i.fingerprint, i.digest, i.source_digest, i.sums)
                 for k in verdict.kernels
                 for i in k.identities()
             ],
@@ -99,5 +99,5 @@ def _facts(operator: Operator, verdict: Verdict) -> sentences.Facts:
         [sentences.Ran(r.kind, r.shape, r.compared, r.equal, r.layouts, r.split) for r in verdict.results],
         bool(verdict.failure), verdict.isolation, verdict.derivative, verdict.only, archs,
         str((verdict.about or {}).get("warp", "")), verdict.not_run or backend.not_run(archs), verdict.code,
-        suite.VERSION,
+        suite.VERSION, sentences.joined(i.sums for k in verdict.kernels for i in k.identities()),
     )  # fmt: skip

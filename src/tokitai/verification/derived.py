@@ -10,13 +10,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..backends import backend_named, places
-from ..backends.backend import CaseSet, Language
+from ..backends.backend import CaseSet, Language, source_digest
 from ..backends.machine_code import ANY_FUSED, MachineCode, holds_fma
+from ..emit.counters import sums_of
 from ..errors import TokitaiError
-from ..families import Plan
+from ..families import Plan, emit_cpu, make_plan
 from ..formats import format_of
 from ..lang import NARROW_ACCUMULATORS, Graph, Operator, Sizes, shape_text
 from ..meaning.derivative import check_backward
@@ -46,6 +48,7 @@ def departures(predicate: Predicate, operator: Operator) -> Iterator[str]:
     if predicate["operator"]["graph_digest"] != graphs[0].digest:
         yield "its definition is not that of the first variant that was run"
     yield from _build(predicate)
+    yield from _sums(predicate, graphs)
     backend = backend_named(predicate["target"])
     plans = [plan_on(backend, graph) for graph in graphs]
     of_gpu = backend.language is Language.GPU and plans[0].has_inner
@@ -94,6 +97,24 @@ def _build(predicate: Predicate) -> Iterator[str]:
     yield from (f"the flag {flag} is none that kernels are built with" for flag in odd)
     yield from (f"the flag {flag} is not there" for flag in backend.needed_flags() if flag not in flags)
     yield from backend.departures(predicate)
+
+
+def _sums(predicate: Predicate, graphs: Sequence[Graph]) -> Iterator[str]:
+    """Where a kernel is said to join pending sums by what its source does not reach. Sources of GPUs depend on the
+    device: of these only the target is known."""
+    host = backend_named(predicate["target"]).language is Language.HOST
+    here = dict(map(_reached, graphs)) if host else {}
+    for kernel in (k for k in predicate["kernels"] if "sums" in k):
+        there, source = kernel["sums"].keys(), kernel["source_digest"]
+        wrong = {i for i in there if not i.startswith("cpu/" if host else "gpu/")} | (there ^ here.get(source, there))
+        yield from (f"the source {source} joins pending sums by {i}, or is said not to" for i in sorted(wrong))
+
+
+@lru_cache(maxsize=64)
+def _reached(graph: Graph) -> tuple[str, frozenset[str]]:
+    """The digest of a definition's source for the CPU, and where that joins pending sums."""
+    text = emit_cpu(make_plan(graph))
+    return source_digest(text), frozenset(sums_of(text))
 
 
 # ------------------------------------------------------------------ the suite
@@ -215,6 +236,7 @@ def _facts(predicate: Predicate, operator: Operator, graphs: Sequence[Graph], pl
         predicate.get("isolation"), derivative, only, archs,
         str(device.get("warp", "")), _not_run(predicate), [MachineCode(**c) for c in predicate.get("machine_code", ())],
         1 if stated is None else int(stated["version"]),
+        sentences.joined(k["sums"] for k in predicate["kernels"]) if "sums" in predicate["kernels"][0] else None,
     )  # fmt: skip
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from ..backends import backend_named
 from ..backends.backend import Shown
 from ..backends.machine_code import MERGED, UNTOLD, MachineCode
+from ..emit.counters import proved
 from ..errors import DefinitionError
 from ..evidence.statement import Proof
 from ..formats import FORMATS
@@ -55,6 +57,7 @@ class Facts:
     not_run: str = ""
     code: Sequence[MachineCode] = ()  # what was read of the binaries
     layouts: int = 1  # the version by which layouts are chosen
+    sums: Mapping[str, AbstractSet[str]] | None = None  # where sources join pending sums, by what; None: not said
     integers: frozenset[str] = field(init=False)
 
     @property
@@ -68,7 +71,11 @@ class Facts:
 
 
 def proofs(facts: Facts) -> list[Proof]:
-    """What was shown for all inputs."""
+    """What was shown for all inputs, and of the order of sums for every count."""
+    return [*_of_all_inputs(facts), *_of_every_count(facts)]
+
+
+def _of_all_inputs(facts: Facts) -> list[Proof]:
     found = {r.shape for r in facts.cases if r.kind == "structure" and r.equal}
     shapes = sorted(found, key=lambda s: (*s, *((s.inner, s.batch) if isinstance(s, Sizes) else ())))
     if not shapes:
@@ -83,6 +90,59 @@ def proofs(facts: Facts) -> list[Proof]:
             "collision probability below 2**-50",
         )
     ]
+
+
+SUMS = {"row_sum", "col_sum", "total_sum", "scatter_sum", "matmul", "weighted_sum"}
+
+
+def joined(several: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
+    """Where the sources of kernels join pending sums, with all digests of what does."""
+    made: dict[str, set[str]] = {}
+    for id, digest in itertools.chain.from_iterable(sums.items() for sums in several):
+        made.setdefault(id, set()).add(digest)
+    return made
+
+
+def _counters(facts: Facts) -> tuple[list[str], list[str]] | None:
+    """Which places join pending sums as was proved for every count, and which do not; None where nothing is summed, or
+    the certificate does not say."""
+    if facts.sums is None or not any(n.op in SUMS for g in facts.graphs for n in g.nodes):
+        return None
+    known = {id for id, digests in facts.sums.items() if digests <= proved().get(id, {}).keys()}
+    return sorted(known), sorted(facts.sums.keys() - known)
+
+
+def _by_runs(facts: Facts) -> str:
+    """How the order of other sums is known."""
+    ran = any(r.kind == "structure" and r.equal for r in facts.cases)
+    return (
+        f"known at the shapes that were run{backend_named(facts.target).where}" if ran else "shown by no structure run"
+    )
+
+
+def _of_every_count(facts: Facts) -> list[Proof]:
+    """How the order of sums is known."""
+    counters = _counters(facts)
+    if counters is None:
+        return []
+    joins = "order of sums, for every count: {} joins pending sums to the balanced tree over blocks"
+    by_induction = "induction over counts below 2**33, its steps by a solver, of the definition with the digest stated"
+    return [
+        *(Proof(joins.format(id), "proved", by_induction) for id in counters[0]),
+        *(
+            Proof(joins.format(id), "not proved", f"{_by_runs(facts)}: it is no definition on record")
+            for id in counters[1]
+        ),
+        Proof("order of sums, for every count: chains, and trees that no counter joins", "not proved", _by_runs(facts)),
+    ]
+
+
+def _order_of_sums(facts: Facts) -> list[str]:
+    counters = _counters(facts)
+    if counters is None:
+        return []
+    by = f"for every count, proved, where pending sums are joined by {', '.join(counters[0])}; else "
+    return [f"Order of sums: {by if counters[0] else ''}{_by_runs(facts)}."]
 
 
 def claims(facts: Facts) -> list[str]:
@@ -104,6 +164,7 @@ def claims(facts: Facts) -> list[str]:
             f"At the shapes listed under proofs the kernel evaluates the defined expression for {_inputs(facts)}, "
             "but for a chance below 2**-50; the arithmetic of its operations is what the other cases compare."
         )
+    made += _order_of_sums(facts)
     for name, error, explained in facts.derivative:
         if error <= explained:
             made.append(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...emit.counters import sums_of
 from ...emit.cpp import KernelText
 from ...lang import Graph
 from ...lower.gpu import Step
@@ -65,7 +66,7 @@ class CudaTarget:
         arch = f"{self.device.arch}a" if "warpgroup.h" in text.headers else self.device.arch
         made = nvrtc.build(Source(text.text, text.headers, stem), arch, structure)
         about = ("nvrtc", made.nvrtc.version, made.nvrtc.digest, made.arch, made.options)
-        identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
+        identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about, sums_of(text))
         return CudaProgram(self.device.load(made)), identity
 
     def place(self, values: Array) -> tuple[int, object]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from ...emit.counters import sums_of
 from ...emit.cpp import KernelText
 from ...errors import CompileError
 from ...lang import Graph
@@ -55,7 +56,7 @@ class HipTarget:
         made = hip.build(source, self.arch, fma_allowed=self.fma, compiler=self.clang, f64_allowed=self.f64)
         clang = made.compiler.clang
         about = ("clang", clang.version, clang.digest, made.arch, made.flags)
-        identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about)
+        identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about, sums_of(text))
         return HipProgram(made, runs, ran), identity
 
     def place(self, values: Array) -> tuple[int, object]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...emit.counters import sums_of
 from ...emit.cpp import KernelText
 from ...lang import Graph
 from ...lower.gpu import Step
@@ -45,7 +46,9 @@ class SimTarget:
         made = build_sim(source, self.compiler, structure, self.warp, self.hip)
         isa = f"sim{', HIP' * self.hip}, warps of {self.warp}"
         about = (made.compiler.kind, made.compiler.version, made.compiler.digest, isa)
-        identity = Identity(structure, made.fingerprint, made.digest, source_digest(text), *about, made.flags)
+        identity = Identity(
+            structure, made.fingerprint, made.digest, source_digest(text), *about, made.flags, sums_of(text)
+        )
         return SimProgram(load(made)), identity
 
     def place(self, values: Array) -> tuple[int, object]:
