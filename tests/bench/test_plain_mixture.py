@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from bench.plain_mixture import Plain
@@ -10,6 +11,7 @@ from examples.mixture.model import Mixture, Shape
 SMALL = Shape(vocabulary=32, features=64, layers=2, heads=2, key_heads=1, experts=4, hidden=32)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_model() -> None:
     """Within what operands and results of 8 bits, rounded at other places, can differ by: one unit of bf16."""
     model = Mixture(SMALL, torch.bfloat16, "cpu")

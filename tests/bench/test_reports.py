@@ -26,6 +26,7 @@ def test_the_table_of_accumulators_on_the_cpu_is_that_of_its_records() -> None:
     assert cpu_accumulators.RESULTS.with_suffix(".md").read_text() == cpu_accumulators.page(records)
 
 
+@pytest.mark.slow
 def test_an_accumulator_whose_corner_is_wrong_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class OneBitOff:
         trace = staticmethod(ops.matmul.trace)

@@ -82,6 +82,7 @@ def _apply(op: Any, x: Any) -> Any:
     return op(x)
 
 
+@pytest.mark.slow
 def test_operators_go_to_a_pool_and_results_come_back() -> None:
     x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -142,6 +143,7 @@ def test_a_kernel_of_a_pool_is_refused_by_name() -> None:
 
 
 # ------------------------------------------------------------------ verdicts
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "device", "case"),
     [
@@ -260,6 +262,7 @@ def test_an_error_in_a_pool_is_raised_where_its_result_is_awaited(method: str, t
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_an_error_of_a_worker_process_keeps_its_kind() -> None:
     with Pool(1) as pool, pytest.raises(UnknownNameError, match="did you mean softmax"):
         pool.run("tests.cases.test_copies:_get", {"name": "sofmax"})

@@ -211,6 +211,7 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(tokitai: Command, mon
     assert done.code == 2 and "all/closed: cannot be listed (Permission denied)" in done.err
 
 
+@pytest.mark.slow
 def test_names_that_are_no_text(tokitai: Command) -> None:
     name = os.fsdecode(b"\xff\x1b.json")
     (tokitai.folder / name).write_bytes(PLAIN.read_bytes())

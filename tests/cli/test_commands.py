@@ -74,6 +74,7 @@ def test_show_gives_all_parts_with_headings(tokitai: Command, small: str) -> Non
     assert "def small(x: Matrix[storage]" in out
 
 
+@pytest.mark.slow
 def test_doctor_says_what_works(tokitai: Command) -> None:
     done = tokitai("doctor", "--json")
     report = done.object
@@ -118,6 +119,7 @@ def test_doctor_does_not_take_a_wrong_kernel_for_a_working_one(
     assert any("seeded/normal@3x33#0" in text for text in done.object["missing"])
 
 
+@pytest.mark.slow
 def test_doctor_on_a_bare_machine(tokitai: Command) -> None:
     """No compiler at all: nothing is claimed that needs one, and what to install is said for each target."""
     done = tokitai.process("doctor", "--json", PATH="", TOKITAI_CXX="")

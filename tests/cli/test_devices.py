@@ -24,6 +24,7 @@ CASE = "seeded/normal@3x17#0"
 without_gpu = pytest.mark.skipif(cuda.probe() is None, reason="there is an NVIDIA GPU here")
 
 
+@pytest.mark.slow
 @without_gpu
 def test_cuda_without_a_gpu_is_undecided(tokitai: Command) -> None:
     done = tokitai.process("verify", "softmax", "--device", "cuda", "--dtype", "f16", "--json")
@@ -200,6 +201,7 @@ def test_doctor_tells_what_the_simulated_device_lacks(tokitai: Command, monkeypa
 needs_clang = pytest.mark.skipif(hip.missing() is not None, reason=str(hip.missing()))
 
 
+@pytest.mark.slow
 @needs_clang
 def test_hip_is_compiled_and_inspected_and_stays_undecided(tokitai: Command) -> None:
     where = ("--device", "hip", "--arch", "gfx1201", "--out", "here")

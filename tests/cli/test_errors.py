@@ -286,6 +286,7 @@ def test_an_interruption_is_told(tokitai: Command, monkeypatch: pytest.MonkeyPat
     assert (done.code, done.object["kind"], done.err) == (130, "KeyboardInterrupt", "error: interrupted\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 def test_streams_that_cannot_be_written_make_no_verdict() -> None:
     """A disk that is full must not be taken for a refuted kernel, and notes that nobody reads change nothing."""
@@ -313,6 +314,7 @@ def test_a_reply_that_cannot_be_given_is_an_error(words: str, tmp_path: Path) ->
     assert "cannot be written: [Errno 9] Bad file descriptor" in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["0<&-", "2>&-", "0<&- 2>&-"])
 def test_other_streams_may_be_closed(closed: str) -> None:
     tokitai = Path(sys.executable).with_name("tokitai")
@@ -335,7 +337,12 @@ main()
     ("words", "code", "says"),
     [
         pytest.param("doctor", 0, "cache folder is not known", marks=pytest.mark.slow),
-        ("verify softmax --dtype f32 --case seeded/normal@3x17#0", 0, "cache folder is not known"),
+        pytest.param(
+            "verify softmax --dtype f32 --case seeded/normal@3x17#0",
+            0,
+            "cache folder is not known",
+            marks=pytest.mark.slow,
+        ),
         ("verify softmax --dtype f32", 2, "state folder is not known"),
         ("bench softmax", 2, "state folder is not known"),
     ],

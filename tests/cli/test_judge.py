@@ -41,6 +41,7 @@ def test_a_right_kernel(tokitai: Command) -> None:
     assert "of the rounding-error bound, in whatever order" in done.out and "called again" in done.out
 
 
+@pytest.mark.slow
 def test_a_wrong_one_and_the_line_that_replays_it(tokitai: Command) -> None:
     done = tokitai("judge", "kernels.py:wrong", "--op", "softmax", "--dtype", "bf16")
     assert done.code == 1
@@ -52,6 +53,7 @@ def test_a_wrong_one_and_the_line_that_replays_it(tokitai: Command) -> None:
     assert again.code == 1 and again.out.splitlines()[2] == lines[2]
 
 
+@pytest.mark.slow
 def test_one_object(tokitai: Command) -> None:
     done = tokitai.process("judge", "kernels.py:wrong", "--op", "softmax", "--dtype", "f16", "--json")
     assert done.code == 1 and done.object["verdict"] == "refuted"
@@ -85,6 +87,7 @@ def test_wrong_usage(tokitai: Command, words: list[str], says: str) -> None:
     assert done.code == 2 and says in done.err and "Traceback" not in done.err and done.out == ""
 
 
+@pytest.mark.slow
 def test_an_operator_of_ones_own(tokitai: Command, small: str) -> None:
     (tokitai.folder / "mine.py").write_text(
         "def twice(x, w, *, by):\n    return (x.astype('f4') * by * w.astype('f4')).astype(x.dtype)\n"

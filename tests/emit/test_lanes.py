@@ -62,6 +62,7 @@ def test_four_lanes_evaluate_the_definition(name: str) -> None:
         assert run_structure(kernel, shape, {}, defaults(kernel.operator), 0).failure is None
 
 
+@pytest.mark.slow
 @needs_avx2
 @pytest.mark.parametrize(
     ("name", "dtype"), [*((name, "f16") for name in NAMES), ("layer_norm", "bf16"), ("layer_norm", "f32")]
@@ -121,6 +122,7 @@ def test_a_row_maximum_orders_zeros_and_keeps_nan(isa: Isa) -> None:
         assert run_numbers(text_kernel(peak, "f32", isa, False, replaced(old, new)), case, None, 1).failure
 
 
+@pytest.mark.slow
 @needs_avx2
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import hashlib
 from tokitai import ops
@@ -17,6 +19,7 @@ for name in ("layer_norm", "layer_norm_backward", "softmax", "gelu_erf_backward"
 """
 
 
+@pytest.mark.slow
 def test_the_text_does_not_depend_on_hashes_or_addresses() -> None:
     """Else a kernel's fingerprint would change from process to process, and no cache entry be found again."""
     listings = set()

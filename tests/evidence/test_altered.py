@@ -126,6 +126,7 @@ def test_every_field(statements: list[Statement], tmp_path: Path) -> None:
     assert tried["invalid"] > 3000 and tried["recomputed"] > 20
 
 
+@pytest.mark.slow
 def test_many_at_once(statements: list[Statement], tmp_path: Path) -> None:
     """Several places of a statement, drawn; many of the results agree with themselves."""
     rng, tried = random.Random(COUNT), Counter[str]()

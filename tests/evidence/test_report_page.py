@@ -194,6 +194,7 @@ def test_numbers_of_any_size_are_shown(tmp_path: Path) -> None:
     assert "inf" in text and f"{large + 51:,}" in text
 
 
+@pytest.mark.slow
 def test_the_same_certificates_give_the_same_bytes(mixed: Path) -> None:
     program = (
         "import sys; from tokitai.report import *; "

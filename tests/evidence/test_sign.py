@@ -158,6 +158,7 @@ def test_a_certificate_of_the_first_version_checks_for_ever() -> None:
     assert check_file(V1 / "rms_norm.f32.cpu.json", key=public_key(V1 / "key.pub.pem")).outcome == "invalid"
 
 
+@pytest.mark.slow
 def test_one_flipped_bit_in_any_byte_is_found(tmp_path: Path) -> None:
     """In every byte of payload and signature one bit, another one from byte to byte; elsewhere too, where it may change
     nothing that is signed."""

@@ -35,6 +35,7 @@ def test_null_candidates_are_refuted(which: str) -> None:
     assert judge(NULLS[which], ops.softmax, first=True, **QUICK).verdict == "refuted"
 
 
+@pytest.mark.slow
 def test_how_many_cases_tell_is_said() -> None:
     made = judge(softmax, ops.softmax, shape={"rows": 5, "cols": 33}, **QUICK)
     assert made.verdict == "verified" and made.undecided is None
@@ -52,6 +53,7 @@ def left(x: Any) -> Any:
     return x - x, x.astype(np.float64).sum(axis=1).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_a_result_that_no_case_tells_from_zeros_is_not_judged_to_be_right(monkeypatch: pytest.MonkeyPatch) -> None:
     made = judge(left, nothing, **QUICK)
     assert made.verdict == "undecided" and made.undecided is not None

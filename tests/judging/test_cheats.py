@@ -21,6 +21,7 @@ def wrong(made: Judgement) -> str:
     return "\n".join(f"{f.case}: {f.what} {f.where}" for f in made.failures)
 
 
+@pytest.mark.slow
 def test_c124_zeros_where_all_values_are_tiny() -> None:
     shape = {"rows": 1, "cols": 393216}
     made = judged("zeros", shape=shape, case="seeded/normal@1x393216#0", dtype="f32")
@@ -34,6 +35,7 @@ def test_c126_memory_that_nobody_has_written() -> None:
     assert made.verdict == "refuted" and len(made.failures) > 0.8 * made.cases
 
 
+@pytest.mark.slow
 def test_c127_an_input_that_is_overwritten() -> None:
     made = judged("zeroes_its_input")
     assert made.verdict == "refuted" and "changed its input x" in wrong(made)
@@ -84,6 +86,7 @@ def test_c139_one_distribution_alone() -> None:
     assert other.verdict == "refuted" and f"#{2**63 + 11}" in wrong(other)
 
 
+@pytest.mark.slow
 def test_c123_a_call_that_kills_its_process_is_the_only_culprit() -> None:
     made = judged("crashes_once")
     assert [f.case for f in made.failures] == ["seeded/normal@67x130#0"] and made.cases > 40

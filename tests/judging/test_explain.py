@@ -92,6 +92,7 @@ def test_a_planted_fault_is_named(
                              for c in made.causes if c.models]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_an_intermediate_result_in_storage_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     made = judged(planted.silu_stored, "swiglu", "bf16", monkeypatch)
@@ -105,6 +106,7 @@ def test_an_intermediate_result_in_storage_is_named(monkeypatch: pytest.MonkeyPa
     assert other.verdict == "refuted"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_a_kernel_means_is_required_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A right kernel is wrong by a model that rounds more than it does."""

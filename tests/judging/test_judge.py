@@ -60,6 +60,7 @@ def test_another_order_of_summation_passes(name: str, op: str, dtype: str) -> No
     assert made.notes["views"] == "read rightly"
 
 
+@pytest.mark.slow
 def test_some_results_alone_are_judged_where_that_is_said() -> None:
     made = judged("layer_norm_alone", "layer_norm", results=["y"])
     assert made.verdict == "verified" and made.notes["not judged"] == "mean, rstd: left out"
@@ -67,6 +68,7 @@ def test_some_results_alone_are_judged_where_that_is_said() -> None:
     assert made.verdict == "refuted" and made.failures[0].what == "returned 1 array; accepted: 3, for y, mean, rstd"
 
 
+@pytest.mark.slow
 def test_what_is_good_to_know_is_no_fault() -> None:
     made = judged("refuses_views", "softmax")
     assert made.verdict == "verified"
@@ -154,6 +156,7 @@ def test_a_shape_of_ones_own_is_tried() -> None:
     assert made.cases == 1 and made.verdict == "verified" and made.compared == 7 * 1234
 
 
+@pytest.mark.slow
 def test_json_has_the_documented_keys() -> None:
     made = judged("without_tail", "softmax").as_json()
     assert list(made) == [
