@@ -73,12 +73,31 @@ class HostLaunch:
         index = self.kernel.operator.contract.indices[name]
         return index_count(index, self.problem.sizes[1], self.problem.entries)
 
-    def __call__(self, scalars: LaunchScalars, addresses: Sequence[int], threads: int | None) -> None:
-        """Run it, in so many threads, or by default in as many as pay."""
-        threads = threads or (1 if self.alone else cpu.default_threads())
+    def settled(self, scalars: LaunchScalars) -> Callable[..., None]:
+        """What runs it with these scalars, given addresses alone."""
+        if not self.alone:
+            return lambda *addresses: self(scalars, addresses, None)
+        function, pack, need = self.loaded.function, self.pack, self._bytes(1)
+
+        def run(*addresses: int) -> None:
+            workspace = _workspace(need) if need else _NONE  # alive until the launch has run
+            status = function(pack(*addresses), scalars.sizes, scalars.address, workspace[1], 1)
+            if status:
+                self.kernel.succeeded(status)
+
+        return run
+
+    def _bytes(self, threads: int) -> int:
+        """Of workspace that so many threads need."""
         need = self.workspaces.get(threads)
         if need is None:
             need = self.workspaces[threads] = self.kernel.workspace_bytes([self.problem.sizes], threads, 0)
+        return need
+
+    def __call__(self, scalars: LaunchScalars, addresses: Sequence[int], threads: int | None) -> None:
+        """Run it, in so many threads, or by default in as many as pay."""
+        threads = threads or (1 if self.alone else cpu.default_threads())
+        need = self._bytes(threads)
         workspace = _workspace(need) if need else _NONE  # alive until the launch has run
         status = self.loaded.prepared(self.pack(*addresses), scalars.sizes, scalars.address, workspace[1], threads)
         if status:

@@ -270,6 +270,7 @@ class LaunchCache:
     def __init__(self) -> None:
         self._found: dict[tuple[object, ...], Cached] = {}
         self.programs: dict[tuple[object, ...], Any] = {}  # of functions that make several of these calls
+        self.guards: dict[tuple[object, ...], Any] = {}  # by which such functions know a call again
 
     def find(self, key: tuple[object, ...], addresses: Any) -> Any:
         """What was kept under the key; None where a call has to be checked in full."""
@@ -286,6 +287,7 @@ class LaunchCache:
         """Let every call be checked in full again."""
         self._found.clear()
         self.programs.clear()
+        self.guards.clear()
 
 
 LAUNCHES = LaunchCache()

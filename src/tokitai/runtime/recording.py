@@ -9,8 +9,9 @@ as it lies in memory, and where nothing else has written to these.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -152,10 +153,11 @@ class Program:
         count = len(recording.tensors)
         self.place = {i: at for at, i in enumerate(order)}  # of what was recorded, among what `run` returns
         slot = {**{i: i for i in range(count)}, **{count + i: count + at for at, i in enumerate((*order, *rest))}}
-        self._steps = tuple(
-            (launch, scalars, _gather([slot[s] for s in slots]), [i._replace(slot=slot[i.slot]) for i in indices])
-            for launch, scalars, slots, indices in recording.steps
-        )
+        self._steps = []
+        for launch, scalars, slots, indices in recording.steps:
+            check = functools.partial(launch.check_arrays, scalars=scalars)
+            moved = [i._replace(slot=slot[i.slot]) for i in indices]
+            self._steps.append((launch.settled(scalars), gather([slot[s] for s in slots]), moved, check))
         self._empty_like = recording.empty_like
 
     def run(self, addresses: list[int]) -> list[Any]:
@@ -173,16 +175,19 @@ class Program:
         if self._offsets:
             start = _scratch.start
             addresses += [start + offset for offset in self._offsets]
-        for launch, scalars, gather, indices in self._steps:
+        for launch, pick, indices, check in self._steps:
             for i in indices:
                 if not i.all_fit(addresses[i.slot]):
-                    launch.check_arrays({i.name: i.array(addresses[i.slot])}, scalars)
-            launch(scalars, gather(addresses), None)
+                    check({i.name: i.array(addresses[i.slot])})
+            launch(*pick(addresses))
         return made
 
 
-def _gather(slots: list[int]) -> Any:
-    return itemgetter(*slots) if len(slots) > 1 else lambda addresses: (addresses[slots[0]],)
+def gather(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What lies at these places of a tuple, as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1 or None) if places else slice(0))
 
 
 class _Scratch(threading.local):

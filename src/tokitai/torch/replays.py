@@ -4,7 +4,8 @@ A call of `functional` costs the host several times what its launch does: argume
 are asked, an operator is chosen and its arguments are bound. All of that follows from the layouts of the tensors, from
 the other arguments and from a few states of torch. These are the key under which the second call of a kind is recorded
 as a `Program`; a later one packs addresses and launches. Under autograd the program is the forward pass of one node,
-and the gradients of that node are recorded and repeated in the same way.
+and the gradients of that node are recorded and repeated in the same way. To make the key takes longer than to launch:
+a `_Guard` compares a call with one of a kind that was seen, all tensors in one step of torch's own.
 
 What is not plain takes the function itself: tensors of other classes, devices or storages, modes, transforms, graphs
 that are traced, autocast, the context `accumulate`, a recomputation within a backward pass, gradients of gradients.
@@ -19,10 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 
 from ..runtime.binding import MOST_CALLS
 from ..runtime.launch_cache import ALIGNED, CURRENT, LAUNCHES
-from ..runtime.recording import Place, Program, Recording
+from ..runtime.recording import Place, Program, Recording, gather
 from .accumulators import in_force
 from .dispatch import PLAIN, CustomOp, is_intercepted
 
@@ -30,6 +32,7 @@ from .dispatch import PLAIN, CustomOp, is_intercepted
 SEEN, REFUSED, COPIED = "seen", "refused", "copied"
 _numbers = {bool, int, float, str, type(None)}
 _shapes = {tuple, list, torch.Size}
+MOST_GUARDS = 8  # that a call is compared with; of more kinds the key decides
 _autocast, _sloping, _graph = torch._C._is_any_autocast_enabled, torch.is_grad_enabled, torch._C._current_graph_task_id
 
 
@@ -67,6 +70,47 @@ def _describe(values: Sequence[Any], key: list[Any], addresses: list[int]) -> bo
     return sloped
 
 
+class _Guard:
+    """Whether a call is of the kind of one that was seen: its tensors are what torch.compile guards a graph on, all
+    else is the same objects. A call that it does not take may be of the kind all the same; the key decides."""
+
+    def __init__(self, values: Sequence[Any], found: _Replayed) -> None:
+        tensors = [i for i, x in enumerate(values) if type(x) in PLAIN]
+        others = [i for i in range(len(values)) if i not in tensors]
+        self.found, self.tensors, self.others = found, gather(tensors), gather(others)
+        self.same = self.others(values)
+        sizes, strides = ([list(f(values[i])) for i in tensors] for f in (Tensor.size, Tensor.stride))
+        guards: Any = TensorGuards
+        given = self.tensors(values)
+        self.check = guards(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+    @classmethod
+    def add(cls, near: tuple[object, ...], values: Sequence[Any], found: _Replayed) -> None:
+        """Compare later calls with one of ``values``, whose program was found by its key."""
+        known = LAUNCHES.guards.get(near, ())
+        lists = any(isinstance(x, list) for x in values)  # which may change
+        if not lists and len(known) < MOST_GUARDS and all(g.found is not found for g in known):
+            _keep(LAUNCHES.guards, near, (*known, cls(values, found)))
+
+
+def _near(near: tuple[object, ...], values: Sequence[Any]) -> tuple[_Replayed, list[int]] | None:
+    """The program of a call and the addresses of its tensors, by the guards that are known under ``near``."""
+    for guard in LAUNCHES.guards.get(near, ()):
+        for a, b in zip(guard.others(values), guard.same, strict=True):
+            if a is not b:
+                break
+        else:
+            tensors = guard.tensors(values)
+            if guard.check(*tensors):
+                addresses, low = [], 0
+                for x in tensors:
+                    address = x.data_ptr()
+                    addresses.append(address)
+                    low |= address or ALIGNED
+                return None if low & ALIGNED else (guard.found, addresses)
+    return None
+
+
 def _is_plain() -> bool:
     """Whether the states of torch are those in which calls are recorded."""
     return not (CURRENT.recorder is not None or is_intercepted() or _autocast() or in_force() is not None)
@@ -100,36 +144,34 @@ def _placed(recording: Recording, result: Any) -> tuple[Place | None, ...] | Non
     return tuple(found)
 
 
-def _keep(key: tuple[object, ...], value: Any) -> None:
-    programs = LAUNCHES.programs
-    if len(programs) >= MOST_CALLS:
-        programs.clear()
-    programs[key] = value
+def _keep(known: dict[tuple[object, ...], Any], key: tuple[object, ...], value: Any) -> None:
+    if len(known) >= MOST_CALLS:
+        known.clear()
+    known[key] = value
 
 
 class _Replayed:
     """A program and what is returned of it."""
 
     def __init__(self, program: Program, places: Sequence[Place | None], several: bool) -> None:
-        self.program, self.several = program, several
+        self.run, self.several = program.run, several
         self.places = [p if p is None or not p.made else p._replace(at=program.place[p.at]) for p in places]
-        only = self.places[0]
-        self.simple = not several and only is not None and only.made and only.shape is None
+        as_made = all(p is None or (p.made and p.shape is None) for p in self.places)
+        self.pick = gather([-1 if p is None else p.at for p in self.places]) if as_made else None
 
-    def __call__(self, addresses: list[int], tensors: Sequence[Tensor]) -> Any:
-        made = self.program.run(addresses)
-        if self.simple:
-            return made[0]
-        found = self.chosen(made, tensors)
-        return tuple(found) if self.several else found[0]
-
-    def chosen(self, made: list[Tensor], tensors: Sequence[Tensor]) -> list[Tensor | None]:
-        """What is returned, of what was made and what was given."""
-        return [
-            None if p is None else tensors[p.at] if not p.made else
-            made[p.at] if p.shape is None else made[p.at].view(p.shape)
-            for p in self.places
-        ]  # fmt: skip
+    def __call__(self, addresses: list[int], values: Sequence[Any]) -> Any:
+        """What a call gives of the tensors at ``addresses``, those of ``values``."""
+        made: list[Any] = self.run(addresses)
+        if self.pick is not None:
+            found = self.pick((*made, None))
+        else:
+            tensors = _tensors(values)
+            found = tuple(
+                None if p is None else tensors[p.at] if not p.made else
+                made[p.at] if p.shape is None else made[p.at].view(p.shape)
+                for p in self.places
+            )  # fmt: skip
+        return found if self.several else found[0]
 
 
 class ReplayedFunction:
@@ -141,24 +183,27 @@ class ReplayedFunction:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function gives."""
+        if not _is_plain() or _graph() != -1:  # in a backward pass: a forward pass that is computed again
+            return self.function(*args, **kwargs)
         values = (*args, *kwargs.values()) if kwargs else args
+        near = (self, _sloping(), len(args), *kwargs)
+        known = _near(near, values)
+        if known is not None:
+            return known[0](known[1], values)
         key: list[Any] = [self, len(args), *kwargs]
         addresses: list[int] = []
-        sloped = _describe(values, key, addresses) if _is_plain() else None
+        sloped = _describe(values, key, addresses)
         if sloped is None:
             return self.function(*args, **kwargs)
         sloped = sloped and _sloping()
-        if _graph() != -1:  # a forward pass that is computed again
-            return self.function(*args, **kwargs)
         key.append(sloped)
         kind = tuple(key)
         found = LAUNCHES.programs.get(kind)
-        if type(found) is _Replayed:
-            return found(addresses, () if found.simple else _tensors(values))
-        if type(found) is _Node:
-            return _apply(found, addresses, *found.arguments(values))
+        if isinstance(found, _Replayed):
+            _Guard.add(near, values, found)
+            return found(addresses, values)
         if found is None:
-            _keep(kind, SEEN)
+            _keep(LAUNCHES.programs, kind, SEEN)
         elif found is SEEN:
             return self._record(kind, values, args, kwargs, sloped)
         elif found is COPIED:
@@ -182,7 +227,7 @@ class ReplayedFunction:
         elif places is not None:
             program = recording.program({p.at for p in places if p is not None and p.made})
             found = None if program is None else _Replayed(program, places, several)
-        _keep(kind, _refusal(recording) if found is None else found)
+        _keep(LAUNCHES.programs, kind, _refusal(recording) if found is None else found)
         return made
 
 
@@ -224,10 +269,12 @@ class _Node(_Replayed):
     """A call that is one custom op on tensors of the caller, with a gradient."""
 
     op: CustomOp
-    given: list[tuple[int, Any]]  # the op's arguments: places among the caller's, or -1 and a constant
+    given: list[int]  # which of the op's arguments are tensors
+    arguments: Callable[[Sequence[Any]], Sequence[Any]]  # these, of the caller's
+    most: int  # arguments of the op
     results: int  # of the op
     returned: list[int]  # which of them the call returns
-    saved: list[Place]
+    saved: Callable[[Sequence[Any]], Sequence[Any]]  # of what is made and given
     constant: list[int]  # places among what is returned, without a gradient
     zeros: bool  # whether gradients of results that are not used are zeros
     kept: dict[str, Any]
@@ -241,12 +288,10 @@ class _Node(_Replayed):
             return None
         op, args, words, made = recording.ops[0]
         results = made if isinstance(made, tuple) else (made,)
-        given = []
-        for x in args:
-            at = next((i for i, v in enumerate(values) if v is x), -1) if isinstance(x, Tensor) else -1
-            if isinstance(x, Tensor) and at < 0:
-                return None
-            given.append((at, None if at >= 0 else x))
+        given = [i for i, x in enumerate(args) if isinstance(x, Tensor)]
+        arguments = [next((k for k, v in enumerate(values) if v is args[i]), -1) for i in given]
+        if -1 in arguments:
+            return None
         kept = _Kept()
         assert op.keep is not None
         more = {} if op.defaults is None else dict(keyword_only_inputs={**op.defaults, **words})
@@ -263,45 +308,55 @@ class _Node(_Replayed):
         if program is None:
             return None
         node = cls(program, places, several)
-        node.op, node.given, node.results, node.returned = op, given, len(results), returned
-        of_op = {id(x): i for i, x in reversed(list(enumerate(args))) if isinstance(x, Tensor)}
-        node.saved = [
-            Place(True, program.place[p.at]) if p.made else Place(False, of_op[id(x)])
+        node.op, node.given, node.arguments = op, given, gather(arguments)
+        node.most, node.results, node.returned = len(args), len(results), returned
+        of_op = {id(args[i]): k for k, i in reversed(list(enumerate(given)))}
+        node.saved = gather([
+            program.place[p.at] if p.made else len(program.place) + of_op[id(x)]
             for p, x in zip(saved, kept.saved, strict=True) if p is not None
-        ]  # fmt: skip
+        ])  # fmt: skip
         without = {id(x) for x in kept.constant}
         node.constant = [k for k, i in enumerate(returned) if id(results[i]) in without]
         node.zeros, node.kept = kept.zeros, mine
         return node
 
-    def arguments(self, values: Sequence[Any]) -> list[Any]:
-        """Those of the op."""
-        return [values[i] if i >= 0 else constant for i, constant in self.given]
+    def __call__(self, addresses: list[int], values: Sequence[Any]) -> Any:
+        return _apply(self, addresses, *self.arguments(values))
 
     def differentiate(self, saved: Sequence[Tensor], needed: tuple[bool, ...], slopes: Sequence[Any]) -> Any:
-        """The gradients, by the op's own rule."""
+        """The gradients, by the op's own rule; of `_OneNode`'s arguments, as ``needed`` is."""
         every: list[Any] = [None] * self.results
         for i, slope in zip(self.returned, slopes, strict=True):
             every[i] = slope
-        context = SimpleNamespace(**self.kept, saved_tensors=saved, needs_input_grad=needed)
+        wanted = [False] * self.most
+        for i, wants in zip(self.given, needed[2:], strict=True):
+            wanted[i] = wants
+        context = SimpleNamespace(**self.kept, saved_tensors=saved, needs_input_grad=tuple(wanted))
         assert self.op.differentiate is not None
-        return self.op.differentiate(context, *every)
+        made = self.op.differentiate(context, *every)
+        made = made if isinstance(made, tuple) else (made,)
+        return (None, None, *[made[i] if i < len(made) else None for i in self.given])
 
     def gradients(self, saved: tuple[Tensor, ...], needed: tuple[bool, ...], slopes: tuple[Any, ...]) -> Any:
         """The same, by launches alone where such a call was recorded."""
         if torch.compiler.is_compiling() or _sloping() or not _is_plain():
             return self.differentiate(saved, needed, slopes)
         values = (*slopes, *saved)
+        near = (self, needed)
+        known = _near(near, values)
+        if known is not None:
+            return known[0](known[1], values)
         key: list[Any] = [self, needed]
         addresses: list[int] = []
         if _describe(values, key, addresses) is None:
             return self.differentiate(saved, needed, slopes)
         kind = tuple(key)
         found = LAUNCHES.programs.get(kind)
-        if type(found) is _Replayed:
-            return found(addresses, () if found.simple else _tensors(values))
+        if isinstance(found, _Replayed):
+            _Guard.add(near, values, found)
+            return found(addresses, values)
         if found is None:
-            _keep(kind, SEEN)
+            _keep(LAUNCHES.programs, kind, SEEN)
         elif found is SEEN:
             return self._record(kind, values, saved, needed, slopes)
         elif found is COPIED:
@@ -323,8 +378,8 @@ class _Node(_Replayed):
             program = recording.program({p.at for p in places if p is not None and p.made})
         found: Any = _refusal(recording)
         if program is not None and places is not None:
-            found = _Replayed(program, places, isinstance(made, tuple))
-        _keep(kind, found)
+            found = _Replayed(program, places, several=True)
+        _keep(LAUNCHES.programs, kind, found)
         return made
 
 
@@ -333,24 +388,21 @@ class _OneNode(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, node: _Node, addresses: list[int], *given: Any) -> Any:
-        made = node.program.run(addresses)
+        made = node.run(addresses)
         ctx.node = node
-        ctx.save_for_backward(*[made[i] if new else given[i] for new, i, _ in node.saved])
+        every = (*made, *given)
+        ctx.save_for_backward(*node.saved(every))
         if not node.zeros:
             ctx.set_materialize_grads(False)
-        if node.simple:
-            return made[node.places[0].at]  # type: ignore[union-attr]
-        found = node.chosen(made, ())
+        assert node.pick is not None
+        found = node.pick(every)
         if node.constant:
             ctx.mark_non_differentiable(*[found[i] for i in node.constant])
-        return tuple(found) if node.several else found[0]
+        return found if node.several else found[0]
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[Any, ...]:
-        needed = ctx.needs_input_grad[2:]
-        made = ctx.node.gradients(ctx.saved_tensors, needed, slopes)
-        made = made if isinstance(made, tuple) else (made,)
-        return (None, None, *made, *[None] * (len(needed) - len(made)))
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        return ctx.node.gradients(ctx.saved_tensors, ctx.needs_input_grad, slopes)
 
 
 _apply: Callable[..., Any] = super(torch.autograd.Function, _OneNode).apply  # past a look for transforms

@@ -49,7 +49,7 @@ class LoadedKernel:
 
     def __init__(self, artifact: Artifact, function: Any, library: Any) -> None:
         self.artifact = artifact
-        self._function, self._outside = function, messages_of(library)
+        self.function, self._outside = function, messages_of(library)
 
     def __call__(
         self,
@@ -84,7 +84,7 @@ class LoadedKernel:
         such number of threads."""
         if threads > _started.most:
             _started.attempt(threads)
-        return int(self._function(tensors, sizes, scalars, workspace, threads))
+        return int(self.function(tensors, sizes, scalars, workspace, threads))
 
 
 _loaded: dict[tuple[str, str], LoadedKernel] = {}
