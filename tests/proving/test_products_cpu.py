@@ -1,4 +1,5 @@
-"""Accesses of the CPU's matrix products: proved as they are, refuted once source or header is wrong."""
+"""Accesses of the CPU's matrix products, and what they write: proved as they are, refuted once source or header is
+wrong."""
 
 from __future__ import annotations
 
@@ -6,11 +7,16 @@ import pytest
 
 from tests.proving.changed import obligations, refuted
 
+TWICE, WRITTEN = "no element of out_y is written twice", "every element of out_y is written"
+TILES, RIGHT = "tiles has no conflicting accesses", "right has no conflicting accesses"
+FITS = "index arithmetic fits its types"
+
 
 @pytest.mark.slow
-def test_accesses_are_proved_to_lie_inside() -> None:
+def test_two_products_of_one_operand_are_proved() -> None:
     found = obligations("linear_swiglu")
     assert {f"{name} is accessed inside" for name in ("in_x", "in_gate", "out_y", "right", "left", "tiles")} <= {*found}
+    assert {TWICE, WRITTEN, TILES, RIGHT, FITS} <= {*found}
     assert [o for o in found.values() if o.status != "proved"] == []
 
 
@@ -30,3 +36,38 @@ def test_accesses_are_proved_to_lie_inside() -> None:
 def test_wrong_indices_are_refuted(name: str, header: dict[str, str]) -> None:
     what = f"{name} is accessed inside"
     assert what in refuted(obligations("linear", headers=header, only=[what]))
+
+
+UNIT = "unit < blocks * cuts; unit += team.size"
+STOP = "stop = m_panels * (block + 1) / blocks;"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "source", "header"),
+    [
+        (TILES, {}, {"Team{0, 1, thread_number()}": "Team{0, 1, 0}"}),  # two teams in the same buffers
+        (TILES, {}, {UNIT: UNIT.replace("team.size", "1")}),
+        (RIGHT, {}, {"}\n          team_barrier(team);\n        }": "}\n        }"}),
+        (TWICE, {}, {STOP: "stop = min(m_panels, m_panels * (block + 1) / blocks + 1);"}),
+        (TWICE, {}, {"if (!last || n + 1 < N) continue;": "if (n + 1 < N) continue;"}),
+        (WRITTEN, {}, {"x < min(NR, width - q * NR)": "x < min(NR, width - q * NR) - 1"}),
+        (FITS, {"out_y + r * out_y_stride": "out_y + int32_t(r) * int32_t(out_y_stride)"}, {}),
+    ],
+)
+def test_wrong_loops_and_types_are_refuted(name: str, source: dict[str, str], header: dict[str, str]) -> None:
+    assert name in refuted(obligations("linear", source, header, only=[name]))
+
+
+@pytest.mark.slow
+def test_a_row_that_is_lost_at_one_number_of_rows_is_refuted() -> None:
+    height = "height = min(BLOCK_M, rows - r0)"
+    lost = {height: height.replace(")", " - (rows == 1000003 ? 1 : 0))")}
+    assert refuted(obligations("linear", headers=lost, only=[WRITTEN]))[WRITTEN]["rows"] == 1000003
+
+
+@pytest.mark.slow
+def test_an_element_for_which_no_iteration_is_found_is_undecided() -> None:
+    """Where units of work are counted in another way than the proof knows, nothing is known of what they write."""
+    other = {UNIT: UNIT.replace("cuts;", "cuts - (rows == 1000003 ? 1 : 0);")}
+    assert obligations("linear", headers=other, only=[WRITTEN])[WRITTEN].status == "undecided"

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
+from math import prod
 from typing import Any
 
 import z3
 
 from .logic import both, variables
+from .monomials import of_factors
 from .obligation import Obligation
 from .terms import Answer, Sum, alike, ask
 from .values import Access, Loop
@@ -53,6 +55,10 @@ class Kernel:
         """What is known where these accesses are made."""
         terms = [t for a in accesses for t in (a.at, a.count, *a.when) if not isinstance(t, (int, bool))]
         return [*self.walk.knows, *(w for a in accesses for w in a.when), *self.walk.relevant(terms)]
+
+    def facts(self, terms: Sequence[Any], when: Sequence[Any]) -> list[Any]:
+        """What is known of the unknowns of these terms under conditions."""
+        return self.walk.relevant(terms)
 
     def place(self, a: Access) -> tuple[Any, Any] | None:
         """The row and the column of an access, or None where it is not that of an element of a row."""
@@ -355,7 +361,7 @@ class Kernel:
                 continue
             seen.add(key)
             terms = [t for t in (r.must, *r.when) if not isinstance(t, (int, bool))]
-            knows = [*self.walk.knows, *(w for w in r.when if not isinstance(w, bool)), *self.walk.relevant(terms)]
+            knows = [*self.walk.knows, *(w for w in r.when if not isinstance(w, bool)), *self.facts(terms, r.when)]
             must, *plain = self.without_products([r.must, *knows])
             answer = self.ask(must, plain)
             if answer.status == "refuted" and (chosen := self.chosen(terms)):
@@ -385,29 +391,39 @@ class Kernel:
     def without_products(self, terms: Sequence[Any]) -> list[Any]:
         """The same with an unknown for each product of unknowns, of which is known that a factor within a count of what
         memory holds makes no more than that."""
-        found: dict[int, Any] = {}
         bounds = []
-        stack, done = list(terms), set()
-        while stack:
-            t = stack.pop()
-            if isinstance(t, (int, bool)) or t.get_id() in done:
-                continue
-            done.add(t.get_id())
-            if z3.is_mul(t) and sum(not z3.is_int_value(c) for c in t.children()) > 1:
-                found[t.get_id()] = t
-            stack += t.children()
-        chosen = [(t, z3.Int(f"product!{i}")) for i, t in enumerate(found.values())]
+        chosen = [(t, z3.Int(f"product!{i}")) for i, t in enumerate(products_in(*terms))]
 
         def plain(t: Any) -> Any:
             return t if isinstance(t, (int, bool)) else z3.substitute(t, *chosen) if chosen else t
 
         for t, name in chosen:
+            factors = [c for c in t.children() if not z3.is_int_value(c)]
+            number = prod(c.as_long() for c in t.children() if z3.is_int_value(c))
+            bounds += [plain(fact) for fact in of_factors(factors, number, name)]
             for most, unknown in self.products:
                 factor, rest = Sum(t).along(unknown)
+                if any(c.eq(unknown) for c in t.children()):
+                    factor = prod(c for c in t.children() if not c.eq(unknown))
                 if factor is not None and isinstance(rest, int) and not isinstance(factor, int):
                     fit = z3.And(factor >= 0, factor <= most)
                     bounds.append(z3.Implies(plain(fit), z3.And(name >= 0, name <= PER_ROW)))
         return [*map(plain, terms), *bounds]
+
+
+def products_in(*terms: Any) -> list[Any]:
+    """The products of unknowns in these terms."""
+    found: dict[int, Any] = {}
+    stack, done = list(terms), set()
+    while stack:
+        t = stack.pop()
+        if isinstance(t, (int, bool)) or t.get_id() in done:
+            continue
+        done.add(t.get_id())
+        if z3.is_mul(t) and sum(not z3.is_int_value(c) for c in t.children()) > 1:
+            found[t.get_id()] = t
+        stack += t.children()
+    return list(found.values())
 
 
 def _once(accesses: Sequence[Access]) -> list[Access]:

@@ -2,7 +2,8 @@
 floor(m (b + 1) / n).
 
 Share 0 begins at 0 and share n at m, and shares ascend as m b does. As floor(x + d) - floor(x) is d rounded up at most,
-no share has more than K where m is K n at most. The solver is given that for the shares of a statement.
+no share has more than K where m is K n at most, and none is empty where m is n at least. So each number below m lies in
+exactly one share. The solver is given that for the shares of a statement.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def lemmas(terms: Sequence[Any], most: int) -> Iterator[Any]:
         yield z3.Implies(z3.And(m >= 0, b >= 0, b <= n), z3.And(s >= 0, s <= m))
         yield z3.Implies(z3.And(b == 0, n > 0), s == 0)
         yield z3.Implies(z3.And(b == n, n > 0), s == m)
+        yield z3.Implies(z3.And(b >= 0, b < n, m >= n), s < m)
     for s, t in permutations(found, 2):
         (m, b, n), (o, c, p) = s.children(), t.children()
         if str(m).rstrip("'") != str(o).rstrip("'"):
@@ -47,4 +49,9 @@ def lemmas(terms: Sequence[Any], most: int) -> Iterator[Any]:
         yield z3.Implies(z3.And(m == o, n == p, m >= 0, n > 0, c == b + 1, m <= most * n), t - s <= most)
 
 
-__all__ = ["SHARE", "lemmas", "share_of"]
+def held(i: Any, m: Any, b: Any, n: Any) -> Any:
+    """That part b of n holds a number below m; of some part that is so."""
+    return z3.Implies(z3.And(i >= 0, i < m, n > 0), z3.And(b >= 0, b < n, SHARE(m, b, n) <= i, i < SHARE(m, b + 1, n)))
+
+
+__all__ = ["SHARE", "held", "lemmas", "share_of"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import z3
@@ -108,11 +108,18 @@ def ask(statement: Any, knows: Sequence[Any], seconds: float) -> Answer:
     for anew in (False, True):
         context = z3.Context() if anew else None
         solver = z3.Solver(ctx=context)
-        solver.set("timeout", max(1, int(seconds * 500)))
         solver.add(*([t.translate(context) for t in terms] if anew else terms))
-        found = solver.check()
-        if str(found) != "unknown":
+        answer = checked(solver, seconds / 2)
+        if answer.status != "undecided":
             break
+    return replace(answer, seconds=time.perf_counter() - began)
+
+
+def checked(solver: Any, seconds: float) -> Answer:
+    """What a solver finds that holds what is known, and the negation of a statement."""
+    began = time.perf_counter()
+    solver.set("timeout", max(1, int(seconds * 1000)))
+    found = solver.check()
     took = time.perf_counter() - began
     if str(found) == "unsat":
         return Answer("proved", took, {})
