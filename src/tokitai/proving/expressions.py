@@ -221,7 +221,9 @@ class Expressions(Memory, ABC):
                 before = self.value(side, scope)
                 self.store_to(side, self.merged(taken, value, before), scope)
         elif target.kind == "member":
-            self.value(target.args[0], scope)
+            owner = self.value(target.args[0], scope)
+            if isinstance(owner, dict):
+                owner[target.args[1]] = value
         else:
             where = self.place(target, scope)
             if isinstance(where, Pointer):

@@ -42,6 +42,9 @@ class Loops(Expressions):
                     break
         return self.summary(n, inner, shared)
 
+    # What is known of variables in a loop that is modelled, and behind it, by its head.
+    found_by: Callable[[str, Scope], Sequence[Any]] = staticmethod(lambda head, scope: ())
+
     def quiet(self, n: Node, scope: Scope) -> bool:
         """Whether a loop leaves all variables outside as they are."""
 
@@ -132,7 +135,7 @@ class Loops(Expressions):
             cell.value = Int(at, cell.value.type) if isinstance(cell.value, Int) else replace(cell.value, at=at)
         kept = self.invariants(n, scope, {k: s for k, s in unknown.items() if k not in linear}, first, k_)
         mark = len(self.when)
-        self.when += [k_ >= 0, *kept]
+        self.when += [k_ >= 0, *kept, *self.found_by(n.line, scope)]
         if unknown.keys() == linear.keys():
             self.dry += 1
             before = folded(self.truth(self.value(condition, scope)))
@@ -164,7 +167,9 @@ class Loops(Expressions):
         while made:
             mark = len(self.when)
             self.when += [k_ >= 0, *(c(unknown[k]) for (k, _), c in made.items())]
+            made_so_far = len(self.accesses), len(self.ranged)
             self.when.append(folded(self.truth(self.value(n.args[1], scope))))
+            del self.accesses[made_so_far[0] :], self.ranged[made_so_far[1] :]  # under bounds that may not be kept
             again = self.changes(n, scope)
             lost = []
             for key, c in made.items():
@@ -203,7 +208,7 @@ class Loops(Expressions):
                 at = folded(f + turns * d)
                 value = cell.value
                 self.assign(cell, Int(at, value.type) if isinstance(value, Int) else replace(value, at=at))
-        for fact in facts:
+        for fact in (*facts, *self.found_by(n.line, scope)):
             self.fact(fact)
         return True
 

@@ -255,7 +255,7 @@ class Parser:
             return Node("if", (condition, then, other))
         if word in ("return", "break", "continue"):
             self.at += 1
-            value = None if self.peek() == ";" else self.comma()
+            value = None if self.peek() == ";" else self.braces() if self.peek() == "{" else self.comma()
             self.take(";")
             return Node(word, (value,), self.text_from(start))
         if word in ("typedef", "using", "static_assert", "asm"):

@@ -15,6 +15,7 @@ from .choice import family_of
 from .cpu import walk_flat, walk_rowwise
 from .gpu_flat import flat_cases
 from .gpu_kernel import Case, worst
+from .groups import walk_grouped
 from .kernel import Kernel
 from .obligation import Obligation
 from .products import walk_products
@@ -27,7 +28,7 @@ DEFAULT_ISA = "avx512"
 # Of kernels for CPUs, by family.
 WALKS: dict[str, Callable[..., Kernel | Buffers]] = {
     "rowwise": walk_rowwise, "elementwise": walk_flat, "scatter": walk_scatter, "matmul": walk_products,
-    "grouped": Buffers,
+    "grouped": walk_grouped,
 }  # fmt: skip
 CASES: dict[str, Callable[..., Iterator[Case]]] = {"elementwise": flat_cases}  # of kernels of GPUs
 SECONDS = 20.0  # for one question to the solver, where nobody says how many

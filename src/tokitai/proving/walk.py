@@ -77,8 +77,9 @@ class Walk(Loops):
                     }
                 )
                 continue
-            if struct and given:
-                scope.names[variable] = Cell(self.structure(struct, value, scope))
+            if struct and (given or value is None) and not sides:
+                made = self.structure(struct, value, scope) if given else struct(self, [], [])
+                scope.names[variable] = Cell(made)
                 continue
             if sides:
                 dims = tuple(self.number(self.value(s, scope)) if s is not None else 0 for s in sides)
@@ -127,7 +128,11 @@ class Walk(Loops):
         return folded(either(both(condition, live_a), both(no(condition), live_b)))
 
     def execute_return(self, n: Node, scope: Scope) -> Any:
-        value = OPAQUE if n.args[0] is None else self.value(n.args[0], scope)
+        (made,) = n.args
+        if made is not None and made.kind == "braces":  # of a structure's members
+            value: Any = [self.value(a, scope) for a in made.args]
+        else:
+            value = OPAQUE if made is None else self.value(made, scope)
         frame = self.frames[-1]
         frame.returns(both(*self.when[frame.mark :]), value)
         if len(self.loops) > frame.depth:
