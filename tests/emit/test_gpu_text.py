@@ -73,6 +73,7 @@ class Compiler:
     matrix_units: bool = False
     fused_units: bool = False
     integer_units: bool = False
+    integer_warpgroups: bool = False
     warpgroups: bool = False
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Built, Identity]:

@@ -61,6 +61,7 @@ class Compiler:
     matrix_units: bool = False
     fused_units: bool = False
     integer_units: bool = False
+    integer_warpgroups: bool = False
     warpgroups: bool = False
     shared_bytes: int = 0
 

@@ -125,7 +125,8 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.name, self.warp, self.shared_bytes = self.device.name, self.device.warp, self.device.shared_bytes
-        self.matrix_units = self.fused_units = self.warpgroups = self.integer_units = self.device.units
+        self.matrix_units = self.fused_units = self.warpgroups = self.device.units
+        self.integer_units = self.integer_warpgroups = self.device.units
 
     def build(self, text: KernelText, stem: str, structure: bool) -> tuple[Program, None]:
         return Program(self.trace, self.trace.unit(text, stem, structure), self.spilling), None

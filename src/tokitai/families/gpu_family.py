@@ -52,6 +52,10 @@ class Capabilities(Protocol):
         """Whether there are matrix units of 8-bit integers, signed and not, that add exactly."""
 
     @property
+    def integer_warpgroups(self) -> bool:
+        """Whether Hopper's warpgroups do the same."""
+
+    @property
     def fused_units(self) -> bool:
         """Whether there are matrix units of 16-bit operands whose steps are those of ``fused16``."""
 

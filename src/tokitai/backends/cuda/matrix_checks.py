@@ -205,6 +205,22 @@ KERNEL(try_out, 128, 1) {
 """
 
 
+# Bytes in every regime: any, the largest and the smallest alone, small ones.
+BYTES_DRAWN = r"""
+INLINE uint64_t drawn(uint64_t& state) {
+  state += 0x9E3779B97F4A7C15ull;
+  uint64_t x = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+INLINE Bytes four(uint64_t& state, int regime) {
+  const uint32_t x = uint32_t(drawn(state) >> 16);
+  if (regime == 1) return (x & 0x01010101u) * 255u;
+  if (regime == 2) return (x & 0x01010101u) * 127u + 0x01010101u * (x >> 31);
+  return regime == 3 ? x & 0x03030303u : x;
+}
+"""
+
 # Operands of random bytes in every regime: any, the largest and the smallest alone, small ones; each signed and not.
 # Sums begin anywhere, and wrap in no step.
 INTEGERS = r"""
@@ -224,18 +240,7 @@ namespace tokitai {
 
 struct Call { int32_t* wrong; };
 
-INLINE uint64_t drawn(uint64_t& state) {
-  state += 0x9E3779B97F4A7C15ull;
-  uint64_t x = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-INLINE Bytes four(uint64_t& state, int regime) {
-  const uint32_t x = uint32_t(drawn(state) >> 16);
-  if (regime == 1) return (x & 0x01010101u) * 255u;
-  if (regime == 2) return (x & 0x01010101u) * 127u + 0x01010101u * (x >> 31);
-  return regime == 3 ? x & 0x03030303u : x;
-}
+BYTES_DRAWN
 // Digits of one operand and the other, one of a warp's tile after another.
 template <int L, int R> INLINE int tried(const Bytes (&a)[4], const Bytes (&b)[2], const int32_t (&c)[4]) {
   const int g = thread_index() / 4, t = thread_index() % 4;
@@ -272,11 +277,72 @@ KERNEL(try_out, 32, 1) {
 }  // namespace tokitai
 """
 
+# Tiles of 64 x 64, whose bytes lie in shared memory as digits of operands do, 128 along k.
+INTEGER_WARPGROUP = r"""
+#define ACCUMULATORS_FUSED 1
+#define MATRIX_UNITS 0
+#define UNIT_ATOM 1
+#define LEFT_MIN_EXPONENT -126
+#define RIGHT_MIN_EXPONENT -126
+#define PLAN_FIXED_BITS 16
+#define PLAN_PRODUCTS 1
+#define PLAN_ROWS 128
+#define PLAN_COLS 64
+#define PLAN_STAGES 2
+#define PLAN_ALTERNATE 0
+#define PLAN_DEPTH 128
+#define PLAN_DIGITS_IN_TILES 1
+#include "fixed_pipeline.h"
+
+namespace tokitai {
+
+struct Call { int32_t* wrong; };
+
+BYTES_DRAWN
+template <int L, int R> INLINE int tried(const char* left, const char* right) {
+  Sum d[32], start[32];
+  uint64_t state = uint64_t(thread_index());
+  UNROLL for (int i = 0; i < 32; ++i) d[i] = start[i] = int32_t(drawn(state) >> 34);
+  warpgroup_begin();
+  UNROLL for (int k = 0; k < 4; ++k)
+    integer_step<64, 0, L == 1, R == 1>(d, digits_at(shared_address(left)) + 2 * k, digits_at(shared_address(right)) + 2 * k);
+  warpgroup_close();
+  warpgroup_wait<0>();
+  int wrong = 0;
+  const int t = thread_index();
+  UNROLL for (int i = 0; i < 32; ++i) {
+    const int row = t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
+    Sum sum = start[i];
+    ROLLED for (int k = 0; k < 128; ++k) {
+      const uint8_t a = left[row * 128 + swizzled(row, k)], b = right[column * 128 + swizzled(column, k)];
+      sum += (L ? int(int8_t(a)) : int(a)) * (R ? int(int8_t(b)) : int(b));
+    }
+    wrong += sum != d[i];
+  }
+  return wrong;
+}
+
+KERNEL(try_out, 128, 1) {
+  SHARED_AT_LAUNCH(memory);
+  char* const left = memory + (-int64_t(shared_address(memory)) & 1023);
+  char* const right = left + 8192;
+  const int t = thread_index();
+  uint64_t state = uint64_t(block_index() * 128 + t) << 32;
+  for (int i = t; i < 4096; i += 128) reinterpret_cast<uint32_t*>(left)[i] = four(state, int(block_index() % 4));
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  barrier();
+  call.wrong[block_index() * 128 + t] =
+      tried<0, 0>(left, right) + tried<0, 1>(left, right) + tried<1, 0>(left, right) + tried<1, 1>(left, right);
+}
+
+}  // namespace tokitai
+"""
+
 
 def integer_source() -> Source:
     """The test of products of 8-bit integers."""
-    text = INTEGERS.replace("< STEPS", f"< {FUSED_STEPS}")
-    return Source(text, headers(of_products=True) | gpu_own("fixed_point.h"), "try_out")
+    text = INTEGERS.replace("< STEPS", f"< {FUSED_STEPS}").replace("BYTES_DRAWN\n", BYTES_DRAWN)
+    return Source(text, headers(of_products=True) | gpu_own("digits.h", "fixed_point.h"), "try_out")
 
 
 def multiplies_integers(device: Any) -> bool:
@@ -284,6 +350,20 @@ def multiplies_integers(device: Any) -> bool:
     if int(device.arch.removeprefix("sm_")) < INTEGER_ARCHITECTURE:
         return False
     return _none_wrong(device, integer_source())
+
+
+def integer_warpgroup_source() -> Source:
+    """The same of a warpgroup's products."""
+    text = INTEGER_WARPGROUP.replace("BYTES_DRAWN\n", BYTES_DRAWN)
+    more = warpgroup_headers() | gpu_own("digits.h", "fixed_pipeline.h")
+    return Source(text, headers(of_products=True) | more, "try_out")
+
+
+def warpgroups_multiply_integers(device: Any) -> bool:
+    """Whether every one of eight million sums of a warpgroup's products of 8-bit integers is exact."""
+    if device.arch not in FUSED_ARCHITECTURES:
+        return False
+    return _none_wrong(device, integer_warpgroup_source(), f"{device.arch}a", 128, WARPGROUP_BLOCKS, 17 << 10)
 
 
 def fused_source(smallest: int) -> Source:

@@ -18,7 +18,13 @@ from ..backend import Array, Identity, Program, source_digest, workspace_of
 from ..machine_code import MachineCode
 from . import nvrtc, ptx
 from .device import open_device
-from .matrix_checks import adds_in_order, multiplies_integers, takes_fused_steps, warpgroups_take_fused_steps
+from .matrix_checks import (
+    adds_in_order,
+    multiplies_integers,
+    takes_fused_steps,
+    warpgroups_multiply_integers,
+    warpgroups_take_fused_steps,
+)
 
 NO_SASS = "of SASS, which ptxas makes of PTX, there is no list of instructions"
 
@@ -47,6 +53,11 @@ class CudaTarget:
     def integer_units(self) -> bool:
         """Whether the device's matrix units multiply 8-bit integers, and add exactly: tried out on it, once."""
         return multiplies_integers(self.device)
+
+    @cached_property
+    def integer_warpgroups(self) -> bool:
+        """The same of Hopper's warpgroups."""
+        return self.integer_units and warpgroups_multiply_integers(self.device)
 
     @cached_property
     def warpgroups(self) -> bool:

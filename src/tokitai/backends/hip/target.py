@@ -35,7 +35,7 @@ class HipTarget:
     name = "hip"
     shared_bytes = 0  # that launches may ask for: there are no copies that go on by themselves
     matrix_units = False
-    fused_units = warpgroups = integer_units = False
+    fused_units = warpgroups = integer_units = integer_warpgroups = False
     entered = nullcontext
 
     def __init__(

@@ -28,7 +28,7 @@ class SimTarget:
 
     name = "sim"
     shared_bytes = 227 << 10  # as a block may have on sm_90
-    fused_units = warpgroups = integer_units = False
+    fused_units = warpgroups = integer_units = integer_warpgroups = False
     entered = nullcontext  # there is none to enter
 
     def __init__(

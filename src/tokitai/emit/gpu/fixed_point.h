@@ -1,33 +1,15 @@
-// Products of operands in fixed point (tokitai/meaning/fixed_point.py has the rule): one kernel finds the units of lines and
-// writes their integers, cut into digits of eight bits, line by line along k; another multiplies slices, and adds exactly.
+// Products of operands in fixed point: one kernel finds the units of lines and writes their integers; another multiplies
+// slices, and adds exactly. The integers are those of digits.h.
 #pragma once
-#include "work.h"
+#include "digits.h"
 
 namespace tokitai {
 
-constexpr int FIXED_BITS = PLAN_FIXED_BITS, THREAD_M = PLAN_THREAD_M, THREAD_N = PLAN_THREAD_N;
+constexpr int THREAD_M = PLAN_THREAD_M, THREAD_N = PLAN_THREAD_N;
 constexpr int THREADS = ROWS / THREAD_M * (COLS / THREAD_N);
-constexpr int CUT_LINES = 32, CUT_THREADS = 256;  // of what a block cuts at a time
-
-#if TOKITAI_STRUCTURE
-typedef S Bytes;     // an element
-typedef S Power;  // of a line in a block: the hash of all its elements
-typedef S Sum;
-constexpr Tag FIXED = Tag(33 + FIXED_BITS / 8), FIXED_UNIT = Tag(37);
-constexpr int CUT_K = 64, DIGITS = 1, PER_WORD = 1, K_TILE_WORDS = 4, PITCH = 6;
-#else
-typedef uint32_t Bytes;    // four neighbours along k, the first one lowest
-typedef int32_t Power;   // the exponent of a line's unit
-typedef int32_t Sum;
-constexpr Power WITHOUT = 1 << 20;
-// An integer is DIGITS of eight bits, the highest signed, the others not. In a block of 4096 the sums of products of slices
-// that count alike stay below 2^31: two signed ones below 2^26, a signed and another one 2^27, two others 2^28, and no
-// more than three of these are added: of 24 bits 4096 (2 * 255 * 128 + 255^2) < 2^30.
-constexpr int CUT_K = 128, DIGITS = FIXED_BITS / 8, PER_WORD = 4, K_TILE_WORDS = PLAN_DEPTH / 4, PITCH = K_TILE_WORDS + 4;
-static_assert(CHAIN == 4096, "sums fit");
-#endif
-constexpr int WEIGHTS = 2 * DIGITS - 1;                 // sums for each element, by what they count
-constexpr int K_TILE = K_TILE_WORDS * PER_WORD;           // products along k at a time
+constexpr int STRIP = 32, CUT_THREADS = 256;  // lines and threads of what a block cuts at a time
+template <bool ALONG_K, class P> constexpr int CUT_LINES = STRIP;
+constexpr int CUT_K = PER_WORD == 1 ? 64 : 128, PITCH = K_TILE_WORDS + (PER_WORD == 1 ? 2 : 4);
 constexpr int LINES = DIGITS * (ROWS + PRODUCTS * COLS);  // of a K-tile
 constexpr int PIECE = 16 / int(sizeof(Bytes)), LINE_PIECES = K_TILE_WORDS / PIECE, LINE = ROWS / THREAD_M;
 struct alignas(16) Piece { Bytes e[PIECE]; };
@@ -37,70 +19,10 @@ constexpr int MEMORY = STAGES * TILE_WORDS / PIECE;      // pieces of shared mem
 static_assert(CHAIN % K_TILE == 0 && CUT_K % K_TILE == 0 && PITCH % PIECE == 0, "whole k_tiles and pieces");
 static_assert(PRODUCTS * LINE * COLS * sizeof(E) <= MEMORY * sizeof(Piece), "sums of rows fit where k_tiles were");
 
-// ------------------------------------------------------------------ where integers lie
-// Those of one product's operand, from its first line and its first block on: for each slice lines of `pitch` words, for
-// each block the units of all `lines`.
-struct Digits {
-  Bytes* words;
-  Power* units;
-  int64_t pitch, apart, lines;
-  INLINE Bytes* at(int slice, int64_t line, int64_t word) const { return words + slice * apart + line * pitch + word; }
-};
-
-// The beginning of the workspace: of each operand its items' integers, then their units. Where groups share k, each
-// begins with a K-tile and a block of its own. families/matmul/tiling.py has the same size.
-struct Buffers {
-  int64_t pitch, blocks, lines[1 + PRODUCTS], items[1 + PRODUCTS];
-  Bytes* words;
-  INLINE Buffers(void* workspace, int64_t k_size, int64_t groups) : words(static_cast<Bytes*>(workspace)) {
-    pitch = (ceil_div(k_size, K_TILE) + groups) * K_TILE_WORDS, blocks = ceil_div(k_size, CHAIN) + groups;
-  }
-  INLINE int64_t words_of(int n) const { return items[n] * DIGITS * lines[n] * pitch; }
-  INLINE Digits digits(int n, int64_t item, int64_t line, int64_t group, int64_t begin) const {
-    Bytes* at = words;
-    for (int i = 0; i < n; ++i) at += words_of(i);
-    at += item * DIGITS * lines[n] * pitch + line * pitch + (begin / K_TILE + group) * K_TILE_WORDS;
-    Bytes* all = words;
-    for (int i = 0; i <= PRODUCTS; ++i) all += words_of(i);
-    Power* units = reinterpret_cast<Power*>(all);
-    for (int i = 0; i < n; ++i) units += items[i] * blocks * lines[i];
-    units += (item * blocks + begin / CHAIN + group) * lines[n] + line;
-    return {at, units, pitch, lines[n] * pitch, lines[n]};
-  }
-  INLINE E* rest() const {
-    Bytes* all = words;
-    int64_t units = 0;
-    for (int i = 0; i <= PRODUCTS; ++i) all += words_of(i), units += items[i] * blocks * lines[i];
-    return reinterpret_cast<E*>(all) + ceil_div(units, 4) * 4;
-  }
-};
-
 // ------------------------------------------------------------------ cutting
 #if TOKITAI_STRUCTURE
-struct Largest {
-  Power all = {0};
-  INLINE void take(S x, bool there) { if (there) all.h += unary(FIXED_UNIT, x).h; }
-  INLINE void join(int lane) { all.h += exchange(all.h, lane); }
-  INLINE Power unit() const { return all; }
-};
 INLINE void write_words(const Digits& to, int64_t line, int64_t word, const S* from, Power) { *to.at(0, line, word) = *from; }
 #else
-struct Largest {
-  uint32_t all = 0;
-  INLINE void take(S x, bool) {  // magnitudes in their order, above them NaN
-    const uint32_t size = bits_of(x) & 0x7FFFFFFFu;
-    all = size > all ? size : all;
-  }
-  INLINE void join(int lane) {
-    const uint32_t other = exchange(all, lane);
-    all = other > all ? other : all;
-  }
-  INLINE Power unit() const {
-    if (all >= INFINITY_BITS) return WITHOUT;
-    const int field = int((all >> 23 ? all : bits_of(float(int32_t(all)))) >> 23);
-    return (all == 0 ? 0 : field - (all >> 23 ? 127 : 276)) - (FIXED_BITS - 2);
-  }
-};
 // Four neighbours along k of a line with this unit, as integers, one word for each slice. A step of a power of two may be
 // beyond f32, so there are two.
 INLINE void write_words(const Digits& to, int64_t line, int64_t word, const S* from, Power unit) {
@@ -117,15 +39,15 @@ INLINE void write_words(const Digits& to, int64_t line, int64_t word, const S* f
 }
 #endif
 
-struct CutMemory { S e[CUT_LINES][CUT_K + 1]; };
+struct CutMemory { S e[STRIP][CUT_K + 1]; };
 
 // Elements of `count` lines at most, from k on: of the lines and of the `length` of k what is there, and zeros.
 template <bool ALONG_K, class P>
 INLINE void load_lines(CutMemory& memory, Operand<P> from, int64_t count, int64_t k0, int64_t length) {
-  constexpr int EACH = CUT_LINES * CUT_K / CUT_THREADS;
+  constexpr int EACH = STRIP * CUT_K / CUT_THREADS;
   S x[EACH];  // all on their way at once
-  const auto line_of = [](int i) { return ALONG_K ? i / CUT_K : i % CUT_LINES; };
-  const auto k_of = [](int i) { return ALONG_K ? i % CUT_K : i / CUT_LINES; };
+  const auto line_of = [](int i) { return ALONG_K ? i / CUT_K : i % STRIP; };
+  const auto k_of = [](int i) { return ALONG_K ? i % CUT_K : i / STRIP; };
   UNROLL for (int e = 0; e < EACH; ++e) {
     const int i = thread_index() + e * CUT_THREADS, line = line_of(i);
     const int64_t k = k0 + k_of(i);
@@ -139,9 +61,10 @@ INLINE void load_lines(CutMemory& memory, Operand<P> from, int64_t count, int64_
   }
   barrier();
 }
-// The units and the integers of lines in one block.
+// The units and the integers in one block of the lines from `line0` on, which has `count` with those that follow; `from` is
+// where it begins.
 template <bool ALONG_K, class P>
-INLINE void cut(CutMemory& memory, Operand<P> from, int64_t count, int64_t length, Digits to) {
+INLINE void cut(CutMemory& memory, Operand<P> from, int64_t line0, int64_t count, int64_t length, const Digits& to) {
   const int line = thread_index() / 8, part = thread_index() % 8;
   Largest largest;
   ROLLED for (int64_t k0 = 0; k0 < length; k0 += CUT_K) {
@@ -150,45 +73,22 @@ INLINE void cut(CutMemory& memory, Operand<P> from, int64_t count, int64_t lengt
   }
   for (int lane = 1; lane < 8; lane *= 2) largest.join(lane);
   const Power unit = largest.unit();
-  if (part == 0 && line < count) to.units[line] = unit;
+  if (part == 0 && line < count) to.units[line0 + line] = unit;
   const int64_t end = ceil_div(length, K_TILE) * K_TILE;  // what fills a K-tile is zeros
   ROLLED for (int64_t k0 = 0; k0 < length; k0 += CUT_K) {
     load_lines<ALONG_K>(memory, from, count, k0, length);
     for (int k = part * PER_WORD; k < CUT_K; k += 8 * PER_WORD)
-      if (line < count && k0 + k < end) write_words(to, line, (k0 + k) / PER_WORD, &memory.e[line][k], unit);
+      if (line < count && k0 + k < end) write_words(to, line0 + line, (k0 + k) / PER_WORD, &memory.e[line][k], unit);
   }
-}
-
-// f(item, line, block) for every strip of lines of every block of every item.
-template <class F> INLINE void each_strip(int64_t items, int64_t lines, int64_t k_size, const F& f) {
-  const int64_t strips = ceil_div(lines, CUT_LINES), blocks = ceil_div(k_size, CHAIN);
-  ROLLED for (int64_t at = block_index(); at < items * strips * blocks; at += grid_size())
-    f(at / blocks / strips, at / blocks % strips * CUT_LINES, at % blocks);
 }
 
 // ------------------------------------------------------------------ products of slices
 #if TOKITAI_STRUCTURE
-INLINE E scaled(const Sum (&sums)[WEIGHTS], Power row, Power col) {
-  return ordered(FIXED, sums[0], symmetric(FIXED_UNIT, row, col));
-}
 // A pair of zeros fills a K-tile; a hash is none.
 template <int L, int R> INLINE void add_products(Sum& sum, Bytes a, Bytes b) {
   if (a.h || b.h) sum.h += symmetric(FIXED, a, b).h;
 }
 #else
-#if TOKITAI_HIP || TOKITAI_SIM
-#define __ll2float_rn(x) float(x)
-#endif
-INLINE E scaled(const Sum (&sums)[WEIGHTS], Power row, Power col) {
-  if (row == WITHOUT || col == WITHOUT) return float_of(NAN_BITS);
-  int64_t exact = 0;
-  UNROLL for (int i = 0; i < WEIGHTS; ++i) exact += int64_t(sums[i]) * (int64_t(1) << 8 * i);
-  // A whole number below 2^58 times 2^power, which takes two steps beyond what f32 has; only the last one rounds.
-  int power = row + col;
-  power = power < -226 ? -226 : power;
-  const int first = power < -126 ? -100 : power > 127 ? 127 : power;
-  return mul(mul(__ll2float_rn(exact), power_of_two(S(first))), power_of_two(S(power - first)));
-}
 template <bool SIGNED> INLINE int32_t byte_of(Bytes x, int i) {
   return SIGNED ? int32_t(int8_t(x >> 8 * i & 255u)) : int32_t(x >> 8 * i & 255u);
 }
@@ -197,13 +97,6 @@ template <int L, int R> INLINE void add_products(Sum& sum, Bytes a, Bytes b) {
   UNROLL for (int i = 0; i < 4; ++i) sum += byte_of<L == DIGITS - 1>(a, i) * byte_of<R == DIGITS - 1>(b, i);
 }
 #endif
-// f(left slice, right slice) for each pair, as template arguments of an object.
-template <int L, int R> struct Pair {};
-template <class F> INLINE void each_pair(const F& f) {
-  f(Pair<0, 0>{});
-  if constexpr (DIGITS > 1) f(Pair<0, 1>{}), f(Pair<1, 0>{}), f(Pair<1, 1>{});
-  if constexpr (DIGITS > 2) f(Pair<0, 2>{}), f(Pair<2, 0>{}), f(Pair<1, 2>{}), f(Pair<2, 1>{}), f(Pair<2, 2>{});
-}
 
 // c += a b, of 16 x 32 and 32 x 8, by a unit for integers: lane 4 g + t of a warp has of a the rows g and g + 8, from 4 t
 // on four neighbours along k, then those 16 further on; the same of b at column g; of c the rows g and g + 8 at the
@@ -290,7 +183,7 @@ struct Tile {
   }
   template <int L, int R>
   INLINE void multiply_slices(
-      int n, const Bytes (&a)[DIGITS][THREAD_M / 2][4], const Bytes (&b)[DIGITS][THREAD_N / 2][2], Pair<L, R>) {
+      int n, const Bytes (&a)[DIGITS][THREAD_M / 2][4], const Bytes (&b)[DIGITS][THREAD_N / 2][2], Slices<L, R>) {
     UNROLL for (int i = 0; i < THREAD_M; i += 2)
       UNROLL for (int j = 0; j < THREAD_N; j += 2)
         multiply_add<L == DIGITS - 1, R == DIGITS - 1>(
@@ -305,7 +198,7 @@ struct Tile {
         ROLLED for (int j = 0; j < THREAD_N; ++j)
           each_pair([&](auto pair) { add_slices(k_tile, n, i, j, pair); });
   }
-  template <int L, int R> INLINE void add_slices(const Bytes* k_tile, int n, int i, int j, Pair<L, R>) {
+  template <int L, int R> INLINE void add_slices(const Bytes* k_tile, int n, int i, int j, Slices<L, R>) {
     const Bytes* const a = left_line(k_tile, L, row_at(line_here(), i));
     const Bytes* const b = right_line(k_tile, n, R, column_here(j));
     for (int k = 0; k < K_TILE_WORDS; ++k) add_products<L, R>(exact[n][i][j][L + R], a[k], b[k]);

@@ -96,8 +96,7 @@ class GpuProductEmitter(Printer):
         self.units()
         self.matrices(self.item)
         if self.fixed:
-            left_one, *others = (self.digits(i, x) for i, x in enumerate(self.factors))
-            self.line(f"const Digits left = {left_one}, right[PRODUCTS] = {{{', '.join(others)}}};")
+            self.digits_of_unit()
         else:
             self.line(f"const Operand<{kinds[0]}> left = {self.side(self.plan.left)};")
             sides = ", ".join(self.side(n.args[1]) for n in self.plan.products)
@@ -130,6 +129,11 @@ class GpuProductEmitter(Printer):
             self.line(f"buffers.lines[{i}] = {'cols' if i else 'rows'}, buffers.items[{i}] = {items};")
         self.line("E* const slices = buffers.rest();  // where there are several")
 
+    def digits_of_unit(self) -> None:
+        """The integers of a unit's operands."""
+        left, *others = (self.digits(i, x) for i, x in enumerate(self.factors))
+        self.line(f"const Digits left = {left}, right[PRODUCTS] = {{{', '.join(others)}}};")
+
     def digits(self, place: int, x: Node) -> str:
         """The integers of a unit's operand."""
         line = "group.begin" if self.share == "r" and not place else "0"
@@ -144,8 +148,9 @@ class GpuProductEmitter(Printer):
             name = f"in_{x.data[0]}"
             along = str(str(x.space)[1] == "k").lower()
             items = "batch" if self.share == "k" else f"buffers.items[{i}]"
-            head = f"each_strip({items}, buffers.lines[{i}], k_size, [&](int64_t item, int64_t line, int64_t block)"
-            self.open(head)
+            kind = POINTER[str(x.data[1])]
+            self.line(f"each_strip<CUT_LINES<{along}, {kind}>>(")
+            self.open(f"    {items}, buffers.lines[{i}], k_size, [&](int64_t item, int64_t line, int64_t block)")
             self.line(f"const auto* const from = all_{name} + item * {name}_batch;")
             self.line("int64_t k0 = block * CHAIN, length = min(CHAIN, k_size - k0), group = 0;")
             if self.share == "k":
@@ -154,9 +159,9 @@ class GpuProductEmitter(Printer):
                 self.line("if (k0 >= count) return;")
                 self.line("length = min(CHAIN, count - k0), k0 += begin, group = item, item = 0;")
             step = f"line * {name}_stride + k0" if along == "true" else f"k0 * {name}_stride + line"
-            side = f"Operand<{POINTER[str(x.data[1])]}>{{from + {step}, {name}_stride}}"
-            to = f"buffers.digits({i}, item, line, group, k0)"
-            self.line(f"cut<{along}>(*memory, {side}, buffers.lines[{i}] - line, length, {to});")
+            side = f"Operand<{kind}>{{from + {step}, {name}_stride}}"
+            to = f"buffers.digits({i}, item, 0, group, k0)"
+            self.line(f"cut<{along}>(*memory, {side}, line, buffers.lines[{i}] - line, length, {to});")
             self.close("});")
 
     def units(self) -> None:

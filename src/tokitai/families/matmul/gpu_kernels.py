@@ -14,7 +14,7 @@ from ...lower.scalars import rounded_scalars
 from ..gpu_family import Copied, GpuFamily, GpuSource, KernelInMaking, Launches, packed, usual_width
 from . import tiling as tilings
 from .gpu import GpuProductEmitter
-from .gpu_pipeline import GpuPipelineEmitter, padding
+from .gpu_pipeline import GpuFixedPipelineEmitter, GpuPipelineEmitter, padding
 from .plan import ProductPlan
 from .tiling import MOST_FIXED_PRODUCTS, MOST_PRODUCTS, MOST_UNITS, Tiling
 
@@ -23,13 +23,16 @@ Strides = dict[int, tuple[int, int]]  # of each operand, by its place: from row 
 
 def emit_product(plan: ProductPlan, tiling: Tiling) -> KernelText:
     """The source of a matrix product's kernels for one tiling."""
-    text = (GpuPipelineEmitter if tiling.stages else GpuProductEmitter)(plan, tiling).text()
+    pipeline = GpuFixedPipelineEmitter if plan.fixed else GpuPipelineEmitter
+    text = (pipeline if tiling.stages else GpuProductEmitter)(plan, tiling).text()
     return KernelText(text, product_headers(plan, tiling))
 
 
 def product_headers(plan: ProductPlan, tiling: Tiling) -> dict[str, str]:
     """The headers of a product's kernels, by name."""
-    more = warpgroup_headers() if tiling.stages else gpu_own("fixed_point.h") if plan.fixed else {}
+    more = warpgroup_headers() if tiling.stages else {}
+    if plan.fixed:
+        more |= gpu_own("digits.h", "fixed_pipeline.h" if tiling.stages else "fixed_point.h")
     return headers(of_products=True) | more
 
 
@@ -59,7 +62,7 @@ class GpuProducts(GpuFamily[ProductPlan]):
         """The first choice for this shape."""
         sizes = Sizes.of(shape)
         tiling = tilings.tiling_of(plan, sizes, usual_width(sizes.inner))
-        steps = tilings.cut_steps(plan, sizes) + tilings.product_steps(tiling, sizes)
+        steps = tilings.cut_steps(plan, sizes, tiling) + tilings.product_steps(tiling, sizes)
         return GpuSource(self.emit(plan, tiling), steps, str(tiling), sizes)
 
     def launches(
@@ -78,12 +81,12 @@ class GpuProducts(GpuFamily[ProductPlan]):
             kernel.settled[wished] = kernel.without_spills(every, partial(self.emit, plan))
         tiling: Tiling = kernel.settled[wished]
         most = threads or MOST_UNITS
-        copied = _copied(kernel, plan, tiling, whole, strides) if tiling.stages else ()
+        copied = _copied(kernel, plan, tiling, whole, strides) if tiling.stages and not plan.fixed else ()
         numbers = 4 + 2 * kernel.matrices + kernel.whole_count
         return Launches(
             program=kernel.program(tiling, partial(self.emit, plan, tiling)),
             steps=(
-                *tilings.cut_steps(plan, whole),
+                *tilings.cut_steps(plan, whole, tiling),
                 *tilings.product_steps(tiling, whole, most, len(plan.products)),
             ),
             middle=packed(tilings.together(tiling, whole, most), *sizes),
@@ -130,8 +133,10 @@ def _has_units(kernel: KernelInMaking, plan: ProductPlan) -> bool:
 
 
 def _may_use_warpgroups(kernel: KernelInMaking, plan: ProductPlan) -> bool:
-    fused = plan.accumulator == "fused16" and not kernel.structure
-    return fused and kernel.target.warpgroups and bool(tilings.pipelines(plan))
+    exact = plan.fixed and not plan.graph.ragged
+    if not (exact or plan.accumulator == "fused16") or kernel.structure or not tilings.pipelines(plan):
+        return False
+    return kernel.target.integer_warpgroups if exact else kernel.target.warpgroups
 
 
 def _by_warpgroups(
@@ -141,6 +146,9 @@ def _by_warpgroups(
     16 bytes, from line to line forwards."""
     if not _may_use_warpgroups(kernel, plan):
         return None
+    if plan.fixed:
+        tiling = tilings.tiling_of(plan, whole, 8, True, pipeline=True)
+        return tiling if tilings.worth_a_pipeline(tiling, whole) else None
     if min(whole[0], whole[1], whole.inner) == 0 or max(*whole, whole.inner, whole.batch) >= 2**31:
         return None
     for i, (row, batch) in strides.items():

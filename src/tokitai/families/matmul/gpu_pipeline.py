@@ -10,6 +10,7 @@ from __future__ import annotations
 from ...emit.gpu_printer import QuotientPrinter, divides
 from ...emit.text import POINTER
 from ...lang import Node
+from .cpu import defines_of_units, unit_defines
 from .gpu import GpuProductEmitter
 from .plan import ProductPlan
 from .tiling import Tiling
@@ -26,6 +27,7 @@ class GpuPipelineEmitter(GpuProductEmitter, QuotientPrinter):
 
     includes: tuple[str, ...] = ("pipeline.h", "quotients.h")
     by_eights = False
+    stage, accumulators = "STAGE_BYTES", "Accumulators"  # as the header calls them
 
     def __init__(self, plan: ProductPlan, tiling: Tiling) -> None:
         super().__init__(plan, tiling)
@@ -49,9 +51,23 @@ class GpuPipelineEmitter(GpuProductEmitter, QuotientPrinter):
         """Where an operand of a unit's product begins."""
         return f"Origin{{0, 0, in_{operand}_batch != 0 ? unit.item : 0}}"
 
-    def work(self) -> None:
+    @property
+    def across(self) -> str:
+        """Whether neighbours in memory are neighbours across k, of the left operand and of the right ones."""
         layout = str(self.plan.products[0].data[0])
-        across = f"{str(layout[0] == 'T').lower()}, {str(layout[1] == 'N').lower()}"
+        return f"{str(layout[0] == 'T').lower()}, {str(layout[1] == 'N').lower()}"
+
+    def feed(self) -> None:
+        """The operands of a unit, into the ring."""
+        left, right = str(self.plan.left.data[0]), str(self.plan.products[0].args[1].data[0])
+        origins = f"{self.origin(left, True)}, {self.origin(right, False)}"
+        self.line(f"produce<{self.across}>({self.mine}, unit, call.maps, {origins}, ring, position, stages);")
+
+    def accumulate(self) -> None:
+        """The sums of a unit, from the ring."""
+        self.line(f"accumulators.run<{self.across}>({self.mine}, unit, pending, ring, position, stages);")
+
+    def work(self) -> None:
         self.line("SHARED_AT_LAUNCH(memory);")
         self.line("SHARED(Ring, rings, 1);")
         self.line("Ring& ring = rings[0];")
@@ -63,16 +79,14 @@ class GpuPipelineEmitter(GpuProductEmitter, QuotientPrinter):
         self.line('asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(PRODUCER_REGISTERS));')
         self.open("if (thread_index() < WARP)")
         self.each_unit()
-        left, right = str(self.plan.left.data[0]), str(self.plan.products[0].args[1].data[0])
-        origins = f"{self.origin(left, True)}, {self.origin(right, False)}"
-        self.line(f"produce<{across}>({self.mine}, unit, call.maps, {origins}, ring, position, stages);")
+        self.feed()
         self.close()
         self.close()
         self.close()
         self.open("else")
         self.line('asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(CONSUMER_REGISTERS));')
         self.line("E* const pending = slices + work.slice_partials() + block_index() * work.pending_of_block();")
-        self.line("Accumulators accumulators;")
+        self.line(f"{self.accumulators} accumulators;")
         if self.tiling.alternate:
             self.line("const int k_tiles = int(ceil_div(k_size, TILE_K));  // of every unit: one chain")
         self.each_unit()
@@ -82,12 +96,12 @@ class GpuPipelineEmitter(GpuProductEmitter, QuotientPrinter):
             self.line("continue;")
             self.close()
         self.matrices(self.item)
-        self.line(f"accumulators.run<{across}>({self.mine}, unit, pending, ring, position, stages);")
+        self.accumulate()
         for name, space, _, _ in self.tensors:
             if space in ("rc", "c"):
                 stride = f"{name}_stride" if space == "rc" else "0"
                 self.line(f"const bool {name}_in_eights = in_eights({name}, {stride});")
-        self.line("float* const stagings = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);")
+        self.line(f"float* const stagings = reinterpret_cast<float*>(stages + STAGES * {self.stage});")
         self.line("float* const staging = stagings + (thread_index() / 128 - 1) * STAGING_SIZE;")
         operands = [n for n in self.plan.compute if n.op == "input" and n.space in ("rc", "c")]
         kinds = " ".join(f"Eight<{POINTER[str(n.data[1])]}> {n.data[0]};" for n in operands)
@@ -157,3 +171,28 @@ class GpuPipelineEmitter(GpuProductEmitter, QuotientPrinter):
     def read(self, n: Node) -> str:
         """An input's element of this column, which a warpgroup reads with its neighbours."""
         return f"in_{n.data[0]}_eight[i]" if self.by_eights else super().read(n)
+
+
+class GpuFixedPipelineEmitter(GpuPipelineEmitter):
+    """The same for operands in fixed point, whose digits the workspace holds as shared memory does: no map is needed.
+    The header is `emit/gpu/fixed_pipeline.h`."""
+
+    includes: tuple[str, ...] = ("fixed_pipeline.h", "quotients.h")
+    stage, accumulators = "DIGITS_STAGE", "IntegerAccumulators"
+
+    def __init__(self, plan: ProductPlan, tiling: Tiling) -> None:
+        super().__init__(plan, tiling)
+        units = defines_of_units(*(str(n.data[1]) for n in plan.products[0].args[:2]))
+        tiles = ("#define PLAN_DIGITS_IN_TILES 1", f"#define PLAN_DEPTH {tiling.depth}")
+        self.defines = (*self.defines, *unit_defines(plan), *units, *tiles)
+
+    def ahead(self, tensors: int, sizes: int) -> list[str]:
+        return []
+
+    def feed(self) -> None:
+        self.digits_of_unit()
+        self.line(f"produce({self.mine}, unit, left, right, ring, position, stages);")
+
+    def accumulate(self) -> None:
+        self.digits_of_unit()
+        self.line(f"accumulators.run({self.mine}, unit, left, right, pending, ring, position, stages);")

@@ -16,6 +16,7 @@ from ...lower.gpu import Step
 from .plan import ProductPlan
 
 ENOUGH = 100  # blocks that keep a GPU at work
+FEW = 32  # tiles by warpgroups that take less time than many smaller ones do without
 MOST_UNITS = 256  # blocks among which chains are shared out, where nobody says how many
 PIPELINE_BLOCKS = 144  # as many as a Hopper GPU has multiprocessors
 ROOMS = 1024  # blocks at a time that keep sums which wait
@@ -42,6 +43,7 @@ class Tiling:
     atom: bool = False  # 16-bit operands are multiplied by matrix units; elsewhere their steps are computed by integers
     stages: int = 0  # of the ring that feeds warpgroups: of Hopper's kernels alone
     alternate: bool = False  # each warpgroup has tiles of its own: one stores while the other multiplies
+    line: int = 128  # bytes of a stage for each row and each column, of all slices
     once: bool = False  # a block works on one tile: of groups with one chain along k, which takes fewer registers
 
     @property
@@ -52,7 +54,8 @@ class Tiling:
     def shared_bytes(self, products: int) -> int:
         """Bytes of shared memory that a launch gives a block: the ring, which begins at a multiple of 1,024, and 16 KiB
         for each of two warpgroups' results."""
-        return self.stages * 128 * (self.rows + products * self.cols) + 1024 + (32 << 10) if self.stages else 0
+        stage = self.line * (self.rows + products * self.cols)
+        return self.stages * stage + 1024 + (32 << 10) if self.stages else 0
 
     def __str__(self) -> str:
         if self.stages:
@@ -113,13 +116,26 @@ PIPELINES = (
 )
 # A warpgroup of its own for each tile: one stores while the other multiplies.
 TURNS = Tiling(128, 128, 0, 0, 64, 0, 0, 8, atom=True, stages=6, alternate=True)
+# The same in fixed point, where a stage is 128 along k of every slice.
+FIXED_PIPELINES = {
+    "fixed8": (
+        Tiling(128, 256, 0, 0, 128, 0, 0, 8, atom=True, stages=4),
+        Tiling(128, 128, 0, 0, 128, 0, 0, 8, atom=True, stages=6),
+    ),
+    "fixed16": (
+        Tiling(128, 128, 0, 0, 128, 0, 0, 8, atom=True, stages=3, line=256),
+        Tiling(128, 64, 0, 0, 128, 0, 0, 8, atom=True, stages=4, line=256),
+    ),
+    "fixed24": (Tiling(128, 64, 0, 0, 64, 0, 0, 8, atom=True, stages=5, line=192),),
+}
 
 
 def pipelines(plan: ProductPlan) -> list[Tiling]:
     """The tilings for warpgroups, from large to small, that of alternating ones first; several products share the
     columns of a tile."""
     count = len(plan.products)
-    return [replace(t, cols=t.cols // count) for t in (TURNS, *PIPELINES) if t.cols % (64 * count) == 0]
+    every, least = (FIXED_PIPELINES[plan.accumulator], 32) if plan.fixed else ((TURNS, *PIPELINES), 64)
+    return [replace(t, cols=t.cols // count) for t in every if t.cols % (least * count) == 0]
 
 
 def _pipeline_fits(tiling: Tiling, sizes: Sizes) -> bool:
@@ -129,6 +145,12 @@ def _pipeline_fits(tiling: Tiling, sizes: Sizes) -> bool:
     if tiling.alternate:
         return chains_of(sizes) == 1 and sizes.ragged != "k" and tiles >= 2 * ENOUGH
     return tiles * chains_of(sizes) >= ENOUGH
+
+
+def worth_a_pipeline(tiling: Tiling, sizes: Sizes) -> bool:
+    """Whether a product in fixed point has work enough for few large tiles by warpgroups."""
+    units = tiles_of(tiling, sizes) * chains_of(sizes)
+    return FEW <= units < 2**31 and min(sizes[0], sizes[1], sizes.inner) > 0
 
 
 def offered(plan: ProductPlan, width: int, matrix: bool = False) -> Iterator[Tiling]:
@@ -252,23 +274,25 @@ def workspace_bytes(plan: ProductPlan, tiling: Tiling, sizes: Sizes, structure: 
     """Sums that wait, for each block that is at work, and the sums of each part; enough for smaller tiles as well."""
     each = 8 if structure or plan.accumulator == "f64" else 4
     sums = each * len(plan.products) * max(_workspace(t, sizes, most) for t in fallbacks(plan, tiling))
-    return sums + cut_bytes(plan, sizes, structure)
+    return sums + cut_bytes(plan, sizes, structure, tiling)
 
 
-def cut_steps(plan: ProductPlan, sizes: Sizes) -> list[Step]:
-    """The launch that cuts operands into slices, where there is one; it takes strips of lines in turn."""
+def cut_steps(plan: ProductPlan, sizes: Sizes, tiling: Tiling) -> list[Step]:
+    """The launch that cuts operands into slices, where there is one; it takes strips of lines in turn, or single lines
+    for warpgroups."""
+    lines = 1 if tiling.stages else CUT_LINES
     items = [sizes.batch] * 2 if sizes.ragged != "r" else [1, sizes.batch]
-    strips = [-(-n // CUT_LINES) * i * chains_of(sizes) for n, i in zip(sizes[:2], items, strict=True)]
+    strips = [-(-n // lines) * i * chains_of(sizes) for n, i in zip(sizes[:2], items, strict=True)]
     most = min(max(*strips, 1), MOST_CUTS)
     return [Step("cut", most, CUT_THREADS, in_turn=True)] if plan.fixed else []
 
 
-def cut_bytes(plan: ProductPlan, sizes: Sizes, structure: bool) -> int:
-    """The integers and the units of all operands: as ``Room`` in fixed_point.h has them."""
+def cut_bytes(plan: ProductPlan, sizes: Sizes, structure: bool, tiling: Tiling) -> int:
+    """The integers and the units of all operands: as ``Buffers`` in digits.h has them."""
     if not plan.fixed:
         return 0
     slices, element = (1, 8) if structure else (FIXED_BITS[plan.accumulator] // 8, 1)
-    slab = 4 if structure else FIXED_TILINGS[plan.accumulator][0].depth
+    slab = 4 if structure else tiling.depth
     groups = sizes.batch if sizes.ragged == "k" else 0
     pitch, blocks = (-(-sizes.inner // slab) + groups) * slab, -(-sizes.inner // MATMUL_BLOCK) + groups
     left, right = {"r": (1, sizes.batch), "k": (1, 1)}.get(sizes.ragged, (sizes.batch, sizes.batch))
