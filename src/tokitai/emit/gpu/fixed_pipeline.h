@@ -51,7 +51,38 @@ INLINE void integer_step(Sum (&d)[ALL], uint64_t left, uint64_t right) {
   else static_assert(N == 32, "as many columns");
 }
 
+// The same with the left operand in registers.
+#define HELD_STEP(N, A0, A1, A2, A3, B, P, LEFT, RIGHT, REGISTERS, ...) \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %" P ", 0; " \
+      "wgmma.mma_async.sync.aligned.m64n" N "k32.s32." LEFT "." RIGHT " {" REGISTERS "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" \
+      B ", p; }" \
+      : __VA_ARGS__ : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(1))
+#define HELD_STEP_64(LEFT, RIGHT) \
+  HELD_STEP("64", "32", "33", "34", "35", "36", "37", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1, SUMS_16(0), SUMS_16(16))
+#define HELD_STEP_128(LEFT, RIGHT) \
+  HELD_STEP("128", "64", "65", "66", "67", "68", "69", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1 ", " REGISTERS_2 ", " REGISTERS_3, SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48))
+#define HELD_STEP_256(LEFT, RIGHT) \
+  HELD_STEP("256", "128", "129", "130", "131", "132", "133", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1 ", " REGISTERS_2 ", " REGISTERS_3 ", " REGISTERS_4 ", " REGISTERS_5 ", " REGISTERS_6 ", " REGISTERS_7, SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80), SUMS_16(96), SUMS_16(112))
+#define HELD_STEP_OF(N) \
+  if constexpr (LEFT_SIGNED && RIGHT_SIGNED) HELD_STEP_##N("s8", "s8"); \
+  else if constexpr (LEFT_SIGNED) HELD_STEP_##N("s8", "u8"); \
+  else if constexpr (RIGHT_SIGNED) HELD_STEP_##N("u8", "s8"); \
+  else HELD_STEP_##N("u8", "u8")
+template <int N, int FIRST, bool LEFT_SIGNED, bool RIGHT_SIGNED, int ALL>
+INLINE void held_step(Sum (&d)[ALL], const Bytes (&left)[4], uint64_t right) {
+  if constexpr (N == 64) { HELD_STEP_OF(64); }
+  else if constexpr (N == 128) { HELD_STEP_OF(128); }
+  else { HELD_STEP_OF(256); }
+}
+INLINE void load_rows(Bytes (&a)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
+}
+
 // ------------------------------------------------------------------ tiles of digits
+#ifndef PLAN_HELD
+#define PLAN_HELD 0
+#endif
 constexpr int LINE_BYTES = K_TILE, LINE_WORDS = K_TILE_WORDS;  // of a K-tile
 constexpr int LEFT_TILE = ROWS * LINE_BYTES, RIGHT_TILE = COLS * LINE_BYTES;
 constexpr int DIGITS_STAGE = DIGITS * (LEFT_TILE + PRODUCTS * RIGHT_TILE);
@@ -124,6 +155,41 @@ struct IntegerAccumulators : Accumulators {
     warpgroup_wait<0>();
     if (before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
   }
+#if PLAN_HELD
+  INLINE void run_held(int length, Ring& ring, RingPosition& at, char* stages) {
+    static_assert(HIGH == 1, "of one block of rows");
+    UNROLL for (int n = 0; n < PRODUCTS; ++n)
+      UNROLL for (int i = 0; i < WEIGHTS * EACH; ++i) exact[n][0][i] = 0;
+    const int k_tiles = (length + K_TILE - 1) / K_TILE, lane = thread_index() % 32;
+    const int row = first_block() * 64 + thread_index() % 128 / 32 * 16 + lane % 16;
+    int before = -1;
+    Bytes a[2][DIGITS][4];
+    ROLLED for (int i = 0; i < k_tiles; ++i, at.next()) {
+      wait(&ring.full[at.stage], at.phase);
+      const uint32_t stage = shared_address(stages) + at.stage * DIGITS_STAGE;
+      const uint64_t right = digits_at(stage + DIGITS * LEFT_TILE);
+      UNROLL for (int k = 0; k < K_TILE / 32; ++k) {
+        UNROLL for (int s = 0; s < DIGITS; ++s)
+          load_rows(a[k % 2][s], stage + s * LEFT_TILE + row * LINE_BYTES + swizzled(row % 8, k * 32 + lane / 16 * 16));
+        warpgroup_begin();
+        UNROLL for (int n = 0; n < PRODUCTS; ++n)
+          each_pair([&](auto pair) { multiply_held(exact[n][0], a[k % 2], right + (n * DIGITS * RIGHT_TILE + k * 32) / 16, pair); });
+        warpgroup_close();
+        warpgroup_wait<1>();
+        if (k == 0 && before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
+      }
+      before = at.stage;
+    }
+    warpgroup_wait<0>();
+    if (before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
+  }
+  template <int L, int R>
+  static INLINE void multiply_held(Sum (&sums)[WEIGHTS * EACH], const Bytes (&left)[DIGITS][4], uint64_t right, Slices<L, R>) {
+    held_step<COLS, (L + R) * EACH, L == DIGITS - 1, R == DIGITS - 1>(sums, left[L], right + R * RIGHT_TILE / 16);
+  }
+#else
+  INLINE void run_held(int length, Ring& ring, RingPosition& at, char* stages) { run_block(length, ring, at, stages); }
+#endif
   // Each digit of 32 columns of the left operand with each of the right one.
   static INLINE void multiply(Sum (&sums)[WEIGHTS * EACH], uint64_t left, uint64_t right) {
     each_pair([&](auto pair) { multiply_slices(sums, left, right, pair); });
@@ -176,7 +242,7 @@ struct IntegerAccumulators : Accumulators {
     const Chains chains(work, unit);
     if (chains.count <= 0) each([&](E& x, int) { x = empty_sum(); });
     ROLLED for (int64_t n = 0; n < chains.count; ++n) {
-      run_block(int(min(CHAIN, work.k_size - (chains.first + n) * CHAIN)), ring, at, stages);
+      run_held(int(min(CHAIN, work.k_size - (chains.first + n) * CHAIN)), ring, at, stages);
       scale(work, unit, chains.first + n, left, right);
       if (chains.count > 1) join_chain(pending, n, n + 1 == chains.count);
     }
