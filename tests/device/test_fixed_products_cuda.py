@@ -12,7 +12,10 @@ torch = pytest.importorskip("torch")
 from tokitai import ops, verify  # noqa: E402
 from tokitai.backends import backend_of  # noqa: E402
 from tokitai.backends.cuda.target import CudaTarget  # noqa: E402
-from tokitai.lang import FIXED_BITS  # noqa: E402
+from tokitai.families import make_plan  # noqa: E402
+from tokitai.lang import FIXED_BITS, Sizes  # noqa: E402
+from tokitai.ops import registry  # noqa: E402
+from tokitai.runtime.gpu_kernel import GpuKernel  # noqa: E402
 from tokitai.verification.verdict import Variant  # noqa: E402
 
 pytestmark = [
@@ -36,10 +39,11 @@ def alike(x: Any, y: Any) -> bool:
 
 
 def test_the_units_add_exactly() -> None:
-    """Sixteen million sums, in every regime and of every pair of signed and other integers."""
+    """Millions of sums, in every regime and of every pair of signed and other integers; by warpgroups, too."""
     target = backend_of("cuda").open("cuda")
     assert isinstance(target, CudaTarget)
     assert target.integer_units
+    assert target.integer_warpgroups == (target.device.arch == "sm_90")
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
@@ -87,6 +91,71 @@ def test_lines_without_a_unit(accumulator: str) -> None:
     made = ops.matmul(a, b, accumulator=accumulator)
     assert alike(made, ops.matmul(a.cpu(), b.cpu(), accumulator=accumulator))
     assert int(made.isnan().sum()) == 2 * 80 + 68
+
+
+def drawn(lines: int, k: int, regime: int, dtype: Any) -> Any:
+    """Lines along k: plain; of wide exponents, with zeros and without units; of the largest integers; subnormal."""
+    x = torch.randn(lines, k, device="cuda")
+    if regime == 1:
+        span = 12 if dtype == torch.float16 else 100
+        x *= torch.exp2(torch.randint(-span, span, x.shape, device="cuda").float())
+        x[torch.rand(x.shape, device="cuda") < 0.1] = 0
+        x[::7] *= 2.0**-100
+        x[3::11], x[5::13, -1], x[6::17, 0], x[4::19, k // 2] = 0, np.nan, np.inf, -np.inf
+    elif regime == 2:
+        x = torch.where(x > 1.5, -1.0, 1.0) * (2 - 2.0**-23)
+        x[1::3] = x[1::3].abs()
+    elif regime == 3:
+        x *= torch.exp2(torch.randint(-75, -60, x.shape, device="cuda").float())
+        x[::4] *= 2.0**-70
+    return x.to(dtype)
+
+
+class ByWarps(CudaTarget):
+    """The same device, whose warpgroups are left alone."""
+
+    integer_warpgroups = False  # type: ignore[assignment]
+
+
+def product_on(target: CudaTarget, options: dict[str, str], a: Any, b: Any, sizes: Sizes) -> tuple[Any, bool]:
+    """A product by a new kernel, and whether warpgroups made it."""
+    op, fmt = registry()["matmul"], str(a.dtype).split(".")[1]
+    graph = op.trace({"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[fmt], (), options)
+    kernel = GpuKernel(op, graph, make_plan(graph), False, target)
+    y = torch.full((sizes[0], sizes[1]), 7.0, dtype=a.dtype, device="cuda")
+    room = torch.full((kernel.workspace_bytes([sizes], 0),), 255, dtype=torch.uint8, device="cuda")
+    each = [n for t in (a, b, y) for n in (t.stride(0), 0)]
+    table = kernel.scalar_table(sizes[0], sizes[1], {"alpha": 1.0, "beta": 1.0}).table
+    torch.cuda.synchronize()
+    addresses = [t.data_ptr() for t in (a, b, y)]
+    kernel.launch_raw(addresses, [*sizes[:2], sizes.inner, 1, *each], [sizes], table, 0, place=room.data_ptr())
+    torch.cuda.synchronize()
+    return y, any(t.stages for t in kernel.settled.values())
+
+
+SIDES = (1000, 1400, 1000), (257, 2100, 4097), (2050, 1030, 33), (700, 1300, 8224), (4100, 600, 127)  # rows, columns, k
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("accumulator", FIXED_BITS)
+def test_bits_by_warpgroups_are_those_by_warps(accumulator: str, dtype: Any, layout: str) -> None:
+    """On operands that are hard to cut; some lie at any address, with lines of any length."""
+    target, other = CudaTarget(0), ByWarps(0)
+    if not target.integer_warpgroups:
+        pytest.skip("needs Hopper's warpgroups")
+    torch.manual_seed(4)
+    for m, n, k in SIDES:
+        for regime in range(4):
+            left, right = drawn(m, k, regime, dtype), drawn(n, k, regime, dtype)
+            a, b = (left.T if layout[0] == "T" else left), (right if layout[1] == "T" else right.T)
+            odd = regime == 3  # one element further on in memory, and lines an element longer
+            a, b = (torch.nn.functional.pad(x, (odd, 0))[:, int(odd) :] for x in (a.contiguous(), b.contiguous()))
+            options, sizes = {"accumulator": accumulator, "layout": layout}, Sizes(m, n, k)
+            made, by_groups = product_on(target, options, a, b, sizes)
+            there, by_others = product_on(other, options, a, b, sizes)
+            assert (by_groups, by_others) == (True, False), (m, n, k)
+            assert alike(made, there), (m, n, k, regime)
 
 
 @pytest.mark.parametrize(("accumulator", "fmt"), list(zip(FIXED_BITS, ("bf16", "f16", "f32"), strict=True)))

@@ -317,6 +317,25 @@ def test_products_in_fixed_point_by_matrix_units_compile(accumulator: str, name:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["linear", "linear_swiglu"])
+@pytest.mark.parametrize("accumulator", FIXED_BITS)
+def test_products_in_fixed_point_by_warpgroups_compile(accumulator: str, name: str) -> None:
+    """Nothing is spilled, there is room in shared memory, and the only products are the matrix unit's, of integers."""
+    plan = make_plan(registry()[name].trace("bf16", (), {"accumulator": accumulator}))
+    assert isinstance(plan, ProductPlan)
+    (tiling,) = gpu_product.pipelines(plan)
+    assert tiling.shared_bytes(len(plan.products)) <= 227 << 10
+    text = emit_product(plan, tiling)
+    made = nvrtc.build(Source(text.text, text.headers, name), "sm_90a")
+    assert spilled([made]) == {} and made.resources["work"].stack == made.resources["cut"].stack == 0
+    assert findings([made], True) == []
+    found = {o for o in opcodes(made.read_ptx()) if o.startswith(("mma", "wgmma.mma"))}
+    assert len(found) == (1 if accumulator == "fixed8" else 4)
+    step = rf"wgmma\.mma_async\.sync\.aligned\.m64n{tiling.cols}k32\.s32\.[su]8\.[su]8"
+    assert all(re.fullmatch(step, o) for o in found), found
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [Sizes(4096, 4096, 64, 16), Sizes(4096, 4096, 128, 16)], ids=str)
 def test_attention_by_warpgroups_compiles(sizes: Sizes) -> None:
     """Almost nothing is spilled, and the only products are the matrix unit's."""

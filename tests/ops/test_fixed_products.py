@@ -207,7 +207,11 @@ CPU_SLIPS = {
 }
 SIM_SLIPS = {
     "a digit is dropped": ("f(Slices<1, 0>{}), f(Slices<1, 1>{});", "f(Slices<1, 0>{});", BLOCKS),
-    "the unit of a neighbour": ("line < count) to.units[line0 + line]", "line < count) to.units[line0 + (line ^ 1)]", BLOCKS),
+    "the unit of a neighbour": (
+        "line < count) to.units[line0 + line]",
+        "line < count) to.units[line0 + (line ^ 1)]",
+        BLOCKS,
+    ),
     "cut toward zero": ("round_even(mul(mul(from[i], once), again))", "mul(mul(from[i], once), again)", BLOCKS),
     "the unit of another block": ("left.units[block * left.lines + r]", "left.units[r]", BLOCKS),
     "no saturation": ("x < TOP ? x : TOP : -TOP", "x < TOP ? x : TOP + 1 : -TOP", NEXT),

@@ -279,6 +279,7 @@ def record_operators(
 def record_device_checks(made: Recording) -> None:
     """The sources that try out a GPU's matrix units."""
     sources = {"f64": matrix_checks.source(), "integers": matrix_checks.integer_source()}
+    sources["integer-warpgroups"] = matrix_checks.integer_warpgroup_source()
     for fmt in ("f16", "bf16"):
         sources[f"warps-{fmt}"] = matrix_checks.fused_source(FORMATS[fmt].emin)
         sources[f"warpgroups-{fmt}"] = matrix_checks.warpgroup_source(FORMATS[fmt].emin)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..lang import NARROW_ACCUMULATORS, Graph, Node
+from ..lang import FIXED_BITS, NARROW_ACCUMULATORS, Graph, Node
 
 PLAIN, FUSED = "sums, differences and products", "fused multiply-adds"
 MERGED = "fused multiply-adds whose line is lost"
@@ -68,3 +68,8 @@ def holds_f64(graph: Graph) -> bool:
 def holds_steps(graph: Graph) -> bool:
     """Whether a definition adds up products by a matrix unit's steps."""
     return any(n.op == "matmul" and n.data[1] in NARROW_ACCUMULATORS for n in graph.nodes)
+
+
+def holds_fixed(graph: Graph) -> bool:
+    """Whether a definition multiplies operands in fixed point."""
+    return any(n.op == "matmul" and n.data[1] in FIXED_BITS for n in graph.nodes)

@@ -40,7 +40,7 @@ def tilings(plan: ProductPlan, target: str) -> list[products.Tiling]:
     found = list(products.offered(plan, 8, False))
     if target == "cuda":
         found += products.offered(plan, 8, True)
-        found += products.pipelines(plan) if plan.accumulator == "fused16" else []
+        found += products.pipelines(plan) if plan.accumulator == "fused16" or plan.fixed else []
     return list(dict.fromkeys(found))
 
 

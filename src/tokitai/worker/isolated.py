@@ -235,7 +235,7 @@ class _Elsewhere:
     """A target that another process has."""
 
     warp, shared_bytes = 32, 0
-    fused_units = warpgroups = integer_units = False
+    fused_units = warpgroups = integer_units = integer_warpgroups = False
     entered = nullcontext
     matrix_units = False  # that is for the other process to say
 

@@ -10,7 +10,7 @@ from ...errors import DeviceMissingError, TokitaiError
 from ...lang import Graph
 from ...toolchain.build import Source
 from ..backend import Backend, CaseSet, Language, Shown, Trial, size_shown
-from ..machine_code import holds_steps
+from ..machine_code import holds_fixed, holds_steps
 from . import nvrtc
 from .device import open_device, probe
 from .driver import in_use
@@ -20,6 +20,10 @@ from .target import CudaTarget
 BY_NUMBERS = (
     "Products of 16-bit operands by Hopper's warpgroups were compared by numbers alone: structure runs take the other "
     "kernels of the same plan, as hashes are no operands of a matrix unit."
+)
+FIXED_BY_NUMBERS = (
+    "Products in fixed point by Hopper's warpgroups were compared by numbers alone: structure runs take the other "
+    "kernels of the same plan, as hashes have no digits."
 )
 
 
@@ -68,7 +72,8 @@ class CudaBackend(Backend):
 
     def non_claims(self, shown: Shown) -> list[str]:
         """What structure runs do not show of warpgroups."""
-        return [BY_NUMBERS] if any(holds_steps(g) for g in shown.graphs) else []
+        said = [BY_NUMBERS] if any(holds_steps(g) for g in shown.graphs) else []
+        return said + [FIXED_BY_NUMBERS] * any(holds_fixed(g) and not g.ragged for g in shown.graphs)
 
     def known_flags(self) -> frozenset[str]:
         """NVRTC's options."""

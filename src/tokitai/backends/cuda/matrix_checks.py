@@ -3,7 +3,7 @@
 In f64 a product of 16 x 4 and 4 x 8 that is added to accumulators must have the bits of four fused multiply-adds, one
 after another in the order of k. Of 16-bit operands a product of 16 x 16 and 16 x 8 must have the bits of a step of
 ``fused16``. Hopper's units have both; what another GPU's do is for these tests to say. Of 8-bit integers a product of
-16 x 32 and 32 x 8 must have the exact sums, signed or not.
+16 x 32 and 32 x 8 must have the exact sums, signed or not, and so must those of Hopper's warpgroups.
 """
 
 from __future__ import annotations
@@ -303,9 +303,9 @@ template <int L, int R> INLINE int tried(const char* left, const char* right) {
   Sum d[32], start[32];
   uint64_t state = uint64_t(thread_index());
   UNROLL for (int i = 0; i < 32; ++i) d[i] = start[i] = int32_t(drawn(state) >> 34);
+  const uint64_t a = digits_at(shared_address(left)), b = digits_at(shared_address(right));
   warpgroup_begin();
-  UNROLL for (int k = 0; k < 4; ++k)
-    integer_step<64, 0, L == 1, R == 1>(d, digits_at(shared_address(left)) + 2 * k, digits_at(shared_address(right)) + 2 * k);
+  UNROLL for (int k = 0; k < 4; ++k) integer_step<64, 0, L == 1, R == 1>(d, a + 2 * k, b + 2 * k);
   warpgroup_close();
   warpgroup_wait<0>();
   int wrong = 0;
@@ -314,8 +314,8 @@ template <int L, int R> INLINE int tried(const char* left, const char* right) {
     const int row = t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
     Sum sum = start[i];
     ROLLED for (int k = 0; k < 128; ++k) {
-      const uint8_t a = left[row * 128 + swizzled(row, k)], b = right[column * 128 + swizzled(column, k)];
-      sum += (L ? int(int8_t(a)) : int(a)) * (R ? int(int8_t(b)) : int(b));
+      const uint8_t x = left[row * 128 + swizzled(row, k)], y = right[column * 128 + swizzled(column, k)];
+      sum += (L ? int(int8_t(x)) : int(x)) * (R ? int(int8_t(y)) : int(y));
     }
     wrong += sum != d[i];
   }

@@ -8,81 +8,39 @@ namespace tokitai {
 
 // ------------------------------------------------------------------ a step of the matrix unit
 // As in warpgroup.h, of 64 rows, N columns, 32 products of bytes each, signed or not; `d` is the sums from FIRST on.
-#define REGISTERS_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define REGISTERS_1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define REGISTERS_2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define REGISTERS_3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define REGISTERS_4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define REGISTERS_5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define REGISTERS_6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define REGISTERS_7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define REGISTERS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define REGISTERS_32 REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGISTERS_64 REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define REGISTERS_128 REGISTERS_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define SUMS_4(i) "+r"(d[FIRST + i]), "+r"(d[FIRST + i + 1]), "+r"(d[FIRST + i + 2]), "+r"(d[FIRST + i + 3])
 #define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
-#define INTEGER_STEP(N, A, B, P, LEFT, RIGHT, REGISTERS, ...) \
+#define SUMS_32(i) SUMS_16(i), SUMS_16(i + 16)
+#define SUMS_64(i) SUMS_32(i), SUMS_32(i + 32)
+#define SUMS_128(i) SUMS_64(i), SUMS_64(i + 64)
+#define INTEGER_STEP(N, SUMS, A, B, P, LEFT, RIGHT) \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %" P ", 0; " \
-      "wgmma.mma_async.sync.aligned.m64n" N "k32.s32." LEFT "." RIGHT " {" REGISTERS "}, %" A ", %" B ", p; }" \
-      : __VA_ARGS__ : "l"(left), "l"(right), "r"(1))
-#define INTEGER_STEP_32(LEFT, RIGHT) \
-  INTEGER_STEP("32", "16", "17", "18", LEFT, RIGHT, REGISTERS_0, SUMS_16(0))
-#define INTEGER_STEP_64(LEFT, RIGHT) \
-  INTEGER_STEP("64", "32", "33", "34", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1, SUMS_16(0), SUMS_16(16))
-#define INTEGER_STEP_96(LEFT, RIGHT) \
-  INTEGER_STEP("96", "48", "49", "50", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1 ", " REGISTERS_2, SUMS_16(0), SUMS_16(16), SUMS_16(32))
-#define INTEGER_STEP_128(LEFT, RIGHT) \
-  INTEGER_STEP("128", "64", "65", "66", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1 ", " REGISTERS_2 ", " REGISTERS_3, SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48))
-#define INTEGER_STEP_192(LEFT, RIGHT) \
-  INTEGER_STEP("192", "96", "97", "98", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1 ", " REGISTERS_2 ", " REGISTERS_3 ", " REGISTERS_4 ", " REGISTERS_5, SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80))
-#define INTEGER_STEP_256(LEFT, RIGHT) \
-  INTEGER_STEP("256", "128", "129", "130", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1 ", " REGISTERS_2 ", " REGISTERS_3 ", " REGISTERS_4 ", " REGISTERS_5 ", " REGISTERS_6 ", " REGISTERS_7, SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80), SUMS_16(96), SUMS_16(112))
-#define INTEGER_STEP_OF(N) \
-  if constexpr (LEFT_SIGNED && RIGHT_SIGNED) INTEGER_STEP_##N("s8", "s8"); \
-  else if constexpr (LEFT_SIGNED) INTEGER_STEP_##N("s8", "u8"); \
-  else if constexpr (RIGHT_SIGNED) INTEGER_STEP_##N("u8", "s8"); \
-  else INTEGER_STEP_##N("u8", "u8")
+      "wgmma.mma_async.sync.aligned.m64n" N "k32.s32." LEFT "." RIGHT " {" REGISTERS_##SUMS "}, %" A ", %" B ", p; }" \
+      : SUMS_##SUMS(0) : "l"(left), "l"(right), "r"(1))
+#define INTEGER_STEPS(...) \
+  if constexpr (LEFT_SIGNED && RIGHT_SIGNED) INTEGER_STEP(__VA_ARGS__, "s8", "s8"); \
+  else if constexpr (LEFT_SIGNED) INTEGER_STEP(__VA_ARGS__, "s8", "u8"); \
+  else if constexpr (RIGHT_SIGNED) INTEGER_STEP(__VA_ARGS__, "u8", "s8"); \
+  else INTEGER_STEP(__VA_ARGS__, "u8", "u8")
 template <int N, int FIRST, bool LEFT_SIGNED, bool RIGHT_SIGNED, int ALL>
 INLINE void integer_step(Sum (&d)[ALL], uint64_t left, uint64_t right) {
   static_assert(FIRST + N / 2 <= ALL, "sums that there are");
-  if constexpr (N == 32) { INTEGER_STEP_OF(32); }
-  else if constexpr (N == 64) { INTEGER_STEP_OF(64); }
-  else if constexpr (N == 96) { INTEGER_STEP_OF(96); }
-  else if constexpr (N == 128) { INTEGER_STEP_OF(128); }
-  else if constexpr (N == 192) { INTEGER_STEP_OF(192); }
-  else if constexpr (N == 256) { INTEGER_STEP_OF(256); }
-  else static_assert(N == 32, "as many columns");
-}
-
-// The same with the left operand in registers.
-#define HELD_STEP(N, A0, A1, A2, A3, B, P, LEFT, RIGHT, REGISTERS, ...) \
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %" P ", 0; " \
-      "wgmma.mma_async.sync.aligned.m64n" N "k32.s32." LEFT "." RIGHT " {" REGISTERS "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" \
-      B ", p; }" \
-      : __VA_ARGS__ : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(1))
-#define HELD_STEP_64(LEFT, RIGHT) \
-  HELD_STEP("64", "32", "33", "34", "35", "36", "37", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1, SUMS_16(0), SUMS_16(16))
-#define HELD_STEP_128(LEFT, RIGHT) \
-  HELD_STEP("128", "64", "65", "66", "67", "68", "69", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1 ", " REGISTERS_2 ", " REGISTERS_3, SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48))
-#define HELD_STEP_256(LEFT, RIGHT) \
-  HELD_STEP("256", "128", "129", "130", "131", "132", "133", LEFT, RIGHT, REGISTERS_0 ", " REGISTERS_1 ", " REGISTERS_2 ", " REGISTERS_3 ", " REGISTERS_4 ", " REGISTERS_5 ", " REGISTERS_6 ", " REGISTERS_7, SUMS_16(0), SUMS_16(16), SUMS_16(32), SUMS_16(48), SUMS_16(64), SUMS_16(80), SUMS_16(96), SUMS_16(112))
-#define HELD_STEP_OF(N) \
-  if constexpr (LEFT_SIGNED && RIGHT_SIGNED) HELD_STEP_##N("s8", "s8"); \
-  else if constexpr (LEFT_SIGNED) HELD_STEP_##N("s8", "u8"); \
-  else if constexpr (RIGHT_SIGNED) HELD_STEP_##N("u8", "s8"); \
-  else HELD_STEP_##N("u8", "u8")
-template <int N, int FIRST, bool LEFT_SIGNED, bool RIGHT_SIGNED, int ALL>
-INLINE void held_step(Sum (&d)[ALL], const Bytes (&left)[4], uint64_t right) {
-  if constexpr (N == 64) { HELD_STEP_OF(64); }
-  else if constexpr (N == 128) { HELD_STEP_OF(128); }
-  else { HELD_STEP_OF(256); }
-}
-INLINE void load_rows(Bytes (&a)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
+  static_assert(N == 32 || N == 64 || N == 128 || N == 256, "columns of a step");
+  if constexpr (N == 32) { INTEGER_STEPS("32", 16, "16", "17", "18"); }
+  else if constexpr (N == 64) { INTEGER_STEPS("64", 32, "32", "33", "34"); }
+  else if constexpr (N == 128) { INTEGER_STEPS("128", 64, "64", "65", "66"); }
+  else { INTEGER_STEPS("256", 128, "128", "129", "130"); }
 }
 
 // ------------------------------------------------------------------ tiles of digits
-#ifndef PLAN_HELD
-#define PLAN_HELD 0
-#endif
 constexpr int LINE_BYTES = K_TILE, LINE_WORDS = K_TILE_WORDS;  // of a K-tile
 constexpr int LEFT_TILE = ROWS * LINE_BYTES, RIGHT_TILE = COLS * LINE_BYTES;
 constexpr int DIGITS_STAGE = DIGITS * (LEFT_TILE + PRODUCTS * RIGHT_TILE);
@@ -155,41 +113,6 @@ struct IntegerAccumulators : Accumulators {
     warpgroup_wait<0>();
     if (before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
   }
-#if PLAN_HELD
-  INLINE void run_held(int length, Ring& ring, RingPosition& at, char* stages) {
-    static_assert(HIGH == 1, "of one block of rows");
-    UNROLL for (int n = 0; n < PRODUCTS; ++n)
-      UNROLL for (int i = 0; i < WEIGHTS * EACH; ++i) exact[n][0][i] = 0;
-    const int k_tiles = (length + K_TILE - 1) / K_TILE, lane = thread_index() % 32;
-    const int row = first_block() * 64 + thread_index() % 128 / 32 * 16 + lane % 16;
-    int before = -1;
-    Bytes a[2][DIGITS][4];
-    ROLLED for (int i = 0; i < k_tiles; ++i, at.next()) {
-      wait(&ring.full[at.stage], at.phase);
-      const uint32_t stage = shared_address(stages) + at.stage * DIGITS_STAGE;
-      const uint64_t right = digits_at(stage + DIGITS * LEFT_TILE);
-      UNROLL for (int k = 0; k < K_TILE / 32; ++k) {
-        UNROLL for (int s = 0; s < DIGITS; ++s)
-          load_rows(a[k % 2][s], stage + s * LEFT_TILE + row * LINE_BYTES + swizzled(row % 8, k * 32 + lane / 16 * 16));
-        warpgroup_begin();
-        UNROLL for (int n = 0; n < PRODUCTS; ++n)
-          each_pair([&](auto pair) { multiply_held(exact[n][0], a[k % 2], right + (n * DIGITS * RIGHT_TILE + k * 32) / 16, pair); });
-        warpgroup_close();
-        warpgroup_wait<1>();
-        if (k == 0 && before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
-      }
-      before = at.stage;
-    }
-    warpgroup_wait<0>();
-    if (before >= 0 && thread_index() % 128 == 0) arrive(&ring.empty[before]);
-  }
-  template <int L, int R>
-  static INLINE void multiply_held(Sum (&sums)[WEIGHTS * EACH], const Bytes (&left)[DIGITS][4], uint64_t right, Slices<L, R>) {
-    held_step<COLS, (L + R) * EACH, L == DIGITS - 1, R == DIGITS - 1>(sums, left[L], right + R * RIGHT_TILE / 16);
-  }
-#else
-  INLINE void run_held(int length, Ring& ring, RingPosition& at, char* stages) { run_block(length, ring, at, stages); }
-#endif
   // Each digit of 32 columns of the left operand with each of the right one.
   static INLINE void multiply(Sum (&sums)[WEIGHTS * EACH], uint64_t left, uint64_t right) {
     each_pair([&](auto pair) { multiply_slices(sums, left, right, pair); });
@@ -242,7 +165,7 @@ struct IntegerAccumulators : Accumulators {
     const Chains chains(work, unit);
     if (chains.count <= 0) each([&](E& x, int) { x = empty_sum(); });
     ROLLED for (int64_t n = 0; n < chains.count; ++n) {
-      run_held(int(min(CHAIN, work.k_size - (chains.first + n) * CHAIN)), ring, at, stages);
+      run_block(int(min(CHAIN, work.k_size - (chains.first + n) * CHAIN)), ring, at, stages);
       scale(work, unit, chains.first + n, left, right);
       if (chains.count > 1) join_chain(pending, n, n + 1 == chains.count);
     }

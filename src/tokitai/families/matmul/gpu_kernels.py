@@ -133,17 +133,16 @@ def _has_units(kernel: KernelInMaking, plan: ProductPlan) -> bool:
 
 
 def _may_use_warpgroups(kernel: KernelInMaking, plan: ProductPlan) -> bool:
-    exact = plan.fixed and not plan.graph.ragged
-    if not (exact or plan.accumulator == "fused16") or kernel.structure or not tilings.pipelines(plan):
+    if kernel.structure or not (plan.fixed or plan.accumulator == "fused16") or not tilings.pipelines(plan):
         return False
-    return kernel.target.integer_warpgroups if exact else kernel.target.warpgroups
+    return kernel.target.integer_warpgroups if plan.fixed else kernel.target.warpgroups
 
 
 def _by_warpgroups(
     kernel: KernelInMaking, plan: ProductPlan, whole: Sizes, addresses: Sequence[int], strides: Strides
 ) -> Tiling | None:
-    """The tiling for warpgroups, where the device has them, and its copy engine can read the operands: at multiples of
-    16 bytes, from line to line forwards."""
+    """The tiling for warpgroups, where the device has them. Its copy engine reads operands at multiples of 16 bytes,
+    from line to line forwards; in fixed point it reads digits, and operands may lie anywhere."""
     if not _may_use_warpgroups(kernel, plan):
         return None
     if plan.fixed:

@@ -116,25 +116,21 @@ PIPELINES = (
 )
 # A warpgroup of its own for each tile: one stores while the other multiplies.
 TURNS = Tiling(128, 128, 0, 0, 64, 0, 0, 8, atom=True, stages=6, alternate=True)
-# The same in fixed point, where a stage is 128 along k of every slice.
+# The same in fixed point: rows, columns, products along k and stages; a line of a stage has all of its digits.
 FIXED_PIPELINES = {
-    "fixed8": (
-        Tiling(128, 256, 0, 0, 128, 0, 0, 8, atom=True, stages=4),
-        Tiling(128, 128, 0, 0, 128, 0, 0, 8, atom=True, stages=6),
-    ),
-    "fixed16": (
-        Tiling(128, 128, 0, 0, 128, 0, 0, 8, atom=True, stages=3, line=256),
-        Tiling(128, 64, 0, 0, 128, 0, 0, 8, atom=True, stages=4, line=256),
-    ),
-    "fixed24": (Tiling(128, 64, 0, 0, 64, 0, 0, 8, atom=True, stages=5, line=192),),
+    "fixed8": Tiling(128, 256, 0, 0, 128, 0, 0, 8, atom=True, stages=4),
+    "fixed16": Tiling(128, 128, 0, 0, 128, 0, 0, 8, atom=True, stages=3, line=256),
+    "fixed24": Tiling(128, 64, 0, 0, 64, 0, 0, 8, atom=True, stages=5, line=192),
 }
 
 
 def pipelines(plan: ProductPlan) -> list[Tiling]:
     """The tilings for warpgroups, from large to small, that of alternating ones first; several products share the
-    columns of a tile."""
+    columns of a tile. Groups in fixed point have none."""
     count = len(plan.products)
-    every, least = (FIXED_PIPELINES[plan.accumulator], 32) if plan.fixed else ((TURNS, *PIPELINES), 64)
+    if plan.fixed and plan.graph.ragged:
+        return []
+    every, least = ((FIXED_PIPELINES[plan.accumulator],), 32) if plan.fixed else ((TURNS, *PIPELINES), 64)
     return [replace(t, cols=t.cols // count) for t in every if t.cols % (least * count) == 0]
 
 
@@ -180,11 +176,17 @@ def _shared(plan: ProductPlan, tilings: Sequence[Tiling]) -> Iterator[Tiling]:
 
 
 def described(plan: ProductPlan, used: Iterable[Tiling] = ()) -> dict[str, object]:
-    """The plan in words: of the CPU's what GPUs have as well, and the tiles that were used, or else all on offer."""
+    """The plan in words: of the CPU's what GPUs have as well, and the tiles that were used, or else all on offer, in
+    fixed point those for warpgroups first."""
     both = ("products", "layout", "accumulator", "groups share")
     of_both = {k: v for k, v in plan.describe().items() if k in both}
-    tiles = [f"{t.rows} x {t.cols}{' by matrix units' * (t.matrix or t.atom)}" for t in used or offered(plan, 8)]
-    return of_both | {"tiles": ", ".join(dict.fromkeys(tiles))}
+
+    def unit(t: Tiling) -> str:
+        by_groups = plan.fixed and t.stages
+        return " by Hopper's warpgroups" if by_groups else " by matrix units" * (t.matrix or t.atom)
+
+    every = used or [*(pipelines(plan) if plan.fixed else ()), *offered(plan, 8)]
+    return of_both | {"tiles": ", ".join(dict.fromkeys(f"{t.rows} x {t.cols}{unit(t)}" for t in every))}
 
 
 def tiling_of(plan: ProductPlan, sizes: Sizes, width: int, matrix: bool = False, pipeline: bool = False) -> Tiling:
