@@ -8,12 +8,13 @@ import pytest
 import z3
 
 from tokitai.emit.cpp import KernelText
+from tokitai.families import make_plan
 from tokitai.families.attention import tiling as walks
 from tokitai.families.attention.gpu_kernels import emit_attention
 from tokitai.families.matmul import tiling as products
 from tokitai.families.matmul.tiling import Tiling
 from tokitai.families.rowwise import schedule as rowwise
-from tokitai.lang import Sizes
+from tokitai.lang import FIXED_BITS, Sizes
 from tokitai.lower.gpu import Step
 from tokitai.ops import registry
 from tokitai.proving import attention_plans, plans, product_plans
@@ -76,6 +77,19 @@ def test_bits_of_an_unknown_number() -> None:
 def test_workspaces_of_products_have_room() -> None:
     found = of_product(300)
     assert found[ROOM][0] == "proved" and found[GRID][0] == "proved"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulator", FIXED_BITS)
+def test_launches_by_warpgroups_in_fixed_point_have_room(accumulator: str) -> None:
+    """Shared memory, blocks, and sums that wait; not the digits, which lie ahead of these."""
+    plan: Any = make_plan(registry()["linear"].trace("bf16", (), {"accumulator": accumulator}))
+    (tiling,) = (t for t in product_plans.tilings(plan, "cuda") if t.stages)
+    inner = z3.Int("inner")
+    for tiles in product_plans.TILES:
+        made = product_plans._products(plan, tiling, tiles, 1)
+        found = answers(Choice("one tiling", [inner >= 0, inner <= 2**31], made))
+        assert {status for status, _ in found.values()} == {"proved"} and ROOM in found, found
 
 
 def test_a_workspace_one_element_short_at_three_chains_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
