@@ -28,9 +28,16 @@ def counted(line: str) -> str:
 
 def test_the_page_has_the_rows_that_are_made() -> None:
     lines = [counted(line) for line in PAGE.read_text().splitlines()]
-    made = list(proofs([registry()[name] for name in ("embedding", "part_top")], 20.0))
-    made += proofs([registry()["silu"]], 20.0, ("cuda",))
+    made = list(proofs([registry()["part_top"]], 20.0))
+    made += [*proofs([registry()["silu"]], 20.0, ("cuda",)), *proofs([registry()["embedding"]], 20.0, ("cpu",))]
     assert made and all(counted(row(p)) in lines for p in made)
+
+
+@pytest.mark.slow
+def test_the_page_has_the_rows_of_kernels_of_rows_on_gpus() -> None:
+    lines = [counted(line) for line in PAGE.read_text().splitlines()]
+    made = list(proofs([registry()["embedding"]], 20.0, ("cuda", "hip")))
+    assert len(made) == 2 and all(p.status == "proved" and counted(row(p)) in lines for p in made)
 
 
 def test_the_page_has_a_row_for_every_operator_that_is_covered_and_names_the_others() -> None:

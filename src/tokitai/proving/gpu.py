@@ -54,12 +54,12 @@ class Bytes:
 class Emitted:
     """A translation unit as one target compiles it: the kernels, and functions and constants of the headers."""
 
-    def __init__(self, text: KernelText, target: str, warp: int) -> None:
+    def __init__(self, text: KernelText, target: str, warp: int, walked: Sequence[str] = WALKED) -> None:
         hip = int(target == "hip")
         defined = {"TOKITAI_STRUCTURE": 0, "TOKITAI_HIP": hip, "TOKITAI_SIM": 0, "__CUDA_ARCH__": 900, "__GNUC__": 13}
         self.text = preprocessed(text.text, defined, text.headers)
         self.templates = templates_in(self.text)
-        self.functions = functions_of(self.text, WALKED, self.templates, TYPES)
+        self.functions = functions_of(self.text, walked, self.templates, TYPES)
         self.warp = warp
 
     def parser(self, text: str) -> Parser:
@@ -91,13 +91,15 @@ class Emitted:
 
 
 @cache
-def _read(text: str, headers: tuple[tuple[str, str], ...], target: str, warp: int) -> Emitted:
-    return Emitted(KernelText(text, dict(headers)), target, warp)
+def _read(
+    text: str, headers: tuple[tuple[str, str], ...], target: str, warp: int, walked: tuple[str, ...]
+) -> Emitted:  # fmt: skip
+    return Emitted(KernelText(text, dict(headers)), target, warp, walked)
 
 
-def read(text: KernelText, target: str, warp: int) -> Emitted:
+def read(text: KernelText, target: str, warp: int, walked: tuple[str, ...] = WALKED) -> Emitted:
     """The same for the same source."""
-    return _read(text.text, tuple(text.headers.items()), target, warp)
+    return _read(text.text, tuple(text.headers.items()), target, warp, walked)
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ class GpuWalk(Walk):
             if quotient is None:
                 return None
         else:
-            return None
+            quotient, rest = 0, x
         fits = both(folded(rest >= 0), folded(rest < y), folded(quotient >= 0))
         return (quotient, rest) if self.follows(fits) else None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import z3
 
@@ -13,11 +14,12 @@ from ..formats import FORMATS
 from ..lang import Graph
 from .gpu import Digits, GpuWalk
 from .kernel import Extent, Kernel
-from .logic import folded
+from .logic import both, folded
 from .obligation import Obligation
 from .terms import Answer, Sum, alike, ask
 from .values import Access, Base, Pointer
 
+T = TypeVar("T")
 MOST_BLOCKS = 2**31 - 1  # of a launch; others are refused
 MOST_WORD = 16  # bytes of an access
 ORDER = ("proved", "undecided", "refuted")  # the better first
@@ -26,7 +28,7 @@ ORDER = ("proved", "undecided", "refuted")  # the better first
 @dataclass
 class GpuKernel(Kernel):
     """A walked kernel of a GPU. ``grid`` is how many blocks the plan launches, ``blocks`` how many there are by the
-    numbers that they are given in the walk."""
+    numbers that they are given in the walk; ``grid`` is None where any number of blocks does."""
 
     walk: GpuWalk
     grid: Any = 0
@@ -44,6 +46,12 @@ class GpuKernel(Kernel):
             self.places[a] = super().place(a)
         return self.places[a]
 
+    def witness(self, a: Access, place: tuple[Any, Any], wanted: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+        """Of digits that no row and no column is made of, the first."""
+        chosen = super().witness(a, place, wanted)
+        done = {v.get_id() for v, _ in chosen}
+        return [*chosen, *((d, z3.IntVal(0)) for d in self.walk.own if d.get_id() not in done)]
+
     def aligned(self) -> Iterator[Answer]:
         """Where tensors and their strides are as the width of accesses asks for, each one of several elements is at a
         multiple of its bytes."""
@@ -56,17 +64,29 @@ class GpuKernel(Kernel):
 
     def fitting(self) -> Iterator[Answer]:
         """Of most, what is known without products is enough."""
-        ranged = self.walk.ranged
-        self.walk.ranged = []
-        for r in ranged:
-            knows = [*self.walk.knows, *r.when, *self.walk.relevant([r.must, *r.when])]
-            answer = ask(r.must, [k for k in knows if isinstance(k, bool) or not _has_products(k)], self.seconds)
+        ranged, settled = self.walk.ranged, set()
+        for group in alike_in((r for r in ranged if not _has_products(r.must)), lambda r: r.when):
+            answer = self.together([r.must for r in group], group[0].when)
             if answer.status == "proved":
+                settled |= {id(r) for r in group}
                 yield answer
-            else:
-                self.walk.ranged.append(r)
+        self.walk.ranged = [r for r in ranged if id(r) not in settled]
         yield from super().fitting()
         self.walk.ranged = ranged
+
+    def in_arrays(self, accesses: Sequence[Access]) -> Iterator[Answer]:
+        """Of a thread's own or of all threads of a block."""
+        for group in alike_in(accesses, lambda a: a.when):
+            sizes = [math.prod(a.base.dims) for a in group]
+            musts = [both(a.at >= 0, a.at + a.count <= n) for a, n in zip(group, sizes, strict=True)]
+            answer = self.together(musts, group[0].when)
+            yield from [answer] if answer.status == "proved" else map(self.in_local, group)
+
+    def together(self, musts: Sequence[Any], when: Sequence[Any]) -> Answer:
+        """Whether all of these follow where these conditions hold, from what is known without products."""
+        terms = [t for t in (*musts, *when) if not isinstance(t, bool)]
+        knows = [*self.walk.knows, *when, *self.walk.relevant(terms)]
+        return ask(both(*musts), [k for k in knows if isinstance(k, bool) or not _has_products(k)], self.seconds)
 
     def obligations(self, name: str) -> Iterator[Obligation]:
         """All of them. Raises ProofError where no size is left of which they could be stated."""
@@ -84,15 +104,16 @@ class GpuKernel(Kernel):
         for kind, what in (("local", "arrays of a thread are"), ("shared", "shared memory is")):
             mine = [a for a in self.walk.accesses if a.base.kind == kind]
             if mine:
-                yield f"{what} accessed inside", map(self.in_local, mine)
+                yield f"{what} accessed inside", self.in_arrays(mine)
         for out in self.outputs:
             mine = [a for a in self.walk.accesses if a.base.name == out and a.write]
             yield f"no element of {out} is written twice", self.once(mine)
             yield f"every element of {out} is written", self.covered(out, mine)
         yield "accesses of several elements are aligned", self.aligned()
         yield "index arithmetic fits its types", self.fitting()
-        equal = alike(self.grid - self.blocks, self.walk.knows) == 0
-        yield "a launch has just these blocks", iter([ask(equal, self.walk.knows, self.seconds)])
+        if self.grid is not None:
+            equal = alike(self.grid - self.blocks, self.walk.knows) == 0
+            yield "a launch has just these blocks", iter([ask(equal, self.walk.knows, self.seconds)])
 
 
 @dataclass
@@ -153,6 +174,14 @@ def digits_of_threads(threads: int, lanes: int) -> Digits:
     if threads % lanes:
         raise ProofError(f"blocks of {threads} threads; accepted: multiples of {lanes}")
     return Digits((z3.Int("warp"), z3.Int("lane")), (threads // lanes, lanes))
+
+
+def alike_in(items: Iterable[T], when: Callable[[T], Sequence[Any]]) -> list[list[T]]:
+    """Items in groups of those that stand under the same conditions."""
+    found: dict[Any, list[T]] = {}
+    for i in items:
+        found.setdefault(tuple(w if isinstance(w, bool) else w.get_id() for w in when(i)), []).append(i)
+    return list(found.values())
 
 
 def _has_products(term: Any) -> bool:

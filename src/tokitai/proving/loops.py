@@ -116,7 +116,6 @@ class Loops(Expressions):
                 self.assign(cell, OPAQUE if not isinstance(cell.value, Truth) else Truth(self.unknown_truth()))
         again = self.changes(n, scope)
         breaks = self.breaks
-        k_ = self.fresh("k")
         linear: dict[int, tuple[Any, Any]] = {}
         for k, s in unknown.items():
             after = again[k][2] if k in again else None
@@ -125,17 +124,22 @@ class Loops(Expressions):
                 continue
             grown = folded(z3.simplify(term - s, som=True) if not isinstance(term, int) else term)
             if isinstance(term, int):
+                if term == _term(first[k]):  # so it is after each iteration
+                    linear[k] = (term, 0)
                 continue
             known = isinstance(grown, int) or not any(holds(grown, u) for u in unknown.values())
             if known and _invariant(grown):
                 linear[k] = (_term(first[k]), grown)
+        k_ = self.counted(list(linear.values()))
         for k, (f, d) in linear.items():
             cell = changed[k][0]
-            at = folded(f + k_ * d)
+            at = self.grown(f, d, k_)
             cell.value = Int(at, cell.value.type) if isinstance(cell.value, Int) else replace(cell.value, at=at)
-        kept = self.invariants(n, scope, {k: s for k, s in unknown.items() if k not in linear}, first, k_)
+        uneven = {k: s for k, s in unknown.items() if k not in linear}
+        second = {k: _next(s, again[k][2], first[k]) for k, s in uneven.items() if k in again}
+        kept = self.invariants(n, scope, uneven, first, second, k_)
         mark = len(self.when)
-        self.when += [k_ >= 0, *kept, *self.found_by(n.line, scope)]
+        self.when += [k_ >= 0, *self.bounded(kept), *self.found_by(n.line, scope)]
         if unknown.keys() == linear.keys():
             self.dry += 1
             before = folded(self.truth(self.value(condition, scope)))
@@ -155,14 +159,29 @@ class Loops(Expressions):
         del self.when[mark:]
         return self.behind(n, scope, linear, changed, unknown, kept, k_, breaks)
 
+    def counted(self, linear: Sequence[tuple[Any, Any]]) -> Any:
+        """The number of an iteration in which variables have grown from such first numbers by so much each time."""
+        return self.fresh("k")
+
+    def grown(self, first: Any, by: Any, iteration: Any) -> Any:
+        """What a variable is in an iteration."""
+        return folded(first + iteration * by)
+
+    def bounded(self, kept: Sequence[Any]) -> Sequence[Any]:
+        """What is a condition of an iteration of bounds that each keeps."""
+        return kept
+
     def invariants(
-        self, n: Node, scope: Scope, unknown: Mapping[int, Any], first: Mapping[int, Any], k_: Any
-    ) -> list[Any]:
+        self, n: Node, scope: Scope, unknown: Mapping[int, Any], first: Mapping[int, Any], second: Mapping[int, Any],
+        k_: Any,
+    ) -> list[Any]:  # fmt: skip
         """Bounds of variables that grow unevenly which hold at first, and which an iteration keeps."""
         made: dict[tuple[int, int], Callable[[Any], Any]] = {}
         for k in unknown:
             f = _term(first[k])
             made |= {(k, 0): partial(_least, 0), (k, 1): partial(_most, f), (k, 2): partial(_least, f)}
+            if isinstance(then := second.get(k), int):  # of what alternates
+                made[k, 3] = partial(_most, then)
         made = {key: c for key, c in made.items() if self.follows(c(_term(first[key[0]])))}
         while made:
             mark = len(self.when)
@@ -240,6 +259,14 @@ def _least(bound: Any, x: Any) -> Any:
 
 def _most(bound: Any, x: Any) -> Any:
     return x <= bound
+
+
+def _next(unknown: Any, after: Any, first: Any) -> Any:
+    """What a variable is after the first iteration."""
+    term, start = _term(after), _term(first)
+    if not isinstance(start, int) or not z3.is_expr(term):
+        return None
+    return folded(z3.substitute(term, (unknown, z3.IntVal(start))))
 
 
 def _term(value: Any) -> Any:

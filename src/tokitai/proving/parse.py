@@ -119,19 +119,26 @@ class Parser:
     def __init__(self, text: str, templates: Collection[str] = (), types: Collection[str] = ()) -> None:
         self.templates, self.types = {*templates, *_CASTS}, {*types, *_BUILTIN}
         self.tokens: list[tuple[str, str]] = []
-        for m in _TOKEN.finditer(text):
-            if m.lastgroup and not (m.lastgroup == "word" and m[0] in _DROPPED):
-                self.tokens.append((m.lastgroup, m[0]))
+        found = ((m.lastgroup, m[0]) for m in _TOKEN.finditer(text) if m.lastgroup)
+        self.coming = (t for t in found if t[0] != "word" or t[1] not in _DROPPED)
         self.at = 0
 
     # ------------------------------------------------------------------ words
     def peek(self, ahead: int = 0) -> str:
-        i = self.at + ahead
-        return self.tokens[i][1] if i < len(self.tokens) else ""
+        return self.token(ahead)[1]
 
     def kind(self, ahead: int = 0) -> str:
-        i = self.at + ahead
-        return self.tokens[i][0] if i < len(self.tokens) else ""
+        return self.token(ahead)[0]
+
+    def token(self, ahead: int) -> tuple[str, str]:
+        """The kind of a word, and the word; of neither behind the end. Words are read as they are asked for: a function
+        needs none behind its own."""
+        while self.at + ahead >= len(self.tokens):
+            following = next(self.coming, None)
+            if following is None:
+                return "", ""
+            self.tokens.append(following)
+        return self.tokens[self.at + ahead]
 
     def take(self, word: str | None = None) -> str:
         found = self.peek()

@@ -15,6 +15,7 @@ from .choice import family_of
 from .cpu import walk_flat, walk_rowwise
 from .gpu_flat import flat_cases
 from .gpu_kernel import Case, worst
+from .gpu_rows import row_cases
 from .groups import walk_grouped
 from .kernel import Kernel
 from .obligation import Obligation
@@ -30,7 +31,9 @@ WALKS: dict[str, Callable[..., Kernel | Buffers]] = {
     "rowwise": walk_rowwise, "elementwise": walk_flat, "scatter": walk_scatter, "matmul": walk_products,
     "grouped": walk_grouped,
 }  # fmt: skip
-CASES: dict[str, Callable[..., Iterator[Case]]] = {"elementwise": flat_cases}  # of kernels of GPUs
+# Of kernels of GPUs.
+CASES: dict[str, Callable[..., Iterator[Case]]] = {"elementwise": flat_cases, "rowwise": row_cases}
+ROWS = ("dispatch", "embedding")  # row-wise operators whose kernels of GPUs are walked: of others that takes minutes
 SECONDS = 20.0  # for one question to the solver, where nobody says how many
 CODES = {"proved": 0, "refuted": 1, "undecided": 3}
 
@@ -93,7 +96,8 @@ def _obligations(operator: Operator, plan: Plan, target: str, isa: str, seconds:
 
 def cases(operator: Operator, plan: Plan, target: str, seconds: float) -> Iterator[Case]:
     """The kernels of a GPU that are walked, for each number of lanes that a target's warps have."""
-    if (of := CASES.get(family_of(plan))) is not None:
+    family = family_of(plan)
+    if (of := CASES.get(family)) is not None and (family != "rowwise" or operator.name in ROWS):
         for warp in WARP[target]:
             yield from of(operator, plan, warp, target, seconds)
 

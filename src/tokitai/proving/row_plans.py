@@ -52,7 +52,7 @@ def row_schedules(
 
 def column_classes(most: int) -> Iterator[tuple[int, int]]:
     """Numbers of columns, from and to, of which all have the same schedule: by chunks up to the longest row that
-    threads keep, and all beyond by whether they are whole chunks."""
+    threads keep, and all beyond by whether they are whole chunks or whole slices."""
     longest = min(most, rowwise.LONGEST_KEPT)
     for first in range(0, longest + 1, CHUNK):
         yield first, first
@@ -61,6 +61,7 @@ def column_classes(most: int) -> Iterator[tuple[int, int]]:
     if most > longest:
         yield longest + 1, most
         yield longest + CHUNK, most
+        yield longest + rowwise.SLICE, most
 
 
 def _rows(plan: RowPlan, schedule: rowwise.Schedule, rows: Any, cols: Any) -> Callable[[], Planned]:
