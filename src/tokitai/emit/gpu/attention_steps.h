@@ -60,6 +60,13 @@ INLINE int64_t levels_of(int64_t terms) {
 }
 template <class T> INLINE constexpr T max(T a, T b) { return a > b ? a : b; }
 
+// 2^(n + shift) of sum = n + nearest: 1.5 * 2^23 beside n holds it in its lowest bits.
+#if TOKITAI_STRUCTURE
+INLINE S power_of_two(S sum, S nearest, S shift) { return power_of_two(add(sub(sum, nearest), shift)); }
+#else
+INLINE S power_of_two(S sum, S, S shift) { return float_of((bits(sum) + uint32_t(int32_t(shift) + 127)) << 23); }
+#endif
+
 // ------------------------------------------------------------------ operands
 // What stands behind the end of a line; and a product that is not attended has such factors.
 template <bool LEFT> INLINE W absent() {
@@ -273,8 +280,7 @@ struct Scores : Sums<ACROSS> {
   INLINE void multiply(const W* own, const W* other, int count, int64_t left) {
 #if PLAN_WARPGROUPS
     const uint32_t left_at = shared_address(own) + warp_here() / 4 * BOXES * BOX * 2, right_at = shared_address(other);
-    float d[COLS / 2];
-    each([&](E& x, int) { x = 0.0f; });
+    float d[COLS / 2];  // the first step does not read it
     UNROLL for (int i = 0; i < COLS / 2; ++i) d[i] = 0.0f;
     warpgroup_begin();
     UNROLL for (int k = 0; k < DIM; k += UNIT_STEP)
@@ -512,17 +518,22 @@ template <int N> INLINE void weighed_step(float (&d)[N / 2], const Pair (&a)[4],
 }
 #endif
 
-// Whether all of a step's lines are finite: in all lanes of a warp.
+// Whether all of a step's lines are finite: in all lanes of a warp. One more than an exponent of ones carries.
 INLINE bool finite_lines(const W* k_tile) {
 #if STEPS_BY_UNIT
   constexpr uint32_t EXPONENTS = LEFT_FRACTION_BITS == 10 ? 0x7C007C00u : 0x7F807F80u;
-  uint32_t other = 0;
-  ROLLED for (int i = thread_index() % 32; i < COLS * (DIM / 2); i += 32) {
-    const uint32_t both_of = *reinterpret_cast<const uint32_t*>(k_tile + place_of(i / (DIM / 2), i % (DIM / 2) * 2)) & EXPONENTS;
-    other |= (both_of & 0xFFFFu) == (EXPONENTS & 0xFFFFu) || both_of >> 16 == EXPONENTS >> 16;
-  }
-  UNROLL for (int d = 1; d < 32; d *= 2) other |= exchange(other, d);
-  return other == 0;
+  constexpr uint32_t ONES = LEFT_FRACTION_BITS == 10 ? 0x04000400u : 0x00800080u;
+  constexpr int EACH_LANE = COLS * CHUNKS / 32, AT_ONCE = 4;
+  static_assert(COLS * CHUNKS % 32 == 0 && EACH_LANE % AT_ONCE == 0, "whole rounds");
+  uint32_t carried = 0;
+  ROLLED for (int i = thread_index() % 32; i < COLS * CHUNKS; i += 32 * AT_ONCE)
+    UNROLL for (int n = 0; n < AT_ONCE; ++n) {
+      const int chunk = i + 32 * n;
+      const Words16 w = *reinterpret_cast<const Words16*>(k_tile + place_of(chunk / CHUNKS, chunk % CHUNKS * CHUNK));
+      UNROLL for (int e = 0; e < 4; ++e) carried |= (w.w[e] & EXPONENTS) + ONES;
+    }
+  UNROLL for (int d = 1; d < 32; d *= 2) carried |= exchange(carried, d);
+  return (carried & 0x80008000u) == 0;
 #else
   return false;
 #endif
@@ -604,22 +615,39 @@ INLINE void weigh(
     }
 }
 
-// A tile's sums go through shared memory, 16 rows of each warp at a time: at(row, d, sum) for every one of them, where
-// neighbouring threads have neighbouring elements.
-template <class F> INLINE void results_of(const Sums<PIECES>& sums, char* memory, const F& at) {
-  E* const staging = reinterpret_cast<E*>(memory);
+// A tile's results, at(row, d, sum) for the first `lines` rows and the first `left` elements of each, into rows of `out`: the
+// sums go through shared memory, 16 rows of each warp at a time, where neighbouring threads have neighbouring chunks.
+// Chunks of a row are swizzled, so that those of eight rows are in different banks.
+struct alignas(16) SumsOfChunk { E e[CHUNK]; };
+struct alignas(2 * sizeof(E)) SumsOfPair { E e[2]; };
+constexpr int SWIZZLED = PIECES % 8 == 0 ? 7 : PIECES % 4 == 0 ? 3 : 1;
+INLINE int staged(int line, int chunk) { return line * PIECES + (chunk ^ (line & SWIZZLED)); }
+template <class P, class F>
+INLINE void results_of(
+    const Sums<PIECES>& sums, char* memory, P* out, int64_t stride, int64_t lines, int64_t left, const F& at) {
+  SumsOfChunk* const staging = reinterpret_cast<SumsOfChunk*>(memory);
+  const bool aligned = reinterpret_cast<uint64_t>(out) % 16 == 0 && stride * int64_t(sizeof(P)) % 16 == 0;
   ROLLED for (int m = 0; m < TILES; ++m) {
     barrier();
     UNROLL for (int y = 0; y < TILES; ++y)
       if (y == m)
         UNROLL for (int n = 0; n < PIECES; ++n)
-          UNROLL for (int e = 0; e < 4; ++e)
-            staging[(warp_here() * 16 + e / 2 * 8 + thread_index() % 32 / 4) * DIM + n * 8 + thread_index() % 4 * 2 + e % 2] =
-                sums.sum[y][n][e];
+          UNROLL for (int half = 0; half < 2; ++half) {
+            E* const to = staging[staged(warp_here() * 16 + half * 8 + thread_index() % 32 / 4, n)].e;
+            reinterpret_cast<SumsOfPair*>(to)[thread_index() % 4] = {sums.sum[y][n][2 * half], sums.sum[y][n][2 * half + 1]};
+          }
     barrier();
-    ROLLED for (int i = thread_index(); i < WARPS * 16 * DIM; i += THREADS) {
-      const int line = i / DIM;
-      at(line / 16 * 16 * TILES + m * 16 + line % 16, i % DIM, staging[i]);
+    ROLLED for (int i = thread_index(); i < WARPS * 16 * PIECES; i += THREADS) {
+      const int line = i / PIECES, d = i % PIECES * CHUNK, row = line / 16 * 16 * TILES + m * 16 + line % 16;
+      if (row >= lines || d >= left) continue;
+      const SumsOfChunk made = staging[staged(line, i % PIECES)];
+      Chunk<P> q;
+      UNROLL for (int e = 0; e < CHUNK; ++e) store1(&q.e[e], at(row, d + e, made.e[e]));
+      P* const to = out + row * stride + d;
+      if (aligned && d + CHUNK <= left) store_chunk<CHUNK, FULL>(to, q, CHUNK);
+      else
+        UNROLL for (int e = 0; e < CHUNK; ++e)
+          if (d + e < left) to[e] = q.e[e];
     }
   }
   barrier();

@@ -347,19 +347,18 @@ class GpuAttentionEmitter(GpuPrinter):
         self.open("")
         self.line(f"auto* const out = all_out_{name} + item * out_{name}_batch;")
         (sum_,) = [n for n in work if n.op == "weighted_sum"]
-        made, d = self.begin_results(f"sum_{self.name[sum_]}", own, count)
+        made = self.begin_results(name, f"sum_{self.name[sum_]}", own, count)
         if self.queries:
             self.rows_beside([n for n in work if n is not sum_], "row")
         self.declare(sum_, f"result_of({any_} ? {made} : empty_sum())", vector=False)
         for n in work:
             if n is not sum_:
                 self.declare(n, self.expression(n, False, self.name), vector=False)
-        self.line(f"store1(out + ({own} + row) * out_{name}_stride + {d}, {self.name[root]});")
-        self.end_results()
+        self.end_results(f"({own} + row) * out_{name}_stride", self.name[root])
         self.close()
 
-    def begin_results(self, sums: str, own: str, count: str) -> tuple[str, str]:
-        """Go along the elements of weighted sums: what names one, and its place along k_size."""
+    def begin_results(self, name: str, sums: str, own: str, count: str) -> str:
+        """Go along the elements of weighted sums, for this result: what names one."""
         self.open("UNROLL for (int p = 0; p < PIECES; ++p)")
         self.line(f"store_tile({sums}[p], k_tiles);")
         self.line("barrier();")
@@ -367,9 +366,11 @@ class GpuAttentionEmitter(GpuPrinter):
         self.line("const int row = e / COLS;")
         self.line("const int64_t d = d0 + p * COLS + e % COLS;")
         self.line(f"if ({own} + row >= {count} || d >= k_size) continue;")
-        return "k_tiles[e]", "d"
+        return "k_tiles[e]"
 
-    def end_results(self) -> None:
+    def end_results(self, line: str, value: str) -> None:
+        """What was made of one is stored in this line."""
+        self.line(f"store1(out + {line} + d, {value});")
         self.close()
         self.line("barrier();")
         self.close()

@@ -102,10 +102,12 @@ class GpuAttention(GpuFamily[AttentionPlan]):
     ) -> int:
         """Values of rows, and pending partials."""
         sizes = Sizes.of(shapes[0])
-        wished = self._wished(kernel, plan, sizes, 1)
-        if isinstance(wished, StepTiling):
-            return steps.workspace_bytes(plan, wished, sizes, kernel.structure)
-        return tilings.workspace_bytes(plan, wished, sizes, kernel.structure)
+        wished = [self._wished(kernel, plan, sizes, width) for width in (1, CHUNK)]
+        return max(
+            steps.workspace_bytes(plan, t, sizes, kernel.structure) if isinstance(t, StepTiling)
+            else tilings.workspace_bytes(plan, t, sizes, kernel.structure)
+            for t in wished
+        )  # fmt: skip
 
     @staticmethod
     def _wished(kernel: KernelInMaking, plan: AttentionPlan, sizes: Sizes, width: int) -> WalkTiling | StepTiling:
@@ -116,8 +118,10 @@ class GpuAttention(GpuFamily[AttentionPlan]):
         if not plan.format:
             return tilings.tiling_of(plan, sizes, width)
         target = kernel.target
-        # `steps.by_warpgroups` is faster on Hopper and not chosen: its bits were compared on no device yet. A schedule
-        # can ask for it, as tests/device/test_fused_attention_cuda.py does.
+        warpgroups = target.warpgroups and not kernel.structure
+        found = steps.by_warpgroups(plan, sizes, width) if warpgroups else None
+        if found is not None:
+            return found
         return steps.tiling_of(plan, sizes, width, target.fused_units, kernel.structure, target.shared_bytes)
 
 

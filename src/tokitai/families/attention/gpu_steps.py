@@ -6,16 +6,19 @@ fragments, of which it knows rows and columns; so what the graph makes of scores
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from ...emit.text import SCALAR
 from ...lang import Node
+from ...lower.ranges import constant
 from ..matmul.cpu import defines_of_units
 from .gpu import GpuAttentionEmitter
 from .plan import AttentionPlan
 from .step_tiling import StepTiling, sides_of
 from .tiling import Walk, cone
+
+NEAREST = 12582912.0  # 1.5 2^23
 
 
 class GpuStepEmitter(GpuAttentionEmitter):
@@ -43,6 +46,16 @@ class GpuStepEmitter(GpuAttentionEmitter):
             f"// {t}", *defines_of_units(plan.format, plan.format), f"#define UNIT_ATOM {int(t.atom)}",
             *(f"#define PLAN_{name} {value}" for name, value in sizes.items()),
         )  # fmt: skip
+
+    def expression(self, node: Node, vector: bool, name: Mapping[Node, str], own_names: bool = False) -> str:
+        """As elsewhere; but a sum that rounded to a whole number holds it in its lowest bits, from which a power of two
+        is made without taking them out first."""
+        if node.op == "power_of_two" and node.args[0].op == "add":
+            whole, shift = node.args[0].args
+            rounded = whole.op == "sub" and whole.args[0].op == "fma" and constant(whole.args[1]) == NEAREST
+            if rounded and (constant(shift) or 0.5).is_integer():
+                return f"power_of_two({name[whole.args[0]]}, {name[whole.args[1]]}, {name[shift]})"
+        return super().expression(node, vector, name, own_names)
 
     # ------------------------------------------------------------------ kernels
     def kernel(self, name: str, sums: Sequence[Node]) -> None:
@@ -328,11 +341,13 @@ class GpuStepEmitter(GpuAttentionEmitter):
             self.line(f"if ({some}) weigh<true>({given}, [&](int i, int k) {{ (void)i; return {condition}; }});")
             self.line(f"else weigh<false>({given}, [](int, int) {{ return true; }});")
 
-    def begin_results(self, sums: str, own: str, count: str) -> tuple[str, str]:
-        """Go along the elements of weighted sums: what names one, and its place along k_size."""
-        self.open(f"results_of({sums}, memory, [&](int row, int d, E made)")
-        self.line(f"if ({own} + row >= {count} || d0 + d >= k_size) return;")
-        return "made", "d0 + d"
+    def begin_results(self, name: str, sums: str, own: str, count: str) -> str:
+        """Go along the elements of weighted sums, for this result: what names one."""
+        place = f"out + {own} * out_{name}_stride + d0, out_{name}_stride, {count} - {own}, k_size - d0"
+        self.open(f"results_of({sums}, memory, {place}, [&](int row, int, E made)")
+        return "made"
 
-    def end_results(self) -> None:
+    def end_results(self, line: str, value: str) -> None:
+        """What was made of one is stored there."""
+        self.line(f"return {value};")
         self.close("});")

@@ -84,10 +84,10 @@ def offered(plan: AttentionPlan, inner: int, width: int, atom: bool) -> Iterator
 
 
 def by_warpgroups(plan: AttentionPlan, sizes: Sizes, width: int) -> StepTiling | None:
-    """A tiling for warpgroups, for those who ask for it: where blocks are enough and lines are read in whole chunks.
-    Sums of two results over lines of 128 do not leave registers for it."""
+    """A tiling for warpgroups: where blocks are enough, lines are read in whole chunks and fill most of a K-tile's 64 or
+    128 elements. Sums of two results over lines of 128 do not leave registers for it."""
     several = len(plan.products) > 1
-    if 0 < sizes.inner <= 64:
+    if 32 < sizes.inner <= 64:
         found = StepTiling(64, 64, 1, 64, per_sm=2 if several else 3, atom=True, warpgroups=True)
     elif 96 < sizes.inner <= 128 and not several:
         found = StepTiling(128, 64, 1, 128, per_sm=1, atom=True, warpgroups=True)
@@ -159,5 +159,6 @@ def described(plan: AttentionPlan, used: Iterable[StepTiling] = ()) -> dict[str,
     """The plan in words, with the tiles that were used, or else all on offer."""
     about = {k: v for k, v in plan.describe().items() if k != "panels of queries x keys"}
     chosen: Sequence[StepTiling] = [*used] or [*offered(plan, DIMS[-1], CHUNK, False)]
-    tiles = [f"{t.rows} with steps of {t.cols}{' by matrix units' * t.atom}" for t in chosen]
+    units = {t: " by warpgroups" * t.warpgroups or " by matrix units" * t.atom for t in chosen}
+    tiles = [f"{t.rows} with steps of {t.cols}{units[t]}" for t in chosen]
     return about | {"tiles": ", ".join(dict.fromkeys(tiles))}
