@@ -84,8 +84,8 @@ def offered(plan: AttentionPlan, inner: int, width: int, atom: bool) -> Iterator
 
 
 def by_warpgroups(plan: AttentionPlan, sizes: Sizes, width: int) -> StepTiling | None:
-    """A tiling for warpgroups: where blocks are enough, lines are read in whole chunks and fill most of a K-tile's 64 or
-    128 elements. Sums of two results over lines of 128 do not leave registers for it."""
+    """A tiling for warpgroups: where blocks are enough, lines are read in whole chunks and fill most of a K-tile of 64
+    or 128 elements. Sums of two results over lines of 128 do not leave registers for it."""
     several = len(plan.products) > 1
     if 32 < sizes.inner <= 64:
         found = StepTiling(64, 64, 1, 64, per_sm=2 if several else 3, atom=True, warpgroups=True)
