@@ -66,11 +66,10 @@ class Attention(Module):
         position, frequency, limit = place
         batch, length, _ = x.shape
         heads = self.project(x).view(batch, length, -1, s.dim)
-        turned, values = torch.split(heads, [s.heads + s.key_heads, s.key_heads], dim=2)
-        low, high = turned.chunk(2, dim=-1)
-        turned = torch.cat(functional.rotary(low, high, position.expand(low.shape[:-1]), frequency), dim=-1)
-        queries, keys = torch.split(turned, [s.heads, s.key_heads], dim=2)
-        q, k, v = (t.transpose(1, 2) for t in (queries, keys, values))
+        # As attention reads them, (batch, heads, length, dim) in rows that follow one another: each is copied once.
+        parts = torch.split(heads.transpose(1, 2), [s.heads, s.key_heads, s.key_heads], dim=1)
+        q, k = (functional.rotary_heads(t, position, frequency) for t in parts[:2])
+        v = parts[2].contiguous()
         met = functional.attention(q, k, v, limit, scale=1 / math.sqrt(s.dim), check=False)  # limits are at most length
         mixed: Tensor = self.out(met.transpose(1, 2).reshape(batch, length, -1))
         return mixed
@@ -128,7 +127,7 @@ class Mixture(Module):
                 p.copy_((torch.randn(p.shape, generator=generator, dtype=torch.float32) * std).to(p.dtype))
 
     def places(self, length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each token its position, (1, length, 1), and how many it sees, (length,); the frequencies of rotation.
+        """Of each token its position, (length,), and how many it sees, (length,); the frequencies of rotation.
         Tensors of one length and device are made once, as a copy to a GPU waits for it."""
         made = self._places.get((length, device))
         if made is not None:
@@ -136,7 +135,7 @@ class Mixture(Module):
         position = torch.arange(length, dtype=torch.int32, device=device)
         steps = torch.arange(self.shape.dim // 2, dtype=torch.float64) / (self.shape.dim // 2)
         frequency = (ROTARY_BASE**-steps).to(torch.float32).to(device)  # powers on the host: the same on every device
-        self._places[length, device] = made = (position.view(1, length, 1), frequency, position + 1)
+        self._places[length, device] = made = (position, frequency, position + 1)
         return made
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:

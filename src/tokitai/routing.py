@@ -32,18 +32,12 @@ class Permutation:
     order: Any  # (places,), i64: the token at each place
     choice: Any  # (places,), i64: which choice it is, token * k + slot; weights.reshape(-1)[choice] are its weights
     place: Any  # (tokens, k), i64: the place of each choice, -1 where it was dropped
-    counts: Any  # (experts,), i64: places of each expert
+    offsets: Any  # (experts + 1,), i64: where the places of each expert begin, and where the last ones end
 
     @property
-    def offsets(self) -> Any:
-        """(experts + 1,), i64: where the places of each expert begin, and where the last ones end."""
-        if isinstance(self.counts, np.ndarray):
-            return np.concatenate([[0], np.cumsum(self.counts)])
-        ends = self.counts.cumsum(0)
-        if library_of(ends) == "torch":
-            return sys.modules["torch"].cat([ends.new_zeros(1), ends])
-        cupy = sys.modules["cupy"]
-        return cupy.concatenate([cupy.zeros(1, ends.dtype), ends])
+    def counts(self) -> Any:
+        """(experts,), i64: places of each expert."""
+        return self.offsets[1:] - self.offsets[:-1]
 
 
 def permutation(
@@ -99,13 +93,13 @@ def _sorted_by_torch(experts: Any, count: int, check: bool) -> Permutation:
         _permutation(_on_host("experts", experts), count, None, None, None)  # which raises
     ordered, choice = torch.sort(flat, stable=True)
     place = torch.empty_like(flat).scatter_(0, choice, _up_to(flat, len(flat)))
-    begins = torch.searchsorted(ordered, _up_to(flat, count + 1))
-    return Permutation(choice // max(k, 1), choice, place.view(tokens, k), begins.diff())
+    offsets = torch.searchsorted(ordered, _up_to(flat, count + 1))
+    return Permutation(choice // max(k, 1), choice, place.view(tokens, k), offsets)
 
 
 def _up_to(example: Any, count: int) -> Any:
     """0, 1, ... count - 1 where a tensor of torch lies."""
-    return example.new_ones(count).cumsum(0) - 1
+    return sys.modules["torch"].arange(count, out=example.new_empty(count))
 
 
 def _on_host(name: str, x: Any) -> Array:
@@ -159,7 +153,7 @@ def _permutation(
         order=choice // max(k, 1),
         choice=choice,
         place=place.reshape(tokens, k),
-        counts=np.bincount(flat[choice], minlength=count),
+        offsets=np.searchsorted(flat[choice], np.arange(count + 1)),
     )
 
 

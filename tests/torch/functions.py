@@ -121,6 +121,12 @@ SHAPED = {
     "rotary": Call(
         functional.rotary, lambda: (x(), x(2), torch.arange(3), x(3, COLS).abs()), constant=(3,), single=(3,),
     ),
+    "rotary_heads by cos and sin": Call(
+        functional.rotary_heads, lambda: (x(),), {"cos": x(3, 3, COLS // 2).cos(), "sin": x(3, 3, COLS // 2).sin()},
+    ),
+    "rotary_heads": Call(
+        functional.rotary_heads, lambda: (x(), torch.arange(3), x(3, COLS // 2).abs()), constant=(2,), single=(2,),
+    ),
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.torch.test_derived import CALLS, equal, noise, sloped, tuple_of
 from tokitai.errors import ArgumentError
 from tokitai.torch import dispatch, functional, operators
+from tokitai.torch.rotations import _in_rows
 
 
 class Looking(TorchDispatchMode):
@@ -67,6 +68,50 @@ def test_products_and_embeddings() -> None:
     plain, seen, names = both(call)
     assert {"tokitai.linear.default", "tokitai.embedding.default"} <= set(names)
     assert all(a is not None and b is not None and equal(a, b) for a, b in zip(plain, seen, strict=True))
+
+
+@pytest.mark.parametrize("by", ["angle", "pairs"])
+@pytest.mark.parametrize("lying", ["whole", "part", "transposed", "expanded", "one", "none"])
+def test_heads_are_turned_as_their_halves_are(by: str, lying: str) -> None:
+    """And nothing is put together, forward or backward; heads whose rows lie at one distance are not copied."""
+    base = noise(1, 2, 5, 6, 8)
+    x = {"whole": base, "part": base[..., :4, :], "transposed": base.transpose(1, 2), "one": base[:, :, 1:2],
+         "expanded": base[:1].expand(3, 5, 6, 8), "none": base[:, :0]}[lying]  # fmt: skip
+    turns: dict[str, Tensor] = {"position": torch.arange(x.shape[-2]), "frequency": noise(2, 4).abs()}
+    if by == "pairs":
+        turns = {n: noise(i, x.shape[-2], 4) for i, n in enumerate(("cos", "sin"))}
+    slope = noise(3, *x.shape)
+
+    def whole() -> list[Tensor | None]:
+        leaf = x.detach().requires_grad_()
+        y = functional.rotary_heads(leaf, **turns)
+        return [y, *torch.autograd.grad(y, leaf, slope)]
+
+    def halves() -> list[Tensor | None]:
+        leaf = x.detach().requires_grad_()
+        y = torch.cat(functional.rotary(*leaf.chunk(2, dim=-1), **turns), dim=-1)
+        return [y, *torch.autograd.grad(y, leaf, slope)]
+
+    plain, seen, names = both(whole)
+    for made in (plain, seen, whole(), whole()):  # the last ones from what earlier calls have settled
+        assert all(a is not None and b is not None and equal(a, b) for a, b in zip(made, halves(), strict=True))
+        assert all(t is not None and t.is_contiguous() for t in made)
+    assert sum("heads" in n for n in names) == 2 and not any("cat" in n for n in names)
+    with Looking() as mode:
+        _in_rows(x)
+    assert mode.names == ([] if lying in ("whole", "one", "none") else ["aten.clone.default"])
+
+
+def test_heads_that_cannot_be_turned() -> None:
+    x, position, frequency = noise(0, 3, 8), torch.arange(3), noise(1, 4).requires_grad_()
+    with pytest.raises(ArgumentError, match=r"rotary_heads: x of shape \(3, 7\); accepted: \(\.\.\., dim\), dim even"):
+        functional.rotary_heads(x[:, :7], position, frequency)
+    with pytest.raises(ArgumentError, match="rotary_heads: frequency requires a gradient and has none"):
+        functional.rotary_heads(x, position, frequency)
+    with pytest.raises(ArgumentError, match=r"rotary_heads: position of shape \(2,\); accepted: what broadcasts to"):
+        functional.rotary_heads(x, position[:2], frequency.detach())
+    with pytest.raises(ArgumentError, match="rotary_heads: position; accepted: position and frequency, or cos and sin"):
+        functional.rotary_heads(x, position)
 
 
 def test_a_plain_call_is_not_dispatched(monkeypatch: pytest.MonkeyPatch) -> None:

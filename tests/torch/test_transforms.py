@@ -27,7 +27,8 @@ SEED = 20261130
 BATCHED = {  # what `torch.vmap` batches
     "add_layer_norm", "add_rms_norm", "clip", "embedding", "geglu", "gelu", "gelu_erf", "gelu_tanh", "interval_softmax",
     "layer_norm", "linear", "load_balance_loss", "log_softmax", "masked_softmax", "matmul", "rms_norm", "rotary",
-    "rotate_pairs", "router", "router_logits", "scale", "silu", "softcap", "softmax", "swiglu", "scaled_square",
+    "rotary_heads", "rotate_pairs", "router", "router_logits", "scale", "silu", "softcap", "softmax", "swiglu",
+    "scaled_square",
 }  # fmt: skip
 MUTATIONS = 12  # of each function's shapes
 

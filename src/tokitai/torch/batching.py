@@ -5,7 +5,7 @@ Where rows do not know of each other a batch is more rows. Elsewhere, as over we
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -47,10 +47,15 @@ def one_by_one(run: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def as_more_rows(operator: Operator, graph: Graph, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The batching rule of a custom op ``run`` of rows; a batch of what all rows share is taken one by one."""
+def rows_of(operator: Operator, graph: Graph) -> list[bool]:
+    """Which arguments of a custom op have a row for each row of the result."""
     spaces = {t.name: t.space for t in graph.inputs}
-    rows = [spaces[t.name] in OF_ROWS for t in operator.tensors] + [False for _ in operator.params]
+    return [spaces[t.name] in OF_ROWS for t in operator.tensors] + [False for _ in operator.params]
+
+
+def as_more_rows(rows: Sequence[bool], run: Callable[..., Any]) -> Callable[..., Any]:
+    """The batching rule of a custom op ``run`` of rows, those of its arguments that have ``rows`` of the result; a
+    batch of what all rows share is taken one by one."""
     each = one_by_one(run)
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *given: Tensor | None, **words: Any) -> tuple[Any, Any]:

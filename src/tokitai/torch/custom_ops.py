@@ -20,7 +20,7 @@ from ..lang import Graph, Operator
 from ..runtime.launch_cache import CURRENT
 from .accumulators import Accumulators
 from .assertions import assert_values, refuse_capture
-from .batching import as_more_rows, is_of_rows, one_by_one
+from .batching import as_more_rows, is_of_rows, one_by_one, rows_of
 from .dispatch import CustomOp
 from .shapes import FORMATS, empty_results
 from .transforms import refuse_second_derivatives, refuse_vmap
@@ -72,10 +72,10 @@ class TorchOp:
         named = {p.name: p.default for p in operator.params} | options | ({"check": True} if self.looks else {})
         schema = f"({self._arguments()}) -> {returned}"
         self.op = CustomOp(f"{NAMESPACE}::{name}", self._run, schema, named or None)
-        self.op.register_fake(self._shapes)
+        self.op.register_fake(self.shapes)
         self.batched = not several and is_of_rows(operator, graph)
         self.op.register_vmap(
-            as_more_rows(operator, graph, self.op) if self.batched
+            as_more_rows(rows_of(operator, graph), self.op) if self.batched
             else refuse_vmap(operator.name) if several else one_by_one(self.op)
         )  # fmt: skip
         if several:
@@ -115,7 +115,8 @@ class TorchOp:
         made = self.operator(*map(plain, given[: len(self.tensors)]), **words)
         return list(made if isinstance(made, tuple) else (made,)) if self.several else made
 
-    def _shapes(self, *given: Tensor | None, check: bool | None = None, **words: Any) -> Any:
+    def shapes(self, *given: Tensor | None, check: bool | None = None, **words: Any) -> Any:
+        """Results without values. Raises ArgumentError as the call does."""
         tensors, held = self.split(given)
         for n, x in held.items():
             check_number(self.operator.name, n, x)

@@ -58,7 +58,7 @@ def _layer(
     kept = torch.tensor(places, dtype=torch.int64, device="cpu")
     return (
         y, saved.logits, saved.experts, saved.weights, sorted_, hidden, made, order, choice, saved.there.place,
-        saved.there.counts, kept,
+        saved.there.offsets, kept,
     )  # fmt: skip
 
 
@@ -75,7 +75,8 @@ def _layer_shapes(
         x.new_empty(x.shape), x.new_empty((tokens, len(router)), dtype=of_float), chosen,
         x.new_empty((tokens, k), dtype=torch.float32), x.new_empty((count, x.shape[1])),
         x.new_empty((count, down.shape[-1])), x.new_empty((count, x.shape[1])), whole, torch.empty_like(whole),
-        whole.new_empty((tokens, k)), whole.new_empty((len(router),)), torch.empty((), dtype=torch.int64, device="cpu"),
+        whole.new_empty((tokens, k)), whole.new_empty((len(router) + 1,)),
+        torch.empty((), dtype=torch.int64, device="cpu"),
     )  # fmt: skip
 
 
@@ -83,10 +84,10 @@ def _layer_shapes(
 def _layer_backward(
     dy: Tensor | None, dlogits: Tensor | None, x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor,
     logits: Tensor, chosen: Tensor, weights: Tensor, sorted_: Tensor, hidden: Tensor, made: Tensor, order: Tensor,
-    choice: Tensor, place: Tensor, counts: Tensor, kept: Tensor, k: int, renormalise: bool, accumulator: str,
+    choice: Tensor, place: Tensor, offsets: Tensor, kept: Tensor, k: int, renormalise: bool, accumulator: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     places = int(kept)
-    there = Permutation(order[:places], choice[:places], place, counts)
+    there = Permutation(order[:places], choice[:places], place, offsets)
     inside = (logits, chosen, weights, sorted_[:places], hidden[:places], made[: max(places, 1)])
     saved = Saved(
         x=plain(x), there=there, k=k, renormalise=renormalise, accumulator=accumulator,
@@ -190,7 +191,7 @@ def _chosen(
     there = permutation(plain(chosen), len(gate_up))
     given = (plain(t) for t in (gate_up, down))
     y, brought, hidden, made = run_experts(plain(x), plain(weights), there, *given, accumulator=accumulator)
-    return y, brought, hidden, made, there.order, there.choice, there.place, there.counts
+    return y, brought, hidden, made, there.order, there.choice, there.place, there.offsets
 
 
 def _shapes(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, _: str) -> Tensors:
@@ -199,16 +200,16 @@ def _shapes(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: T
     return (
         torch.empty_like(x), x.new_empty((places, features)), x.new_empty((places, down.shape[-1])),
         x.new_empty((places, features)), whole.new_empty((places,)), whole.new_empty((places,)),
-        whole.new_empty(chosen.shape), whole.new_empty((len(gate_up),)),
+        whole.new_empty(chosen.shape), whole.new_empty((len(gate_up) + 1,)),
     )  # fmt: skip
 
 
 @custom_op("tokitai::chosen_experts_backward")
 def _chosen_backward(
     dy: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, brought: Tensor, hidden: Tensor, made: Tensor,
-    order: Tensor, choice: Tensor, place: Tensor, counts: Tensor, accumulator: str,
+    order: Tensor, choice: Tensor, place: Tensor, offsets: Tensor, accumulator: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    there = Permutation(*map(plain, (order, choice, place, counts)))
+    there = Permutation(*map(plain, (order, choice, place, offsets)))
     kept = (plain(t) for t in (gate_up, down, brought, hidden, made))
     found: tuple[Tensor, Tensor, Tensor, Tensor]
     found = run_experts_backward(plain(dy.contiguous()), plain(weights), there, *kept, accumulator=accumulator)

@@ -22,6 +22,8 @@ from .masks import limits_of, limits_of_mask, start_of
 from .products import embedding as embedding
 from .products import linear as linear
 from .products import matmul as matmul
+from .rotations import rotary as rotary
+from .rotations import rotary_heads as rotary_heads
 from .scored_attention import scored_attention
 
 F32_EPS = torch.finfo(torch.float32).eps
@@ -29,7 +31,7 @@ F32_EPS = torch.finfo(torch.float32).eps
 __all__ = [  # as torch has them
     "attention", "cross_entropy", "dropout", "embedding", "gelu", "layer_norm", "linear", "linear_cross_entropy",
     "log_softmax", "matmul",
-    "rms_norm", "rotary", "scaled_dot_product_attention", "softmax",
+    "rms_norm", "rotary", "rotary_heads", "scaled_dot_product_attention", "softmax",
 ]  # fmt: skip
 WITHIN = ("rotate_pairs", "soft_cross_entropy")  # what `rotary` and `cross_entropy` call for other arguments
 OWN = {n: f for n, f in operators.FUNCTIONS.items() if n not in (*__all__, *WITHIN)}
@@ -293,36 +295,3 @@ def scaled_dot_product_attention(
         bias=bias, dropout_p=dropout_p, seed=seed, stream=stream,
     )  # fmt: skip
     return made
-
-
-# ------------------------------------------------------------------ rotary positions
-@batched
-def rotary(
-    x1: Tensor, x2: Tensor, position: Tensor | None = None, frequency: Tensor | None = None, *,
-    cos: Tensor | None = None, sin: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(x1 cos - x2 sin, x1 sin + x2 cos) for x1 and x2 of (..., half), the two halves of heads.
-
-    Of the angle position * frequency, as `ops.rotary`: positions of int32 or int64 that broadcast to (...), frequencies
-    of (half) in f32. Or of ready-made ``cos`` and ``sin``, as `ops.rotate_pairs`: floats that broadcast to (..., half),
-    which are used in f32. All four are constants. Raises ArgumentError.
-    """
-    given = {n for n, x in dict(position=position, frequency=frequency, cos=cos, sin=sin).items() if x is not None}
-    if given not in ({"position", "frequency"}, {"cos", "sin"}):
-        raise ArgumentError(f"rotary: {', '.join(sorted(given))}; accepted: position and frequency, or cos and sin")
-    if position is not None:
-        made: tuple[Tensor, Tensor] = operators.rotary(
-            x1, x2, _expanded("position", position, x1.shape[:-1]), frequency
-        )
-        return made
-    ready = [_expanded(n, x, x1.shape) for n, x in (("cos", cos), ("sin", sin)) if x is not None]
-    made = operators.rotate_pairs(x1, x2, *(x.to(torch.float32) for x in ready))
-    return made
-
-
-def _expanded(name: str, x: Tensor, shape: torch.Size) -> Tensor:
-    """A tensor in a shape that it broadcasts to. Raises ArgumentError."""
-    ones = (1,) * (len(shape) - x.ndim)
-    if x.ndim > len(shape) or any(n not in (1, m) for n, m in zip((*ones, *x.shape), shape, strict=True)):
-        raise ArgumentError(f"rotary: {name} of shape {tuple(x.shape)}; accepted: what broadcasts to {tuple(shape)}")
-    return x.expand(shape)

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
@@ -86,10 +85,8 @@ def rotated_attention(
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Heads of (batch, heads, tokens, dim) turned by angles of (batch, tokens, dim), whose halves are the same."""
     half = x.shape[-1] // 2
-    turned = functional.rotary(
-        x[..., :half], x[..., half:], cos=cos[..., :half].unsqueeze(1), sin=sin[..., :half].unsqueeze(1)
-    )
-    return torch.cat(turned, dim=-1)
+    made: Tensor = functional.rotary_heads(x, cos=cos[..., :half].unsqueeze(1), sin=sin[..., :half].unsqueeze(1))
+    return made
 
 
 def refuse(module: Any) -> str | None:
