@@ -108,7 +108,8 @@ def groups() -> list[str]:
 
 def attention() -> list[str]:
     """The table of attention."""
-    records = recorded("gpu_attention.jsonl", "dtype", "shape", "causal", "direction")
+    every = recorded("gpu_attention.jsonl", "dtype", "shape", "causal", "direction", "accumulator")
+    records = [r for r in every if "ms" in r]
     lines = headed("## Attention", records)
     lines += [
         "From `gpu_attention.jsonl`, which `python -m bench.gpu_attention` fills. Size: sentences x heads x tokens x",
@@ -124,6 +125,28 @@ def attention() -> list[str]:
         about = f"{r['direction']} | {r['dtype']} | {'x'.join(map(str, r['shape']))} | {'causal' * r['causal']}"
         lines.append(
             f"| {about} | {ms['tokitai']:.2f} | {ms['torch']:.2f} | {r['tflops']} | {r['of_ceiling']:.2f} | {bits} |"
+        )
+    return lines + attention_by_units([r for r in every if "accumulator" in r])
+
+
+def attention_by_units(records: list[dict[str, Any]]) -> list[str]:
+    """The table of attention by matrix units."""
+    lines = ["", *headed("### By matrix units", records)]
+    lines += [
+        "With the accumulator `fused16` (`python -m bench.gpu_attention --units`), causal, in Tflop/s of one run,",
+        "launches from the host included. Size: sentences x heads x heads of keys x tokens x dimension. Operations:",
+        "two products forward and five backward; this definition takes three and nine, as no result of one is kept.",
+        "Error: relative distance of one head from f64, ours and FLASH's.",
+        "",
+        "| direction | format | size | tokitai | FLASH | cuDNN | of FLASH | of cuDNN | error |",
+        "|---|---|---|--:|--:|--:|--:|--:|---|",
+    ]
+    for r in records:
+        t, size = r["tflops"], "x".join(map(str, r["shape"]))
+        error = " / ".join(f"{r['error'][n]:.2e}" for n in ("tokitai", "flash")) if "error" in r else ""
+        lines.append(
+            f"| {r['direction']} | {r['dtype']} | {size} | {t['tokitai']} | {t['flash']} | {t['cudnn']} "
+            f"| {t['tokitai'] / t['flash']:.2f} | {t['tokitai'] / t['cudnn']:.2f} | {error} |"
         )
     return lines
 

@@ -149,8 +149,8 @@ def test_bits_by_warpgroups_are_those_by_warps(accumulator: str, dtype: Any, lay
         for regime in range(4):
             left, right = drawn(m, k, regime, dtype), drawn(n, k, regime, dtype)
             a, b = (left.T if layout[0] == "T" else left), (right if layout[1] == "T" else right.T)
-            odd = regime == 3  # one element further on in memory, and lines an element longer
-            a, b = (torch.nn.functional.pad(x, (odd, 0))[:, int(odd) :] for x in (a.contiguous(), b.contiguous()))
+            odd = int(regime == 3)  # one element further on in memory, and lines an element longer
+            a, b = (torch.nn.functional.pad(x, (odd, 0))[:, odd:] for x in (a.contiguous(), b.contiguous()))
             options, sizes = {"accumulator": accumulator, "layout": layout}, Sizes(m, n, k)
             made, by_groups = product_on(target, options, a, b, sizes)
             there, by_others = product_on(other, options, a, b, sizes)

@@ -15,7 +15,7 @@ import pytest
 
 from tokitai.errors import ArgumentError, UnknownNameError
 from tokitai.evidence import archive
-from tokitai.lang import Operator
+from tokitai.lang import FIXED_BITS, Operator
 from tokitai.ops import get, registry
 from tokitai.verification import verify
 from tokitai.verification.again import recomputed, sampled
@@ -24,9 +24,7 @@ from tokitai.verification.verdict import variants
 from tools.gpu_verify import jobs_of
 
 FOLDER = Path(__file__).parents[2] / "evidence" / "cuda"
-# Operators that were made when no GPU was at hand: verified on the CPU and on simulated threads alone.
-NOT_ON_A_GPU = {"interval_softmax", "interval_softmax_backward", "softcap", "softcap_backward"}
-WANTED = [(o, f) for o in registry().values() for f in o.contract.formats if o.name not in NOT_ON_A_GPU]
+WANTED = [(o, f) for o in registry().values() for f in o.contract.formats]
 SAMPLE = 3
 
 
@@ -64,31 +62,36 @@ STEPS = FOLDER.parent / "fused16"
 TAKE_STEPS = [o for o in registry().values() if any("fused16" in p.accepted for p in o.options)]
 NOT_YET = {"attention_backward": "its cases took longer than there was time on a GPU"}
 IN_STEPS = [(o, f) for o in TAKE_STEPS for f in ("f16", "bf16") if o.name not in NOT_YET]
-# Of the products in fixed point, those that were verified there: of 24 bits, which has the most digits.
-FIXED = FOLDER.parent / "fixed24"
-IN_FIXED = sorted({path.name.split(".")[0] for path in archive.members(FIXED)})
+# Products in fixed point.
+FIXED = tuple(FIXED_BITS)
+IN_FIXED = [
+    (option, o, f) for option in FIXED for o in TAKE_STEPS for f in o.contract.formats
+    if any(option in p.accepted for p in o.options)
+]  # fmt: skip
 
 
-def test_there_is_a_certificate_of_steps_for_every_product() -> None:
+def test_there_is_a_certificate_of_steps_and_of_fixed_point_for_every_product() -> None:
     assert {p.name for p in archive.members(STEPS)} == {f"{o.name}.{fmt}.cuda.json" for o, fmt in IN_STEPS}
-    assert len(IN_FIXED) == 7 and len(archive.members(FIXED)) == 21
+    for option in FIXED:
+        wanted = {f"{o.name}.{f}.cuda.json" for name, o, f in IN_FIXED if name == option}
+        assert {p.name for p in archive.members(STEPS.parent / option)} == wanted and len(wanted) == 39
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IN_FIXED)
-def test_a_certificate_of_fixed_point_holds(name: str) -> None:
-    for dtype in ("f16", "bf16", "f32"):
-        path = FIXED / f"{name}.{dtype}.cuda.json"
-        assert recheck(path, get(name), SAMPLE) == []
-        predicate = json.loads(archive.read_bytes(path))["predicate"]
-        assert (predicate["dtype"], predicate["target"], predicate["verdict"]) == (dtype, "cuda", "verified")
-        assert predicate["plan"]["accumulator"] == "fixed24"
+@pytest.mark.parametrize(("option", "op", "dtype"), IN_FIXED, ids=names)
+def test_a_certificate_of_fixed_point_holds(option: str, op: Operator, dtype: str) -> None:
+    path = STEPS.parent / option / f"{op.name}.{dtype}.cuda.json"
+    assert recheck(path, op, 1) == []
+    predicate = json.loads(archive.read_bytes(path))["predicate"]
+    assert (predicate["dtype"], predicate["target"], predicate["verdict"]) == (dtype, "cuda", "verified")
+    assert predicate["plan"]["accumulator"] == option
 
 
 def test_one_command_renews_the_certificates_of_a_folder() -> None:
-    for folder, option in ((FOLDER, None), (STEPS, "accumulator=fused16")):
+    fixed = [(STEPS.parent / n, f"accumulator={n}") for n in FIXED]
+    for folder, option in ((FOLDER, None), (STEPS, "accumulator=fused16"), *fixed):
         made = jobs_of([], "folder", option)
-        left = NOT_ON_A_GPU | (NOT_YET.keys() if option else set())
+        left = NOT_YET.keys() if folder == STEPS else ()
         names = [f"{n}.{f}.cuda.json" for n, f, _, where in made if where is not None and n not in left]
         assert sorted(names) == sorted(p.name for p in archive.members(folder))
     assert {number for *_, number, _ in jobs_of(["grouped_linear"], "folder", "accumulator=fused16")} == {2}

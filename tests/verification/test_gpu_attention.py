@@ -3,7 +3,7 @@ out; and wrong ones, all of which are refuted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from mutants import Edit
@@ -13,9 +13,12 @@ from tokitai.backends.hip.target import HipTarget
 from tokitai.backends.sim.target import SimTarget
 from tokitai.errors import TargetMissingError
 from tokitai.families import make_plan
+from tokitai.families.attention import step_tiling
 from tokitai.families.attention import tiling as gpu_attention
 from tokitai.families.attention.plan import AttentionPlan
 from tokitai.families.attention.tiling import attention_steps, fallbacks, handed_on, tiling_of, workspace_bytes
+from tokitai.families.matmul import tiling as product_tiling
+from tokitai.families.matmul.plan import ProductPlan
 from tokitai.formats import format_of
 from tokitai.lang import Operand, Outputs, Sizes, matmul, operator, outputs, storage, weighted_sum
 from tokitai.runtime.gpu_kernel import GpuKernel, gpu_plan
@@ -125,6 +128,26 @@ def test_few_queries_take_smaller_tiles_and_long_heads_two_pieces() -> None:
         assert next(tried) == tiling and all(t.pieces == 1 for t in tried)
     steps = attention_steps(backward, tiling_of(backward, Sizes(1024, 2048, 64, 96), 8), Sizes(1024, 2048, 64, 96))
     assert [(s.name, s.grid) for s in steps] == [("work", 1536), ("over_queries", 3072)]
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_what_is_tried_where_registers_lack_reads_no_wider(width: int) -> None:
+    """An operand that is read element by element lies at any address."""
+    by_steps = [
+        make_plan(ops.get(name).trace("bf16", None, {"accumulator": "fused16"}))
+        for name in ("attention", "attention_backward")
+    ]
+    tilings = [(step_tiling, step_tiling.tiling_of(p, Sizes(4096, 4096, d, 16), width, atom=True))
+               for p in by_steps if isinstance(p, AttentionPlan) for d in (64, 80, 128, 256)]  # fmt: skip
+    tilings += [(step_tiling, replace(t, warpgroups=True)) for _, t in tilings if t.whole]
+    tilings += [(gpu_attention, tiling_of(plan_of("attention"), Sizes(4096, 4096, d, 16), width)) for d in (64, 128)]
+    for module, tiling in tilings:
+        assert {t.width for t in module.fallbacks(tiling)} == {width}, tiling
+    some = make_plan(ops.get("matmul").trace("bf16", None))
+    assert isinstance(some, ProductPlan)
+    for n in (64, 1000, 8192):
+        chosen = product_tiling.tiling_of(some, Sizes(n, n, n), width)
+        assert {t.width for t in product_tiling.fallbacks(some, chosen)} == {width}, chosen
 
 
 @operator

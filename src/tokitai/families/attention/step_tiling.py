@@ -119,7 +119,7 @@ def fallbacks(tiling: StepTiling) -> Iterator[StepTiling]:
     for per_sm in range(tiling.per_sm, 0, -1):
         yield replace(tiling, per_sm=per_sm)
     if tiling.warpgroups:
-        small = replace(TILINGS[1], dim=tiling.dim, cols=32 if tiling.dim > WIDE else 64, atom=True)
+        small = replace(TILINGS[1], dim=tiling.dim, cols=32 if tiling.dim > WIDE else 64, width=tiling.width, atom=True)
         yield from (small, replace(small, per_sm=1))
         return
     for t in TILINGS:
