@@ -42,9 +42,6 @@ class Loops(Expressions):
                     break
         return self.summary(n, inner, shared)
 
-    # What is known of variables in a loop that is modelled, and behind it, by its head.
-    found_by: Callable[[str, Scope], Sequence[Any]] = staticmethod(lambda head, scope: ())
-
     def quiet(self, n: Node, scope: Scope) -> bool:
         """Whether a loop leaves all variables outside as they are."""
 
@@ -139,7 +136,7 @@ class Loops(Expressions):
         second = {k: _next(s, again[k][2], first[k]) for k, s in uneven.items() if k in again}
         kept = self.invariants(n, scope, uneven, first, second, k_)
         mark = len(self.when)
-        self.when += [k_ >= 0, *self.bounded(kept), *self.found_by(n.line, scope)]
+        self.when += [k_ >= 0, *self.bounded(kept)]
         if unknown.keys() == linear.keys():
             self.dry += 1
             before = folded(self.truth(self.value(condition, scope)))
@@ -227,7 +224,7 @@ class Loops(Expressions):
                 at = folded(f + turns * d)
                 value = cell.value
                 self.assign(cell, Int(at, value.type) if isinstance(value, Int) else replace(value, at=at))
-        for fact in (*facts, *self.found_by(n.line, scope)):
+        for fact in facts:
             self.fact(fact)
         return True
 

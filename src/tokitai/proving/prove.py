@@ -16,7 +16,6 @@ from .cpu import walk_flat, walk_rowwise
 from .gpu_flat import flat_cases
 from .gpu_kernel import Case, worst
 from .gpu_rows import row_cases
-from .groups import walk_grouped
 from .kernel import Kernel
 from .obligation import Obligation
 from .products import walk_products
@@ -29,7 +28,7 @@ DEFAULT_ISA = "avx512"
 # Of kernels for CPUs, by family.
 WALKS: dict[str, Callable[..., Kernel | Buffers]] = {
     "rowwise": walk_rowwise, "elementwise": walk_flat, "scatter": walk_scatter, "matmul": walk_products,
-    "grouped": walk_grouped,
+    "grouped": Buffers,
 }  # fmt: skip
 # Of kernels of GPUs.
 CASES: dict[str, Callable[..., Iterator[Case]]] = {"elementwise": flat_cases, "rowwise": row_cases}
