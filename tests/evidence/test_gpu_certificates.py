@@ -81,7 +81,7 @@ def test_there_is_a_certificate_of_steps_and_of_fixed_point_for_every_product() 
 @pytest.mark.parametrize(("option", "op", "dtype"), IN_FIXED, ids=names)
 def test_a_certificate_of_fixed_point_holds(option: str, op: Operator, dtype: str) -> None:
     path = STEPS.parent / option / f"{op.name}.{dtype}.cuda.json"
-    assert recheck(path, op, 1) == []
+    assert recheck(path, op, SAMPLE) == []
     predicate = json.loads(archive.read_bytes(path))["predicate"]
     assert (predicate["dtype"], predicate["target"], predicate["verdict"]) == (dtype, "cuda", "verified")
     assert predicate["plan"]["accumulator"] == option

@@ -6,6 +6,7 @@ iteration which writes it (`witness`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,20 +28,20 @@ SMALL = (1, 2, 3)  # threads, where a wrong statement is looked for
 
 
 @dataclass
-class Written(Kernel):
+class Written(Kernel, ABC):
     """A walked kernel. ``barriers``: phases that end at one, with the loops around it."""
 
     barriers: Sequence[tuple[Any, Sequence[Loop]]] = ()
     products_of: Products = field(default_factory=Products)
     written_once: set[Any] = field(default_factory=set)  # pairs of stores that no two iterations make to one element
 
+    @abstractmethod
     def placed(self, a: Access) -> Place:
         """Where an access lies, by coordinates that are the same for the same elements alone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def of_element(self, out: str, wanted: Sequence[Any]) -> list[Any]:
         """Which coordinates the elements of a result have."""
-        raise NotImplementedError
 
     @cached_property
     def definitions(self) -> Definitions:

@@ -62,14 +62,19 @@ KERNEL(try_out, 32, 1) {
 """
 
 
-DRAWN = r"""
+# SplitMix64 (Steele, Lea and Flood, 2014).
+WORDS_DRAWN = r"""
 INLINE uint64_t drawn(uint64_t& state) {
   state += 0x9E3779B97F4A7C15ull;
   uint64_t x = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ull;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
   return x ^ (x >> 31);
 }
+"""
 
+DRAWN = (
+    WORDS_DRAWN
+    + r"""
 // An operand whose exponent field lies within `span` of `middle`, subnormals and zeros included, no infinity or NaN.
 INLINE uint32_t operand(uint64_t& state, int middle, int span) {
   constexpr int FRACTION_BITS = LEFT_FRACTION_BITS, LARGEST = (1 << (15 - FRACTION_BITS)) - 2;
@@ -96,6 +101,7 @@ INLINE int middle_of(int regime) {
   return middles[regime / 4];
 }
 """
+)
 
 # Operands of random bits in every regime: exponents close together, far apart, near the smallest and the largest, at
 # random; zeros among them, operands that cancel, and accumulators of any size.
@@ -206,20 +212,16 @@ KERNEL(try_out, 128, 1) {
 
 
 # Bytes in every regime: any, the largest and the smallest alone, small ones.
-BYTES_DRAWN = r"""
-INLINE uint64_t drawn(uint64_t& state) {
-  state += 0x9E3779B97F4A7C15ull;
-  uint64_t x = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-INLINE Bytes four(uint64_t& state, int regime) {
+BYTES_DRAWN = (
+    WORDS_DRAWN
+    + r"""INLINE Bytes four(uint64_t& state, int regime) {
   const uint32_t x = uint32_t(drawn(state) >> 16);
   if (regime == 1) return (x & 0x01010101u) * 255u;
   if (regime == 2) return (x & 0x01010101u) * 127u + 0x01010101u * (x >> 31);
   return regime == 3 ? x & 0x03030303u : x;
 }
 """
+)
 
 # Operands of random bytes in every regime: any, the largest and the smallest alone, small ones; each signed and not.
 # Sums begin anywhere, and wrap in no step.

@@ -159,6 +159,8 @@ def described(plan: AttentionPlan, used: Iterable[StepTiling] = ()) -> dict[str,
     """The plan in words, with the tiles that were used, or else all on offer."""
     about = {k: v for k, v in plan.describe().items() if k != "panels of queries x keys"}
     chosen: Sequence[StepTiling] = [*used] or [*offered(plan, DIMS[-1], CHUNK, False)]
-    units = {t: " by warpgroups" * t.warpgroups or " by matrix units" * t.atom for t in chosen}
-    tiles = [f"{t.rows} with steps of {t.cols}{units[t]}" for t in chosen]
+    tiles = [
+        f"{t.rows} with steps of {t.cols}{' by warpgroups' * t.warpgroups or ' by matrix units' * t.atom}"
+        for t in chosen
+    ]
     return about | {"tiles": ", ".join(dict.fromkeys(tiles))}
