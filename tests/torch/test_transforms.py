@@ -16,20 +16,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from tests.torch.functions import EVERY, Call
+from tests.torch.functions import EVERY, Call, x
 from tests.torch.test_derived import equal
 from tokitai.errors import ArgumentError
 from tokitai.torch import functional, nn
+from tokitai.torch.experts import chosen_experts, experts
+from tokitai.torch.vocabulary import parallel_cross_entropy
 
 every = pytest.mark.parametrize("call", list(EVERY.values()), ids=list(EVERY))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SEED = 20261130
-BATCHED = {  # what `torch.vmap` batches
-    "add_layer_norm", "add_rms_norm", "clip", "embedding", "geglu", "gelu", "gelu_erf", "gelu_tanh", "interval_softmax",
-    "layer_norm", "linear", "load_balance_loss", "log_softmax", "masked_softmax", "matmul", "rms_norm", "rotary",
-    "rotary_heads", "rotate_pairs", "router", "router_logits", "scale", "silu", "softcap", "softmax", "swiglu",
-    "scaled_square",
-}  # fmt: skip
 MUTATIONS = 12  # of each function's shapes
 
 
@@ -208,7 +204,6 @@ def test_transforms_without_a_rule_are_refused_by_name(call: Call) -> None:
     refused = rf"^({name}|gelu_tanh|attention|matmul): .*accepted: "
     for transform in (
         lambda: torch.func.jvp(of, (x,), (x,)),
-        *([] if name in BATCHED else [lambda: torch.func.vmap(of)(x[None])]),
         lambda: torch.func.grad(lambda t: of(t).sum())(x),
         lambda: torch.func.vjp(of, x),
         lambda: torch.func.jacfwd(of)(x),
@@ -222,27 +217,136 @@ def test_transforms_without_a_rule_are_refused_by_name(call: Call) -> None:
         of(torch.autograd.forward_ad.make_dual(x, x))
 
 
-@pytest.mark.parametrize("name", [n for n, c in EVERY.items() if c.function.__name__ in BATCHED])
-def test_a_batch_has_the_bits_of_one_call_for_each_element(name: str) -> None:
-    """Forward and backward, of each argument: of rows, and of weights that they share."""
-    call = EVERY[name]
+def elements(call: Call, place: int, x: Any) -> list[Any]:
+    """Two values in place of an input: of whole numbers and constants the same in another order."""
+    return [x, x / -3 if call.sloped(place, x) else x.flip(0)]
+
+
+def sloped(call: Call, inputs: tuple[Any, ...]) -> list[int]:
+    """Places of the results that a backward pass goes through."""
+    made = call.results(*(x.requires_grad_() if call.sloped(i, x) else x for i, x in enumerate(inputs)))
+    return [i for i, m in enumerate(made) if m.grad_fn is not None and m.grad_fn.name() != "_NoGradientBackward"]
+
+
+@every
+def test_a_batch_has_the_bits_of_one_call_for_each_element(call: Call) -> None:
+    """Forward and backward: of one argument, be it of rows or a weight that they share, and of all of them."""
     inputs = call.tensors()
-    for place in (i for i, t in enumerate(inputs) if call.sloped(i, t)):
+    tensors = [i for i, t in enumerate(inputs) if isinstance(t, Tensor)]
+    with_slopes = sloped(call, call.tensors())
+    for dim, places in [*((1, [i]) for i in tensors if call.sloped(i, inputs[i])), (0, tensors)]:
 
-        def of(t: Tensor, place: int = place) -> tuple[Tensor, ...]:
-            return call.results(*inputs[:place], t, *inputs[place + 1 :])
+        def of(*batch: Tensor, places: list[int] = places) -> tuple[Tensor, ...]:
+            given = dict(zip(places, batch, strict=True))
+            return call.results(*(given.get(i, x) for i, x in enumerate(inputs)))
 
-        for dim in (0, 1):
-            x = torch.stack([inputs[place], -inputs[place], inputs[place] / 3], dim=dim).requires_grad_()
-            found = torch.vmap(of, in_dims=dim)(x)
-            want = [torch.stack(each) for each in zip(*map(of, x.unbind(dim)), strict=True)]
-            same(list(found), want)
-            with_slopes = [i for i, w in enumerate(want) if w.requires_grad]
-            slopes = [torch.randn(want[i].shape) for i in with_slopes]
-            gradients = [torch.autograd.grad([of_all[i] for i in with_slopes], x, slopes) for of_all in (found, want)]
-            same(list(gradients[0]), list(gradients[1]))
-            none = torch.vmap(of, in_dims=dim)(x.narrow(dim, 0, 0))
-            assert [t.shape for t in none] == [(0, *w.shape[1:]) for w in want]
+        batches = [torch.stack(elements(call, i, inputs[i]), dim=dim) for i in places]
+        leaves = [x.requires_grad_() for i, x in zip(places, batches, strict=True) if call.sloped(i, x)]
+        found = torch.vmap(of, in_dims=dim)(*batches)
+        want = [torch.stack(each) for each in zip(*map(of, *(x.unbind(dim) for x in batches)), strict=True)]
+        same(list(found), want)
+        slopes = [torch.randn(want[i].shape) for i in with_slopes]
+        gradients = [torch.autograd.grad([of_all[i] for i in with_slopes], leaves, slopes) for of_all in (found, want)]
+        same(list(gradients[0]), list(gradients[1]))
+    none = torch.vmap(of)(*(x[:0] for x in batches))
+    assert [t.shape for t in none] == [(0, *w.shape[1:]) for w in want]
+
+
+@every
+def test_a_batch_of_gradients_has_the_bits_of_one_backward_pass_for_each(call: Call) -> None:
+    """As a Jacobian of one `torch.vmap` has them; torch's older way of batching them is refused."""
+    leaves = call.leaves()
+    floats = [x for i, x in enumerate(leaves) if call.sloped(i, x)]
+    made = call.results(*leaves)[sloped(call, call.tensors())[0]]
+    slopes = torch.stack([torch.randn(made.shape) for _ in range(2)])
+
+    def gradients(slope: Tensor, **words: Any) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(made, floats, slope, retain_graph=True, **words)
+
+    want = [torch.stack(each) for each in zip(*map(gradients, slopes), strict=True)]
+    same(list(torch.vmap(gradients)(slopes)), want)
+    with pytest.raises(
+        ArgumentError, match=r": gradients in a batch by is_grads_batched=True .*; accepted: torch.vmap"
+    ):
+        gradients(slopes, is_grads_batched=True)
+
+
+def test_what_a_batch_shares_has_the_gradients_of_the_calls() -> None:
+    """Keys, values and factors that are in all calls; limits of queries alone, in a batch of a batch."""
+    q, k, v, factor = x(1, 3, 4, 5, 8), x(2, 2, 6, 8), x(3, 2, 6, 8), x(4, 8, 8)
+    limit = torch.tensor([[1, 6, 2, 3, 5], [4, 5, 0, 6, 1]])
+    shared = [t.requires_grad_() for t in (k, v, factor)]
+
+    def call(q: Tensor, limit: Tensor) -> Tensor:
+        made: Tensor = functional.matmul(functional.attention(q, k, v, limit), factor)
+        return made
+
+    found, want = torch.vmap(call, in_dims=(0, None))(q, limit[0]), torch.stack([call(each, limit[0]) for each in q])
+    same([found], [want])
+    gradients = [torch.autograd.grad(t, shared, x(5, *want.shape)) for t in (found, want)]
+    same(list(gradients[0]), list(gradients[1]))
+    twice = torch.vmap(torch.vmap(call, in_dims=(0, None)), in_dims=(None, 0))(q, limit)
+    same([twice], [torch.stack([torch.stack([call(each, seen) for each in q]) for seen in limit])])
+
+
+@pytest.mark.parametrize("options", [{}, {"capacity": 3}])
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_experts_in_a_batch_have_the_bits_of_one_layer_for_each(options: dict[str, Any], ensemble: bool) -> None:
+    """Of tokens, and of weights."""
+    tokens = x(1, 2, 6, 8).requires_grad_()
+    weights = [
+        (x(2 + i, *(2,) * ensemble, *s) / 2).requires_grad_() for i, s in enumerate([(3, 8), (3, 8, 8), (3, 8, 4)])
+    ]
+    chosen = torch.tensor([[0, 2], [2, 1]])[:, None].expand(2, 6, 2)
+    share = x(6, 2, 6, 2).requires_grad_()
+
+    def call(t: Tensor, chosen: Tensor, share: Tensor, *w: Tensor) -> tuple[Tensor, ...]:
+        return *experts(t, *w, k=2, **options), chosen_experts(t, chosen, share, *w[1:])
+
+    found = torch.vmap(call, in_dims=(0, 0, 0, *[0 if ensemble else None] * 3))(tokens, chosen, share, *weights)
+    each = [[w.select(0, i) if ensemble else w for w in weights] for i in range(2)]
+    want = [torch.stack(t) for t in zip(*map(call, tokens, chosen, share, *zip(*each, strict=True)), strict=True)]
+    same(list(found), want)
+    leaves = [tokens, share, *(weights if ensemble else [])]
+    slopes = [x(9, *w.shape) for w in want if w.requires_grad]
+    made = [torch.autograd.grad([t for t in of if t.requires_grad], leaves, slopes) for of in (found, want)]
+    same(list(made[0]), list(made[1]))
+
+
+def test_what_is_refused_without_a_batch_is_refused_in_one() -> None:
+    logits, target = x(1, 2, 3, 5), torch.tensor([0, 1, 2])
+    with pytest.raises(ArgumentError, match="weight requires a gradient and has none"):
+        torch.vmap(lambda w: functional.cross_entropy(logits[0], target, w))(x(2, 2, 5).requires_grad_())
+    _, lse = torch.vmap(lambda t: functional.cross_entropy(t, target, return_lse=True))(logits.requires_grad_())
+    with pytest.raises(ArgumentError, match="cross_entropy: its result lse has no gradient"):
+        lse.sum().backward()
+    with pytest.raises(ArgumentError, match=r"^parallel_cross_entropy: torch.vmap .* accepted: leading dimensions"):
+        torch.vmap(lambda t: parallel_cross_entropy(t, target))(logits)
+
+
+@pytest.mark.slow
+def test_a_graph_may_hold_a_batch() -> None:
+    """Of one `torch.vmap`, with its bits; other transforms in a graph are refused."""
+    logits, target, weights = x(1, 2, 3, 5).requires_grad_(), torch.tensor([[0, 1, 2], [4, 0, 4]]), x(2, 5).abs()
+    tokens, layer = x(3, 2, 4, 8), [x(4, 3, 8), x(5, 3, 8, 8), x(6, 3, 8, 4)]
+
+    def of(logits: Tensor, target: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        seen = functional.attention(tokens, tokens, tokens, causal=True)
+        return functional.cross_entropy(logits, target, weights), experts(seen, *layer)[0]
+
+    given = (logits, target, tokens)
+    found, want = (
+        c(torch.vmap(of))(*given)
+        for c in (lambda f: torch.compile(f, backend="aot_eager", fullgraph=True), lambda f: f)
+    )
+    same(list(found), list(want))
+    same(*([torch.autograd.grad(loss.sum(), logits)[0]] for loss, _ in (found, want)))
+    for transformed in (
+        torch.vmap(torch.vmap(functional.softmax)),
+        torch.func.grad(lambda t: functional.silu(t).sum()),
+    ):
+        with pytest.raises(RuntimeError, match=r"a transform of torch.func inside of torch.compile; accepted: one"):
+            torch.compile(transformed, backend="aot_eager", fullgraph=True)(tokens)
 
 
 def test_an_ensemble_is_a_batch_of_weights() -> None:

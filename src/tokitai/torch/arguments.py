@@ -23,15 +23,13 @@ WHOLE = (int, np.integer, torch.SymInt)
 NUMBERS: dict[Any, tuple[type, ...]] = {int: WHOLE, float: (*WHOLE, float, np.floating, torch.SymFloat)}
 
 
-def checked(
-    function: F, signature: inspect.Signature | None = None, batched: bool = False, replayed: bool = False
-) -> F:
+def checked(function: F, signature: inspect.Signature | None = None, replayed: bool = False) -> F:
     """The function, with arguments that are checked: by number, name, and type where the annotation is one of tensors,
     numbers, words or truth values.
 
-    ``signature`` is for a function that takes any arguments, ``batched`` for one that `torch.vmap` may batch,
-    ``replayed`` for one whose results depend on elements of tensors through operators alone. Raises ArgumentError,
-    also for a tensor that carries a tangent of forward-mode differentiation.
+    ``signature`` is for a function that takes any arguments, ``replayed`` for one whose results depend on elements of
+    tensors through operators alone. Raises ArgumentError, also for a tensor that carries a tangent of forward-mode
+    differentiation.
     """
     shown = signature or inspect.signature(function)
     name, accepted = function.__name__, f"{function.__name__}{plain_signature(shown)}"
@@ -62,7 +60,7 @@ def checked(
                 shown_value = "a tensor" if isinstance(value, Tensor) else repr(value)
                 refuse(f"{n} is {shown_value} of type {type(value).__name__}")
             if isinstance(value, Tensor):
-                refuse_transforms(name, value, batched)
+                refuse_transforms(name, value)
         return function(*args, **kwargs)
 
     def call_again(*args: Any, **kwargs: Any) -> Any:
@@ -74,11 +72,6 @@ def checked(
         each.__code__ = each.__code__.replace(co_name=name)
     made.__signature__ = shown
     return typing.cast("F", made)
-
-
-def batched(function: F) -> F:
-    """As `checked`, of a function that `torch.vmap` may batch and whose calls are repeated as launches."""
-    return checked(function, batched=True, replayed=True)
 
 
 def replayed(function: F) -> F:

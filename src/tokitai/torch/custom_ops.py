@@ -1,4 +1,4 @@
-"""An operator as a custom op of torch: schema, kernel, shapes; transforms that it has no rule for are refused by name.
+"""An operator as a custom op of torch: schema, kernel, shapes, batching rule.
 
 Its arguments are the operator's tensors, then for each host scalar a tensor that may hold it (``seed_tensor``), then
 scalars and options by name. Whole numbers are SymInt: `torch.compile` makes no new graph for another seed.
@@ -20,10 +20,10 @@ from ..lang import Graph, Operator
 from ..runtime.launch_cache import CURRENT
 from .accumulators import Accumulators
 from .assertions import assert_values, refuse_capture
-from .batching import as_more_rows, is_of_rows, one_by_one, rows_of
+from .batching import one_by_one, rule_of
 from .dispatch import CustomOp
 from .shapes import FORMATS, empty_results
-from .transforms import refuse_second_derivatives, refuse_vmap
+from .transforms import refuse_second_derivatives
 
 NAMESPACE = "tokitai"
 _count: Counter[str] = Counter()
@@ -73,11 +73,7 @@ class TorchOp:
         schema = f"({self._arguments()}) -> {returned}"
         self.op = CustomOp(f"{NAMESPACE}::{name}", self._run, schema, named or None)
         self.op.register_fake(self.shapes)
-        self.batched = not several and is_of_rows(operator, graph)
-        self.op.register_vmap(
-            as_more_rows(rows_of(operator, graph), self.op) if self.batched
-            else refuse_vmap(operator.name) if several else one_by_one(self.op)
-        )  # fmt: skip
+        self.op.register_vmap(one_by_one(self.op) if several else rule_of(operator, graph, self.op))
         if several:
             self.op.register_autograd(refuse_second_derivatives((operator.backward_of or operator).name))
 

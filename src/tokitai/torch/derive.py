@@ -5,8 +5,8 @@ live, and the gradient is the operator that is `backward_of` it. That one is fou
 takes ``dy``, beside it any inputs and results of the forward operator by their own names; for an input x it returns
 ``dx``. Several backward operators may share the work. An input of floats without a gradient must be said to be one.
 
-What is not defined is refused with an ArgumentError, never ignored: gradients of gradients, forward mode, `torch.vmap`
-where a batch is not more rows, and the gradient of a result that no backward operator takes.
+What is not defined is refused with an ArgumentError, never ignored: gradients of gradients, forward mode, and the
+gradient of a result that no backward operator takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .autocast import chosen_by, to_format
 from .custom_ops import TorchOp, full_graph, looks_at_values, torch_op
 from .integers import narrow
 from .reductions import Spread, spread_of
-from .transforms import refuse_gradient, refuse_transforms
+from .transforms import needs_gradient, refuse_gradient, refuse_transforms
 
 FLOATS = ("f16", "bf16", "f32")
 
@@ -43,7 +43,7 @@ def differentiable(
     It returns what the operator returns, to the bit, less what only its backward pass needs (the mean of a row, say).
     A scalar may be a tensor that holds one number; inputs of int32 may be given as int64. Where an operator looks at
     whole numbers or for NaN, a GPU asserts that they are right, and ``check=False`` leaves that out (see `assertions`).
-    `torch.vmap` takes functions whose rows do not know of each other.
+    Under `torch.vmap` it has the bits of one call for each element of the batch.
 
     ``backward`` names the operators that give gradients, where they are not among `tokitai.ops`. ``same`` says whose
     gradient is also another input's: of x + residual, x's is residual's; ``constant`` which inputs have none, and which
@@ -53,7 +53,7 @@ def differentiable(
 
     Raises DefinitionError for an operator that writes into its inputs, whose backward operators take what it does not
     have, or that has an input of floats whose gradient nobody gives. A call raises ArgumentError, also where a constant
-    input requires a gradient, and in forward mode or under `torch.vmap`; so does a backward pass through a result
+    input requires a gradient, and in forward mode; so does a backward pass through a result
     without a gradient, or through a gradient.
     """
     declared = operator.gradient
@@ -77,7 +77,7 @@ def differentiable(
             tensors[place[n]] = words.pop(n)
         for i in fixed:
             x, n = tensors[i], names[i]
-            if x is not None and x.requires_grad:
+            if x is not None and needs_gradient(x):
                 raise ArgumentError(f"{operator.name}: {n} requires a gradient and has none; accepted: {n}.detach()")
         chosen = chosen_by(rule_of_formats, [tensors[i] for i in storage])
         for i in storage if chosen is not None else ():
@@ -91,7 +91,7 @@ def differentiable(
         every = list(made) if isinstance(made, tuple) else [made]
         # A graph that is traced gives every result a gradient, wanted or not: only a plain call can refuse one.
         if rule.refused and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            needing = [x for x in tensors if x is not None and x.requires_grad]
+            needing = [x for x in tensors if x is not None and needs_gradient(x)]
             for i in rule.refused if needing else ():
                 message = f"{operator.name}: its result {rule.results[i]} has no gradient; accepted: its .detach()"
                 every[i] = refuse_gradient(every[i], needing[0], message)
@@ -101,8 +101,7 @@ def differentiable(
     function.__module__ = sys._getframe(1).f_globals.get("__name__", __name__)  # where it is assigned: so it pickles
     function.__doc__ = f"{operator.__doc__}\n\n    Returns {', '.join(rule.results[i] for i in rule.returned)}."
     counted = any(p.whole and p.default is None for p in operator.params)  # such as a seed: another one in each call
-    batched = forward.batched and not rule.refused
-    return checked(function, _signature(operator), batched, replayed=not counted)
+    return checked(function, _signature(operator), replayed=not counted)
 
 
 class _Rule:

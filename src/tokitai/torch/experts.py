@@ -28,15 +28,33 @@ from ..routing import Permutation, permutation
 from .accumulators import Accumulators
 from .assertions import refuse_capture
 from .autocast import cast
+from .batching import Rule, one_by_one, together
 from .custom_ops import plain
-from .dispatch import custom_op
-from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
+from .dispatch import CustomOp, custom_op
+from .transforms import refuse_second_derivatives, refuse_transforms
 
 _accumulators = Accumulators(ops.grouped_linear)
 
 
 Tensors = tuple[Tensor, ...]
 INSIDE = ("logits", "experts", "weights", "sorted", "hidden", "made")  # what `Saved` holds beside x and the places
+
+
+def _as_more_tokens(run: CustomOp, tokens: int, results: int, dropping: tuple[int, ...] = ()) -> Rule:
+    """The batching rule of experts: more tokens, which the first arguments and results are of. A batch of weights, and
+    tokens of which arguments in the places ``dropping`` may drop some, are taken one by one."""
+    each = one_by_one(run)
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
+        moved = together(info.batch_size, [i < tokens for i in range(len(given))], in_dims, given)
+        if moved is None or any(given[i] is not None for i in dropping):
+            return each(info, in_dims, *given)
+        lead = moved[0].shape[:2]
+        made = run(*(t.reshape(-1, *t.shape[2:]) for t in moved[:tokens]), *moved[tokens:])
+        whole = [t.reshape(*lead, *t.shape[1:]) for t in made[:results]]
+        return (*whole, *made[results:]), (0,) * results + (None,) * (len(made) - results)
+
+    return rule
 
 
 # A choice that is dropped has no place: tensors over places end in rows that nobody reads, so that no size of a result
@@ -115,10 +133,10 @@ def _layer_gradients(ctx: Any, dy: Tensor | None, dlogits: Tensor | None, *_: An
 
 _layer.register_fake(_layer_shapes)
 _layer.register_autograd(_layer_gradients, setup_context=_keep_layer)
-_layer.register_vmap(refuse_vmap("experts"))
+_layer.register_vmap(_as_more_tokens(_layer, tokens=1, results=3, dropping=(4, 7, 8)))
 _layer_backward.register_fake(lambda dy, dlogits, *kept: tuple(t.new_empty(t.shape) for t in kept[:4]))
 _layer_backward.register_autograd(refuse_second_derivatives("experts"))
-_layer_backward.register_vmap(refuse_vmap("experts"))
+_layer_backward.register_vmap(one_by_one(_layer_backward))
 
 
 def experts(
@@ -229,7 +247,7 @@ def _chosen_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...
 
 _chosen.register_fake(_shapes)
 _chosen.register_autograd(_chosen_gradients, setup_context=_keep_chosen)
-_chosen.register_vmap(refuse_vmap("chosen_experts"))
+_chosen.register_vmap(_as_more_tokens(_chosen, tokens=3, results=1))
 _chosen_backward.register_fake(lambda dy, *rest: tuple(torch.empty_like(t) for t in (dy, *rest[:3])))
 _chosen_backward.register_autograd(refuse_second_derivatives("chosen_experts"))
-_chosen_backward.register_vmap(refuse_vmap("chosen_experts"))
+_chosen_backward.register_vmap(one_by_one(_chosen_backward))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from . import operators
-from .arguments import batched, checked, replayed
+from .arguments import checked, replayed
 from .linear_loss import linear_cross_entropy as linear_cross_entropy
 from .masks import limits_of, limits_of_mask, start_of
 from .products import embedding as embedding
@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 # ------------------------------------------------------------------ softmax
-@batched
+@replayed
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """exp(x - max) / sum(exp(x - max)) along ``dim``, as `ops.softmax`; ``dtype`` converts x first.
 
@@ -55,7 +55,7 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
     return _along("softmax", operators.softmax, x, dim, dtype)
 
 
-@batched
+@replayed
 def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """x - max - log(sum(exp(x - max))) along ``dim``, as `ops.log_softmax`; ``dtype`` converts x first.
 
@@ -80,7 +80,7 @@ def _dimension(name: str, x: Tensor, dim: int) -> int:
 
 
 # ------------------------------------------------------------------ norms
-@batched
+@replayed
 def layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
@@ -95,7 +95,7 @@ def layer_norm(
     return made if made.shape == x.shape else made.reshape(x.shape)  # no view, where there need not be one
 
 
-@batched
+@replayed
 def rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
@@ -131,7 +131,7 @@ def _rows(
 
 
 # ------------------------------------------------------------------ activations, dropout
-@batched
+@replayed
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x), as `ops.gelu_erf`; with ``approximate="tanh"`` as `ops.gelu_tanh`. Raises ArgumentError."""
     if approximate not in ("none", "tanh"):

@@ -25,11 +25,12 @@ from .accumulators import Accumulators
 from .arguments import checked
 from .assertions import assert_in_range, refuse_capture
 from .autocast import cast as autocast
+from .batching import one_by_one
 from .custom_ops import check_number, plain
 from .dispatch import custom_op
 from .reductions import Spread, spread_of
 from .shapes import FORMATS
-from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
+from .transforms import needs_gradient, refuse_second_derivatives, refuse_transforms
 from .tree import Partial
 
 PRODUCT = 256  # rows of one product of a gradient of the weight
@@ -64,7 +65,7 @@ def linear_cross_entropy(
     for n, t in (("linear_bias", linear_bias), ("weight", weight)):
         if t is not None and (tuple(t.shape) != (classes,) or not t.is_floating_point()):
             raise ArgumentError(f"{name}: {n} of {tuple(t.shape)} of {t.dtype}; accepted: ({classes},) of floats")
-    if weight is not None and weight.requires_grad:
+    if weight is not None and needs_gradient(weight):
         raise ArgumentError(f"{name}: weight requires a gradient and has none; accepted: weight.detach()")
     if reduction not in REDUCTIONS:
         raise ArgumentError(f"{name}: reduction={reduction!r}; accepted: {', '.join(map(repr, REDUCTIONS))}")
@@ -203,7 +204,7 @@ def _gradients(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
 
 _loss.register_fake(_shapes)
 _loss.register_autograd(_gradients, setup_context=_keep)
-_loss.register_vmap(refuse_vmap("linear_cross_entropy"))
+_loss.register_vmap(one_by_one(_loss))
 _backward.register_fake(
     lambda dloss, x, weight, *rest: [
         x.new_empty(shape if want else (0,))
@@ -211,4 +212,4 @@ _backward.register_fake(
     ]
 )
 _backward.register_autograd(refuse_second_derivatives("linear_cross_entropy"))
-_backward.register_vmap(refuse_vmap("linear_cross_entropy"))
+_backward.register_vmap(one_by_one(_backward))

@@ -8,8 +8,8 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..families.attention.arguments import check_limit
 from .assertions import refuse_capture
+from .batching import as_more_rows
 from .dispatch import custom_op
-from .transforms import refuse_vmap
 
 
 def limits_of(q: Tensor, k: Tensor, limit: Tensor | None, lengths: Tensor | None, causal: bool) -> Tensor | None:
@@ -99,7 +99,7 @@ def _first_keys(mask: Tensor) -> Tensor:
 
 
 _first_keys.register_fake(lambda mask: mask.new_empty(mask.shape[:-1], dtype=torch.int64))
-_first_keys.register_vmap(refuse_vmap("scaled_dot_product_attention"))
+_first_keys.register_vmap(as_more_rows((True,), _first_keys))
 
 
 @custom_op("tokitai::seen_by_scores")
@@ -118,7 +118,7 @@ def _seen_by_scores(mask: Tensor) -> Tensor:
 
 
 _seen_by_scores.register_fake(lambda mask: mask.new_empty(mask.shape, dtype=torch.bool))
-_seen_by_scores.register_vmap(refuse_vmap("attention"))
+_seen_by_scores.register_vmap(as_more_rows((True,), _seen_by_scores))
 
 
 def seen_by_scores(mask: Tensor) -> Tensor:

@@ -14,20 +14,20 @@ from .. import ops
 from ..errors import ArgumentError, UnknownNameError
 from ..ops.embeddings import NO_PADDING
 from ..runtime.binding import check_entry
-from .arguments import batched
+from .arguments import replayed
 from .assertions import assert_in_range
 from .autocast import cast
 from .batching import one_by_one
 from .custom_ops import plain, torch_op
 from .dispatch import custom_op
 from .linears import ACTIVATIONS, gradient, linear_op
-from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
+from .transforms import refuse_second_derivatives, refuse_transforms
 
 _matmul = torch_op(ops.matmul, several=False)
 
 
 # ------------------------------------------------------------------ linear layers
-@batched
+@replayed
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none",
     accumulator: str | None = None,
@@ -54,7 +54,7 @@ def linear(
 
 
 # ------------------------------------------------------------------ matrix products
-@batched
+@replayed
 def matmul(input: Tensor, other: Tensor, accumulator: str | None = None) -> Tensor:
     """input other, shaped as `torch.matmul` shapes it: vectors, matrices, batches of matrices, as `ops.matmul`.
 
@@ -109,7 +109,7 @@ _matmul.op.register_autograd(_matmul_gradients, setup_context=_keep_matmul)
 
 
 # ------------------------------------------------------------------ embeddings
-@batched
+@replayed
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """weight[input]: ids of (...) and a table of (entries, columns) -> (..., columns), as `ops.embedding`.
 
@@ -165,4 +165,4 @@ def _embedding_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 _embed.register_autograd(_embedding_gradients, setup_context=_keep_embedding)
 _embed.register_vmap(one_by_one(_embed))
 _embedding_backward.register_autograd(refuse_second_derivatives("embedding"))
-_embedding_backward.register_vmap(refuse_vmap("embedding"))
+_embedding_backward.register_vmap(one_by_one(_embedding_backward))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .. import ops
 from ..lang import Operator
+from .batching import REDUCTION
 from .custom_ops import torch_op
 
-OPTION = "reduction"  # "none", "sum" or "mean"
 Spread = Callable[[Tensor, Mapping[str, Any]], Tensor]
 """From the gradient of a reduced result and all arguments by name, the gradient of each row."""
 
@@ -23,7 +23,7 @@ def spread_of(operator: Operator) -> Spread | None:
     A mean is over the rows of the first matrix; over those that are kept, where an index may be a scalar that stands
     for none; by their weights, where a column of them is given.
     """
-    if not any(o.name == OPTION for o in operator.options):
+    if not any(o.name == REDUCTION for o in operator.options):
         return None
     named = {t.name: t for t in operator.tensors}
     of_rows = next(n for n, t in named.items() if t.space == "rc")
@@ -33,7 +33,7 @@ def spread_of(operator: Operator) -> Spread | None:
 
     def spread(gradient: Tensor, given: Mapping[str, Any]) -> Tensor:
         rows: torch.Size = given[of_rows].shape[:-1]
-        if given[OPTION] == "mean":
+        if given[REDUCTION] == "mean":
             index, none = (0, 1) if chosen is None else (given[chosen[0]], given[chosen[1]])
             weight = given.get(weights) if weights is not None else None
             if weight is not None and isinstance(index, Tensor):  # the sum of the operator, to the last bit

@@ -15,15 +15,15 @@ from .. import ops
 from ..errors import ArgumentError
 from ..lang import Operator
 from . import operators
-from .arguments import batched
+from .arguments import replayed
 from .batching import as_more_rows
 from .custom_ops import plain, torch_op
 from .dispatch import CustomOp
 from .integers import narrow
-from .transforms import refuse_second_derivatives, refuse_transforms, refuse_vmap
+from .transforms import needs_gradient, refuse_second_derivatives, refuse_transforms
 
 
-@batched
+@replayed
 def rotary(
     x1: Tensor, x2: Tensor, position: Tensor | None = None, frequency: Tensor | None = None, *,
     cos: Tensor | None = None, sin: Tensor | None = None,
@@ -40,7 +40,7 @@ def rotary(
     return made
 
 
-@batched
+@replayed
 def rotary_heads(
     x: Tensor, position: Tensor | None = None, frequency: Tensor | None = None, *, cos: Tensor | None = None,
     sin: Tensor | None = None,
@@ -55,7 +55,7 @@ def rotary_heads(
     halves = torch.Size((*x.shape[:-1], x.shape[-1] // 2))
     first, second = _turns("rotary_heads", halves, position, frequency, cos, sin)
     for n, t in dict(frequency=frequency, cos=cos, sin=sin).items():
-        if t is not None and t.requires_grad:
+        if t is not None and needs_gradient(t):
             raise ArgumentError(f"rotary_heads: {n} requires a gradient and has none; accepted: {n}.detach()")
     turn = _by_angle if position is not None else _by_pairs
     made: Tensor = turn(x, narrow("rotary_heads", "position", first), second)
@@ -136,7 +136,7 @@ def _on_heads(forward: Operator, backward: Operator, rows: tuple[bool, bool, boo
     op.register_vmap(as_more_rows(rows, op))
     back.register_fake(lambda dy, *turns: dy.new_empty(dy.shape))
     back.register_autograd(refuse_second_derivatives("rotary_heads"))
-    back.register_vmap(refuse_vmap("rotary_heads"))
+    back.register_vmap(as_more_rows(rows, back))
     return op
 
 

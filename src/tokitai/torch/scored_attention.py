@@ -21,12 +21,12 @@ from ..errors import ArgumentError
 from ..families.attention.arguments import check_limit
 from . import operators
 from .autocast import cast, chosen_by
+from .batching import one_by_one
 from .custom_ops import torch_op
 from .dispatch import custom_op
 from .masks import check_counts
 from .products import matmul
 from .shapes import FORMATS
-from .transforms import refuse_vmap
 
 
 @custom_op("tokitai::added")
@@ -35,7 +35,7 @@ def _added(x: Tensor, other: Tensor) -> Tensor:
 
 
 _added.register_fake(lambda x, other: x + other)
-_added.register_vmap(refuse_vmap("attention"))
+_added.register_vmap(one_by_one(_added))
 
 
 def _gradients_of_added(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None]:

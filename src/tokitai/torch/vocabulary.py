@@ -18,6 +18,7 @@ from .. import ops
 from ..errors import ArgumentError
 from .arguments import checked
 from .reductions import Spread, spread_of
+from .transforms import refuse_vmap
 
 REDUCTIONS = ("mean", "sum", "none")
 _over_rows = cast("Spread", spread_of(ops.cross_entropy))
@@ -39,6 +40,7 @@ def parallel_cross_entropy(
     are the same on each, lie outside of all classes; for a wrong argument on those that give it, before any exchange.
     """
     name = "parallel_cross_entropy"
+    refuse_vmap(name, logits, target)
     if not dist.is_available() or not dist.is_initialized():
         raise ArgumentError(f"{name}: there is no process group; accepted: after torch.distributed.init_process_group")
     if logits.ndim == 0 or tuple(target.shape) != tuple(logits.shape[:-1]):
