@@ -21,6 +21,7 @@ from tokitai.torch import accumulate, nn
 from tokitai.torch import functional as F
 from tokitai.torch.optim import AdamW
 from tokitai.torch.ranks import Gradients, arrange, checkpoint
+from tokitai.torch.vocabulary import parallel_cross_entropy
 
 RANKS = 4
 FIXED = ("fixed8", "fixed16", "fixed24")
@@ -209,7 +210,7 @@ def passed(group: Any, ways: int | None, compiled: bool) -> Bits:
     x.requires_grad_()
     layers: Any = torch.nn.Sequential(up, nn.GELU(), down)
     with accumulate("fixed16"):
-        y = (torch.compile(layers, backend="eager") if compiled else layers)(x)
+        y = (torch.compile(layers, backend="aot_eager", fullgraph=True) if compiled else layers)(x)
         y.backward(torch.ones_like(y))
     made = {n: p.grad for n, p in layers.named_parameters()}
     for name, t in dict(y=y, x=x.grad).items():
@@ -223,6 +224,31 @@ def test_tokens_may_be_sharded_between_layers(world: World, compiled: bool) -> N
     want = passed(None, None, False)
     assert len(want) == 6
     assert world.same(2, passed, 2, compiled) == want
+
+
+def split_loss(group: Any, compiled: bool, reduction: str) -> Bits:
+    """The loss of logits whose columns are split over a group, and the gradients of all of them."""
+    draw = torch.Generator().manual_seed(0)
+    logits, target = torch.randn(6, 64, generator=draw), torch.randint(0, 64, (6,), generator=draw)
+    here = logits.chunk(dist.get_world_size(group), 1)[dist.get_rank(group)].clone().requires_grad_()
+
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        made: Tensor = parallel_cross_entropy(logits, target, group=group, reduction=reduction)
+        return made
+
+    made = (torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss)(here, target)
+    made.backward(torch.ones_like(made))
+    assert here.grad is not None
+    every = [torch.empty_like(here) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, here.grad, group=group)
+    return dict(loss=bits(made.reshape(-1)), gradient=bits(torch.cat(every, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_graph_may_hold_a_loss_over_ranks(world: World, reduction: str) -> None:
+    want = world.same(2, split_loss, False, reduction)
+    assert world.same(2, split_loss, True, reduction) == world.same(4, split_loss, False, reduction) == want
 
 
 # ------------------------------------------------------------------ what is refused
@@ -260,6 +286,10 @@ def refused(group: Any) -> list[str]:
         messages.append(f"{name}: {error.value}")
     with torch.no_grad():  # where nothing is summed over ranks any accumulator will do
         assert torch.equal(F.linear(x, columns).full_tensor(), torch.full((3, 4), 8.0))
+    with pytest.raises(
+        RuntimeError, match=r"accumulator='f32' of a sum over 4 ranks, the result of .*; accepted: 'fixed8'"
+    ):
+        torch.compile(calls["f32 rows"], backend="aot_eager", fullgraph=True)()
     model = torch.nn.ModuleDict(dict(up=nn.Linear(4, 4), down=nn.Linear(4, 4)))
     parallelize_module(model, mesh, PLAN)
     with pytest.raises(ArgumentError) as error:

@@ -21,7 +21,6 @@ from tests.torch.test_derived import equal
 from tokitai.errors import ArgumentError
 from tokitai.torch import functional, nn
 from tokitai.torch.experts import chosen_experts, experts
-from tokitai.torch.vocabulary import parallel_cross_entropy
 
 every = pytest.mark.parametrize("call", list(EVERY.values()), ids=list(EVERY))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -320,8 +319,6 @@ def test_what_is_refused_without_a_batch_is_refused_in_one() -> None:
     _, lse = torch.vmap(lambda t: functional.cross_entropy(t, target, return_lse=True))(logits.requires_grad_())
     with pytest.raises(ArgumentError, match="cross_entropy: its result lse has no gradient"):
         lse.sum().backward()
-    with pytest.raises(ArgumentError, match=r"^parallel_cross_entropy: torch.vmap .* accepted: leading dimensions"):
-        torch.vmap(lambda t: parallel_cross_entropy(t, target))(logits)
 
 
 @pytest.mark.slow

@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.torch.world import World, world_of
 from tokitai import ops
 from tokitai.errors import ArgumentError
 from tokitai.torch import functional as F
 from tokitai.torch.vocabulary import parallel_cross_entropy
 
 ROWS, CLASSES = 12, 100
-PROGRAM = """
-import sys, torch, torch.distributed as dist
-from tests.torch.test_vocabulary import drawn
-from tokitai.errors import ArgumentError
-from tokitai.torch.ranks import stop
-from tokitai.torch.vocabulary import parallel_cross_entropy
-place, rank, dtype, *ends = sys.argv[1], int(sys.argv[2]), getattr(torch, sys.argv[3]), *map(int, sys.argv[4:])
-dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=len(ends))
-logits, target = drawn(dtype)
-begin = 0 if rank == 0 else ends[rank - 1]
-made = {}
-for reduction in ("mean", "sum", "none"):
-    part = logits[:, begin : ends[rank]].clone().requires_grad_()
-    loss = parallel_cross_entropy(part.reshape(3, 4, -1), target.reshape(3, 4), reduction=reduction)
-    loss.backward(torch.linspace(0.5, 2, loss.numel()).reshape(loss.shape))
-    made[reduction] = loss.detach(), part.grad
-for wrong in (target.clone().fill_(100), target.clone().fill_(-1)):
-    try:
-        parallel_cross_entropy(part, wrong)
-    except ArgumentError as error:
-        made[str(int(wrong[0]))] = str(error)
-torch.save(made, f"{place}/{rank}.pt")
-stop()
-"""
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with world_of(RANKS) as made:
+        yield made
 
 
 def drawn(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,20 +36,33 @@ def drawn(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return logits, target
 
 
-def in_parts(place: Path, dtype: str, ends: list[int]) -> list[dict[str, Any]]:
-    words = [str(place), *map(str, ends)]
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM, words[0], str(r), dtype, *words[1:]]) for r in range(len(ends))
-    ]
-    assert [p.wait(120) for p in ranks] == [0] * len(ends)
-    return [torch.load(place / f"{r}.pt") for r in range(len(ends))]
+def part(group: Any, dtype: str, ends: list[int]) -> bytes:
+    """Loss and gradient of a rank's columns for each reduction, and the messages of targets that there are not."""
+    rank = dist.get_rank(group)
+    logits, target = drawn(getattr(torch, dtype))
+    here, made = logits[:, [0, *ends][rank] : ends[rank]], {}
+    for reduction in ("mean", "sum", "none"):
+        leaf = here.clone().requires_grad_()
+        given = leaf.reshape(3, 4, -1), target.reshape(3, 4)
+        loss = parallel_cross_entropy(*given, reduction=reduction, group=group)
+        loss.backward(torch.linspace(0.5, 2, loss.numel()).reshape(loss.shape))
+        made[reduction] = loss.detach(), leaf.grad
+    for wrong in (100, -1):
+        with pytest.raises(ArgumentError) as error:
+            parallel_cross_entropy(here, torch.full_like(target, wrong), group=group)
+        made[str(wrong)] = str(error.value)
+    return pickle.dumps(made)
+
+
+def in_parts(world: World, dtype: str, ends: list[int]) -> list[dict[str, Any]]:
+    return list(map(pickle.loads, world(len(ends), part, dtype, ends)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 32), ("bfloat16", 64), ("float16", 128)])
-def test_ranks_have_the_bits_of_whole_rows(tmp_path: Path, dtype: str, width: int) -> None:
+def test_ranks_have_the_bits_of_whole_rows(world: World, dtype: str, width: int) -> None:
     ends = [*range(width, CLASSES, width), CLASSES]
-    ranks = in_parts(tmp_path, dtype, ends)
+    ranks = in_parts(world, dtype, ends)
     logits, target = drawn(getattr(torch, dtype))
     for reduction in ("mean", "sum", "none"):
         whole = logits.clone().requires_grad_()
@@ -78,10 +74,10 @@ def test_ranks_have_the_bits_of_whole_rows(tmp_path: Path, dtype: str, width: in
 
 
 @pytest.mark.slow
-def test_uneven_parts_have_the_bits_of_the_operators(tmp_path: Path) -> None:
+def test_uneven_parts_have_the_bits_of_the_operators(world: World) -> None:
     """Which `tests/ops/test_vocabulary.py` holds to their bounds, one part after another in one process."""
     ends = [7, 60, CLASSES]
-    ranks = in_parts(tmp_path, "float32", ends)
+    ranks = in_parts(world, "float32", ends)
     logits, target = drawn(torch.float32)
     parts = [(begin, logits[:, begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
     top = logits.amax(1)
@@ -112,6 +108,8 @@ def test_wrong_calls() -> None:
             parallel_cross_entropy(logits, target, reduction="total")
         (slope,) = torch.autograd.grad(parallel_cross_entropy(logits, target), logits)
         assert torch.allclose(slope.sum(1), torch.zeros(2), atol=2**-23) and not slope.requires_grad
+        with pytest.raises(ArgumentError, match=r"^parallel_cross_entropy: torch.vmap .*accepted: leading"):
+            torch.vmap(parallel_cross_entropy)(logits[None], target[None])
         nothing = parallel_cross_entropy(logits, torch.full((2,), -100))
         nothing.backward()
         assert nothing == 0 and logits.grad is not None and not logits.grad.any()

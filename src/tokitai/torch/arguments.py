@@ -84,7 +84,7 @@ def _kinds(hint: Any) -> tuple[type, ...]:
     members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     found: list[type] = []
     for m in members:
-        if not isinstance(m, type):
+        if m is Any or not isinstance(m, type):
             return ()
         found += NUMBERS.get(m, (m,))
     return tuple(found)

@@ -1,12 +1,14 @@
-"""Which elements of a whole tensor a rank has, of one that is sharded over a device mesh in any way."""
+"""Which elements of a whole tensor a rank has, of one sharded over a device mesh in any way; groups by their names."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -54,3 +56,9 @@ def gathered(x: Tensor, mesh: DeviceMesh) -> Tensor:
         dist.all_gather(made, every.contiguous(), group=mesh.get_group(dimension))
         every = torch.cat(made)
     return every
+
+
+def named_group(name: str) -> Any:
+    """The process group of a ``group_name``, by which a custom op takes it."""
+    given: Any = name
+    return _resolve_process_group(given)

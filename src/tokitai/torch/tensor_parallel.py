@@ -8,25 +8,26 @@ input, of one that is sharded along its inputs the result.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .. import ops
 from ..errors import ArgumentError
 from ..lang.graph import FIXED_BITS
 from .autocast import cast as to_autocast
+from .custom_ops import plain
+from .dispatch import custom_op
 from .fixed_point import product_over_ranks
-from .linears import keep_linear, linear_gradients, linear_op
+from .linears import ToInput, keep_linear, linear_gradients, linear_op
 from .shapes import check_dtypes
+from .shards import named_group
+from .transforms import refuse_second_derivatives, refuse_vmap
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def linear(
     x: Tensor, weight: DTensor, bias: Tensor | None, residual: Tensor | None, activation: str, accumulator: str | None
 ) -> Tensor:
@@ -69,9 +70,8 @@ def linear(
         _check_exact(chosen, ranks, f"the gradient of the input of {kind}")
     elif not by_columns:
         _check_exact(chosen, ranks, f"the result of {kind}")
-    words = dict(activation=activation, accumulator=chosen)
     parts = x.to_local(), weight.to_local(), None if bias is None else bias.to_local()
-    made = (_Columns if by_columns else _Rows).apply(*parts, words, mesh.get_group())  # type: ignore[no-untyped-call]
+    made = (_columns if by_columns else _rows)(*parts, activation, chosen, mesh.get_group().group_name)
     return DTensor.from_local(made, mesh, (last if by_columns else Replicate(),), run_check=False)
 
 
@@ -98,54 +98,57 @@ def _check_exact(accumulator: str, ranks: int, what: str) -> None:
         )
 
 
-def _over_ranks(left: Tensor, right: Tensor, words: dict[str, Any], group: Any) -> Tensor:
-    """left right^T in f32, of (..., k) and (cols, k), of which each rank of several has a part along k."""
-    rows = left.reshape(-1, left.shape[-1])
-    made = product_over_ranks(rows, right, FIXED_BITS[words["accumulator"]], group)
-    return made.reshape(*left.shape[:-1], len(right))
+# ------------------------------------------------------------------ shards as custom ops, which name the group
+@custom_op("tokitai::product_over_ranks")
+def _over_ranks(left: Tensor, right: Tensor, bias: Tensor | None, accumulator: str, group: str) -> Tensor:
+    """left right^T + bias of (..., k) and (cols, k), of which each rank of several has a part along k: added up in f32
+    and rounded once to the format of both, NaN as the canonical one. A collective call."""
+    rows = plain(left).reshape(-1, left.shape[-1])
+    made = product_over_ranks(rows, plain(right), FIXED_BITS[accumulator], named_group(group))
+    made = (made if bias is None else made + plain(bias).to(torch.float32)).to(right.dtype)
+    return made.masked_fill_(made.isnan(), torch.nan).reshape(*left.shape[:-1], len(right))
 
 
-def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A new tensor of f32 rounded once to a format, NaN as the canonical one."""
-    made = x.to(dtype)
-    return made.masked_fill_(made.isnan(), torch.nan)
-
-
-class _Columns(torch.autograd.Function):
+@custom_op("tokitai::linear_columns")
+def _columns(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, accumulator: str, group: str
+) -> Tensor:  # fmt: skip
     """The shard of a result from the whole input and the shard of a weight along its outputs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, words: dict[str, Any], group: Any) -> Tensor:
-        y: Tensor = linear_op([x, weight, bias], words)
-        keep_linear(ctx, (x, weight, bias, None), y, words)
-        ctx.group = group
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        to_input = partial(_input_gradient, words=ctx.words, group=ctx.group)
-        several = dist.get_world_size(ctx.group) > 1
-        return (*linear_gradients(ctx, dy, *([to_input] if several else []))[:3], None, None)
+    y: Tensor = linear_op([plain(x), plain(weight), plain(bias)], dict(activation=activation, accumulator=accumulator))
+    return y
 
 
-def _input_gradient(dy: Tensor, weight: Tensor, words: dict[str, Any], group: Any) -> Tensor:
-    return _stored(_over_ranks(dy, weight.T, words, group), weight.dtype)
-
-
-class _Rows(torch.autograd.Function):
+@custom_op("tokitai::linear_rows")
+def _rows(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, accumulator: str, group: str) -> Tensor:
     """The whole result from the shards of an input and of a weight along its inputs."""
+    if dist.get_world_size(named_group(group)) == 1:
+        return cast("Tensor", _columns.run(x, weight, bias, activation, accumulator, group))
+    return cast("Tensor", _over_ranks.run(x, weight, bias, accumulator, group))
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, words: dict[str, Any], group: Any) -> Tensor:
-        keep_linear(ctx, (x, weight, bias, None), x, words)
-        if dist.get_world_size(group) == 1:
-            alone: Tensor = linear_op([x, weight, bias], words)
-            return alone
-        y = _over_ranks(x, weight, words, group)
-        return _stored(y if bias is None else y + bias.to(torch.float32), x.dtype)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return (*linear_gradients(ctx, dy)[:3], None, None)
+def _shapes(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, activation, accumulator, ctx.group = inputs
+    keep_linear(ctx, (*tensors, None), output, dict(activation=activation, accumulator=accumulator))
+
+
+def _gradients(ctx: Any, dy: Tensor, to_input: ToInput | None = None) -> tuple[Tensor | None, ...]:
+    return (*linear_gradients(ctx, dy, to_input)[:3], None, None, None)
+
+
+def _gradients_of_columns(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def over_ranks(dh: Tensor, weight: Tensor) -> Tensor:
+        return cast("Tensor", _over_ranks(dh, weight.T, None, ctx.words["accumulator"], ctx.group))
+
+    return _gradients(ctx, dy, over_ranks if dist.get_world_size(named_group(ctx.group)) > 1 else None)
+
+
+_over_ranks.register_autograd(refuse_second_derivatives("linear"))
+_columns.register_autograd(_gradients_of_columns, setup_context=_keep)
+_rows.register_autograd(_gradients, setup_context=_keep)
+for _op in (_over_ranks, _columns, _rows):
+    _op.register_fake(_shapes)
+    _op.register_vmap(refuse_vmap("linear"))

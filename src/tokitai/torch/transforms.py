@@ -34,18 +34,13 @@ def refuse_transforms(name: str, x: Tensor) -> None:
         raise ArgumentError(f"{name}: forward-mode differentiation is not defined for it; {REVERSE}")
 
 
-def _transforms_of(x: Tensor) -> set[str | None]:
-    """The transforms that are going on to which a tensor, or one that it wraps, belongs."""
+def _refuse_levels(name: str, x: Tensor) -> None:
+    """Raise ArgumentError where a tensor, or one that it wraps, belongs to a transform that is going on."""
     going_on = {i.level(): i.key().name for i in _functorch.get_interpreter_stack() or ()}
     found = set()
     while _functorch.is_functorch_wrapped_tensor(x):
         found.add(going_on.get(_functorch.maybe_get_level(x)))
         x = _functorch.get_unwrapped(x)
-    return found
-
-
-def _refuse_levels(name: str, x: Tensor) -> None:
-    found = _transforms_of(x)
     if "Jvp" in found:
         raise ArgumentError(f"{name}: forward-mode differentiation (torch.func.jvp, jacfwd) is not defined; {REVERSE}")
     if "Grad" in found:
@@ -67,13 +62,16 @@ def needs_gradient(x: Tensor) -> bool:
     return x.requires_grad
 
 
-def refuse_vmap(name: str, *tensors: Tensor | None) -> None:
-    """Raise ArgumentError for a tensor of `torch.vmap`, in a function over ranks."""
-    if any("Vmap" in _transforms_of(x) for x in tensors if x is not None):
+def refuse_vmap(name: str) -> Any:
+    """What torch calls instead of a batching rule of a function over ranks."""
+
+    def refused(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> NoReturn:
         raise ArgumentError(
             f"{name}: torch.vmap of a function over ranks is not defined; accepted: leading dimensions, of which it "
             "takes any number"
         )
+
+    return refused
 
 
 class _NoGradient(torch.autograd.Function):
