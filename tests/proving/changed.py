@@ -11,6 +11,7 @@ from tokitai.emit.cpp import KernelText
 from tokitai.families import Plan, emit_cpu
 from tokitai.lang import Operator
 from tokitai.ops import registry
+from tokitai.proving.attention_memory import AttentionMemory
 from tokitai.proving.buffers import Buffers
 from tokitai.proving.choice import family_of
 from tokitai.proving.kernel import Kernel
@@ -37,7 +38,7 @@ def changed(made: KernelText, changes: Mapping[str, str], headers: Mapping[str, 
 
 def obligations(
     name: str, changes: Mapping[str, str] = {}, headers: Mapping[str, str] = {}, only: Collection[str] = (),
-    walk: Callable[..., Kernel | Buffers] | None = None, **contract: Any,
+    walk: Callable[..., Kernel | Buffers | AttentionMemory] | None = None, **contract: Any,
 ) -> dict[str, Obligation]:  # fmt: skip
     """All obligations by name, or ``only`` these, of a kernel in f32 whose source and headers are changed, for vectors
     of 8; by ``walk``, or that of the operator's family."""

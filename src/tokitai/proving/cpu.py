@@ -215,6 +215,8 @@ def walk_flat(operator: Operator, plan: Plan, lanes: int, seconds: float, text: 
 class Start:
     """What is known where a kernel begins."""
 
+    walks = Walk
+
     def __init__(
         self, operator: Operator, plan: Plan, lanes: int, text: KernelText | None, walked: Sequence[str] = WALKED
     ) -> None:
@@ -227,7 +229,7 @@ class Start:
         self.templates = templates_in(self.headers)
         functions = functions_of(self.headers, walked, self.templates, TYPES)
         calls = CpuCalls(lanes, self.threads)
-        self.walk = Walk(functions, knows, calls.calls, calls.constants(lanes, self.headers))
+        self.walk = self.walks(functions, knows, calls.calls, calls.constants(lanes, self.headers))
         self.walk.thread = thread
         self.extents: dict[str, Extent] = {}
         self.products: list[tuple[Any, Any]] = []  # as a `Kernel` has them

@@ -262,7 +262,7 @@ class ProductStart(Start):
         walk.lemmas = lambda terms: list(lemmas(terms, self.numbers["BLOCK_ROWS"] // self.numbers["MR"]))
         self.sides = {"r": self.rows, "c": self.cols, "k": inner, "s": 1}
 
-    def products_walked(self, seconds: float, kind: type[Products] = Products) -> Products:
+    def products_walked(self, seconds: float, kind: type[Products] = Products, **more: Any) -> Products:
         """The kernel, walked."""
         n, plan, rows, cols = self.numbers, self.product, self.rows, self.cols
         extents, strides, tensors = matrices(self, self.sides, self.batch)
@@ -278,7 +278,7 @@ class ProductStart(Start):
             [rows, cols, self.inner, self.batch, self.threads, *strides], self.products, seconds,
             buffers=Buffers(self.operator, plan, self.lanes, seconds, self.given), threads=self.threads,
             barriers=self.calls.barriers, teams=self.calls.teams, tiles=(down, across), tile=count * n["TILE_SIZE"],
-            packed={"right": across * n["NR"] * count, "left": left},
+            packed={"right": across * n["NR"] * count, "left": left}, **more,
         )  # fmt: skip
 
 

@@ -10,12 +10,14 @@ from ..families import Plan, make_plan
 from ..lang import Operator
 from ..toolchain.build import ISAS
 from . import plans
+from .attention_memory import AttentionMemory
 from .buffers import Buffers
 from .choice import family_of
 from .cpu import walk_flat, walk_rowwise
 from .gpu_flat import flat_cases
 from .gpu_kernel import Case, worst
 from .gpu_rows import row_cases
+from .groups import walk_grouped
 from .kernel import Kernel
 from .obligation import Obligation
 from .products import walk_products
@@ -26,9 +28,9 @@ TARGETS = ("cpu", "cuda", "hip")
 LANES = {"avx512": 16, "avx2": 8, "neon": 4}  # of a vector, by instruction set
 DEFAULT_ISA = "avx512"
 # Of kernels for CPUs, by family.
-WALKS: dict[str, Callable[..., Kernel | Buffers]] = {
+WALKS: dict[str, Callable[..., Kernel | Buffers | AttentionMemory]] = {
     "rowwise": walk_rowwise, "elementwise": walk_flat, "scatter": walk_scatter, "matmul": walk_products,
-    "grouped": Buffers,
+    "grouped": walk_grouped, "attention": AttentionMemory,
 }  # fmt: skip
 # Of kernels of GPUs.
 CASES: dict[str, Callable[..., Iterator[Case]]] = {"elementwise": flat_cases, "rowwise": row_cases}

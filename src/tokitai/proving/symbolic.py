@@ -45,7 +45,10 @@ class _Path:
         return answer
 
     def bits_of(self, term: Any) -> Any:
-        """How many bits a term has: the same unknown wherever it is asked again."""
+        """How many bits a term has: the same unknown wherever it is asked again, also of a term that is equal."""
+        same = (n for n, other in self.bits.values() if self.solver.check(other != term) == z3.unsat)
+        if term.get_id() not in self.bits and (known := next(same, None)) is not None:
+            self.bits[term.get_id()] = known, term
         if term.get_id() not in self.bits:
             n = z3.Int(f"bits!{len(self.bits)}")
             cases = [z3.And(n == k, term >= (1 << k) // 2, term < 1 << k) for k in range(1, 64)]

@@ -144,10 +144,24 @@ def alike(term: Any, knows: Sequence[Any]) -> Any:
 
 def applications(function: Any, terms: Sequence[Any]) -> list[Any]:
     """The terms within these that apply the function, each once."""
-    found, seen, stack = {}, set(), list(terms)
+    found: dict[int, Any] = {}
+    for t in terms:
+        if not isinstance(t, (int, bool)):
+            key = function.get_id(), t.get_id()
+            if key not in _applied:
+                _applied[key] = function, t, _applications(function, t)  # what lives keeps its number
+            found |= {a.get_id(): a for a in _applied[key][2]}
+    return list(found.values())
+
+
+_applied: dict[tuple[int, int], tuple[Any, Any, list[Any]]] = {}
+
+
+def _applications(function: Any, term: Any) -> list[Any]:
+    found, seen, stack = {}, set(), [term]
     while stack:
         t = stack.pop()
-        if isinstance(t, (int, bool)) or t.get_id() in seen:
+        if t.get_id() in seen:
             continue
         seen.add(t.get_id())
         if z3.is_app(t) and t.decl().eq(function):

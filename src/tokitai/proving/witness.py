@@ -43,8 +43,7 @@ class Witness:
 
     def __post_init__(self) -> None:
         self.walk, self.loops = self.kernel.walk, list(self.group[0].loops)
-        own = {o.get_id() for o in self.walk.own}
-        self.own = [k for k in self.walk.knows if any(v.get_id() in own for v in variables(k))]
+        self.own = [k for k in self.walk.knows if holds(k, self.walk.thread)]
         self.knows += [k for k in self.walk.knows if not any(k.eq(o) for o in self.own)]
         self.questions = Questions(self.kernel.products_of, self.walk.lemmas)
         self.questions.add(self.knows)

@@ -92,10 +92,10 @@ class Written(Kernel, ABC):
         sizes = [w for x in (a, b) for w in x.when if not isinstance(w, bool) and of_sizes(w)]
         return ask(False, [*self.walk.knows, *sizes], 1.0).status == "proved"
 
-    def once(self, accesses: Sequence[Access]) -> Iterator[Answer]:
-        """No two iterations, of whichever threads, write the same element."""
+    def once(self, accesses: Sequence[Access], given: Sequence[Any] = ()) -> Iterator[Answer]:
+        """No two iterations, of whichever threads, write the same element; of those of which so much is ``given``."""
         for a, b in combinations_with_replacement(accesses, 2):
-            pair = self.twins(a, b)
+            pair = self.twins(a, b, given)
             if pair is None or (a is b and self.same(pair)):
                 answer = Answer("proved", 0.0, {})
             else:
