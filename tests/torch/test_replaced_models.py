@@ -82,13 +82,13 @@ def in_f64(model: Any) -> Any:
     return double
 
 
-def exact(model: Any) -> dict[str, Tensor]:
-    return run(in_f64(model))
+def exact(model: Any, **more: Any) -> dict[str, Tensor]:
+    return run(in_f64(model), **more)
 
 
-def too_far(model: Any, ours: dict[str, Tensor], exactly: dict[str, Tensor]) -> list[str]:
+def too_far(model: Any, ours: dict[str, Tensor], exactly: dict[str, Tensor], **more: Any) -> list[str]:
     """What is further from the run in f64 than the bound."""
-    torchs, most = run(model), factor(model)
+    torchs, most = run(model, **more), factor(model)
     return [
         f"{n}: {distance(ours[n], want)} beside {distance(torchs[n], want)}"
         for n, want in exactly.items()
@@ -107,6 +107,15 @@ def test_results_and_gradients_lie_beside_the_originals(name: str) -> None:
     assert too_far(model, ours, exactly) == []
     # The loss is one number, whose error is no mean of many: its bound is that of the logits, which it changes by less.
     assert distance(ours["loss"], exactly["loss"]) <= factor(model) * distance(run(model)["logits"], exactly["logits"])
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "Mixtral"])
+def test_losses_of_routers_are_added_in_place(name: str) -> None:
+    """Transformers writes them into the loss."""
+    more = dict(output_router_logits=True)
+    model, ours = made(name), run(replaced(name), **more)
+    assert ours["loss"] > run(replaced(name))["loss"]
+    assert too_far(model, ours, exact(model, **more), **more) == []
 
 
 def routers(model: Any) -> list[Any]:

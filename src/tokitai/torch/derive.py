@@ -152,7 +152,7 @@ class _Rule:
         ctx.mark_non_differentiable(*(t for n, t in of_results.items() if n not in self.sloped))
         tensors, held = self.forward.split(inputs)
         found = tensors | of_results
-        kept = {n: t for n, t in found.items() if n in self.taken or self.spread is not None}
+        kept = {n: t for n, t in found.items() if n in self.taken or (self.spread is not None and n in tensors)}
         ctx.kept, ctx.held = list(kept), list(held)
         ctx.save_for_backward(*kept.values(), *held.values())
         ctx.words = {n: v for n, v in (keyword_only_inputs or {}).items() if n not in held}
