@@ -201,3 +201,22 @@ def test_chosen_experts_refuses_what_does_not_fit() -> None:
         chosen_experts(x, chosen, weights, gate_up[:, :10], down)
     with pytest.raises(ArgumentError, match=r"experts\[0,0\]=4 .*accepted: 0 to 3"):
         chosen_experts(x, chosen + 4, weights, gate_up, down)
+
+
+@pytest.mark.slow
+def test_the_number_of_tokens_may_change_in_an_export_of_experts() -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
+            return chosen_experts(x, chosen, share, *weights)
+
+    draw = torch.Generator().manual_seed(0)
+    weights = [torch.randn(s, generator=draw) for s in ((3, 16, 8), (3, 8, 8))]
+
+    def given(tokens: int) -> tuple[Tensor, ...]:
+        chosen = torch.randint(0, 3, (tokens, 2), generator=draw)
+        return torch.randn(tokens, 8, generator=draw), chosen, torch.rand(tokens, 2, generator=draw)
+
+    tokens = {0: torch.export.Dim("tokens", min=2, max=32)}
+    exported = torch.export.export(Layer(), given(10), dynamic_shapes=(tokens,) * 3).module()
+    other = given(7)
+    assert torch.equal(exported(*other), Layer()(*other))

@@ -185,7 +185,7 @@ def chosen_experts(
     """
     for t in (x, weights, gate_up, down):
         refuse_transforms("chosen_experts", t)
-    if x.ndim != 2 or chosen.shape != weights.shape or chosen.ndim != 2 or len(chosen) != len(x):
+    if x.ndim != 2 or chosen.shape != weights.shape or chosen.ndim != 2 or chosen.shape[0] != x.shape[0]:
         found = f"x of {tuple(x.shape)}, chosen of {tuple(chosen.shape)}, weights of {tuple(weights.shape)}"
         raise ArgumentError(f"chosen_experts: {found}; accepted: (tokens, features), (tokens, k), (tokens, k)")
     hidden = down.shape[-1] if down.ndim == 3 else 0
