@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Any
@@ -132,12 +132,15 @@ class Digits:
 class GpuWalk(Walk):
     """The walk through one kernel. ``block`` and ``thread`` are what the launch makes of them."""
 
-    def __init__(self, source: Emitted, knows: Sequence[Any], block: Digits, thread: Digits, start: Any = 0) -> None:
+    def __init__(
+        self, source: Emitted, knows: Sequence[Any], block: Digits, thread: Digits, start: Any = 0,
+        names: Mapping[str, Any] = {},
+    ) -> None:  # fmt: skip
         self.source, self.block, self.threads = source, block, thread
         self.wide: list[tuple[Access, int]] = []  # accesses of so many bytes at once
         calls = GpuCalls(self, start)
         known = [*knows, *block.ranges, *thread.ranges]
-        super().__init__(source.functions, known, calls.calls, {"WARP": Int(source.warp)})
+        super().__init__(source.functions, known, calls.calls, {"WARP": Int(source.warp), **names})
         self.digits = (*block.digits, *thread.digits)
         for n in source.constants():
             self.execute(n, self.globals)

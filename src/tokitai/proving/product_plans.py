@@ -44,7 +44,7 @@ def tilings(plan: ProductPlan, target: str) -> list[products.Tiling]:
     return list(dict.fromkeys(found))
 
 
-def _source(plan: ProductPlan, tiling: products.Tiling) -> KernelText:
+def source_of(plan: ProductPlan, tiling: products.Tiling) -> KernelText:
     """The source of a product's kernels, or of a grouped one's."""
     of_products = plan.family.gpu
     assert isinstance(of_products, GpuProducts)
@@ -53,7 +53,7 @@ def _source(plan: ProductPlan, tiling: products.Tiling) -> KernelText:
 
 def _products(plan: ProductPlan, tiling: products.Tiling, tiles: int, groups: int) -> Callable[[], Planned]:
     """Of so many tiles of the result, the last of which is not whole, and any K dimension."""
-    text = _source(plan, tiling)
+    text = source_of(plan, tiling)
 
     def made() -> Planned:
         sizes = Sizes(tiles * tiling.rows - 1, tiling.cols, whole(z3.Int("inner")), groups, plan.graph.ragged)
@@ -74,7 +74,7 @@ def _one_group_more(plan: ProductPlan, tiling: products.Tiling) -> tuple[list[An
     tiles; and a block that works on one tile has one. Of sums of one chain, which are not split."""
     rows, groups, more = z3.Int("rows"), z3.Int("groups"), z3.Int("more")
     knows = [rows >= 0, groups >= 0, more >= 0, rows + more <= SIDE, groups < SIDE]
-    source = emitted(_source(plan, tiling))
+    source = emitted(source_of(plan, tiling))
     along_rows = plan.graph.ragged == "r"
 
     def sizes_of(rows: Any, groups: Any) -> Sizes:

@@ -16,6 +16,7 @@ from .choice import family_of
 from .cpu import walk_flat, walk_rowwise
 from .gpu_flat import flat_cases
 from .gpu_kernel import Case, worst
+from .gpu_products import product_cases
 from .gpu_rows import row_cases
 from .groups import walk_grouped
 from .kernel import Kernel
@@ -33,7 +34,9 @@ WALKS: dict[str, Callable[..., Kernel | Buffers | AttentionMemory]] = {
     "grouped": walk_grouped, "attention": AttentionMemory,
 }  # fmt: skip
 # Of kernels of GPUs.
-CASES: dict[str, Callable[..., Iterator[Case]]] = {"elementwise": flat_cases, "rowwise": row_cases}
+CASES: dict[str, Callable[..., Iterator[Case]]] = {
+    "elementwise": flat_cases, "rowwise": row_cases, "matmul": product_cases, "grouped": product_cases,
+}  # fmt: skip
 ROWS = ("dispatch", "embedding")  # row-wise operators whose kernels of GPUs are walked: of others that takes minutes
 SECONDS = 20.0  # for one question to the solver, where nobody says how many
 CODES = {"proved": 0, "refuted": 1, "undecided": 3}
