@@ -59,6 +59,7 @@ def rows() -> dict[str, tuple[Call, Call]]:
         "RMSNorm, forward and backward": (both(nn.RMSNorm(64), x), both(torch.nn.RMSNorm(64), x)),
         "Softmax, forward and backward": (both(nn.Softmax(-1), x), both(torch.nn.Softmax(-1), x)),
         "GELU, forward and backward": (both(nn.GELU(), x), both(torch.nn.GELU(), x)),
+        "SiLU, forward and backward": (both(nn.SiLU(), x), both(torch.nn.SiLU(), x)),
         "Linear, forward and backward": (both(nn.Linear(8, 8), small), both(torch.nn.Linear(8, 8), small)),
     }  # fmt: skip
 

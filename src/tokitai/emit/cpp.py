@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from .files import read
 
 HEADERS = ("lanes.h", "integers.h", "numbers.h", "hashes.h", "many.h", "outside.h", "rows.h")
+IN_THREADS = "in_threads(threads, [&]() NOINLINE_LAMBDA"  # how the part of a kernel begins that its threads share
 OF_PRODUCTS = ("accumulators.h", "matrix_unit.h", "products.h")
 
 

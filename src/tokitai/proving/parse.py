@@ -217,9 +217,16 @@ class Parser:
         made: Node
         if self.kind() == "pragma":
             pragma = self.take()
-            if " for" in pragma or " single" in pragma or " parallel" in pragma or " critical" in pragma:
+            if " for" in pragma or " single" in pragma or " critical" in pragma:
                 return Node("omp", (pragma, self.statement()))
-            raise ProofError(f"the proof does not know {pragma!r}; accepted: parallel, for, single")
+            raise ProofError(f"the proof does not know {pragma!r}; accepted: for, single, critical")
+        if word == "in_threads":
+            while self.peek() != "{":
+                self.at += 1
+            body = self.block()
+            self.take(")")
+            self.take(";")
+            return Node("omp", (word, body))
         if word == "{":
             return self.block()
         if word == ";":

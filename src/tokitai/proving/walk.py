@@ -148,7 +148,7 @@ class Walk(Loops):
 
     def execute_omp(self, n: Node, scope: Scope) -> Any:
         pragma, statement = n.args
-        if " parallel" in pragma:  # one thread alone runs what is ahead of it and behind it
+        if pragma == "in_threads":  # one thread alone runs what is ahead of it and behind it
             before, self.alone = self.alone, 0
             self.phase[-1] += 1
             self.execute(statement, scope)

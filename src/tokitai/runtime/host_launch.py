@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,16 @@ class LaunchScalars:
     table: Array
     address: int  # of the table
     params: Mapping[str, float]
+
+
+class Settled(NamedTuple):
+    """A launch in one thread, all but addresses: ``function(pack(*addresses), sizes, table, workspace, 1)``."""
+
+    function: Any  # of ctypes, which converts nothing: bytes, pointers of ctypes and small numbers are taken
+    pack: Callable[..., bytes]
+    sizes: bytes
+    table: bytes  # of scalars
+    workspace: int  # bytes
 
 
 @dataclass(slots=True)
@@ -73,19 +83,11 @@ class HostLaunch:
         index = self.kernel.operator.contract.indices[name]
         return index_count(index, self.problem.sizes[1], self.problem.entries)
 
-    def settled(self, scalars: LaunchScalars) -> Callable[..., None]:
-        """What runs it with these scalars, given addresses alone."""
+    def settled(self, scalars: LaunchScalars) -> Settled | None:
+        """What runs it with these scalars; None where more threads than one may pay."""
         if not self.alone:
-            return lambda *addresses: self(scalars, addresses, None)
-        function, pack, need = self.loaded.function, self.pack, self._bytes(1)
-
-        def run(*addresses: int) -> None:
-            workspace = _workspace(need) if need else _NONE  # alive until the launch has run
-            status = function(pack(*addresses), scalars.sizes, scalars.address, workspace[1], 1)
-            if status:
-                self.kernel.succeeded(status)
-
-        return run
+            return None
+        return Settled(self.loaded.bare, self.pack, bytes(scalars.sizes), scalars.table.tobytes(), self._bytes(1))
 
     def _bytes(self, threads: int) -> int:
         """Of workspace that so many threads need."""

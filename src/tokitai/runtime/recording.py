@@ -12,20 +12,23 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from operator import call, itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays.libraries import array_at, format_of_torch
+from ..arrays.results import NewArray
 from ..backends.cpu import device as cpu
 from ..formats import FORMATS
 from .checks import UNSIGNED
-from .host_launch import HostLaunch
+from .host_launch import HostLaunch, Settled
 from .launch_cache import CallSignature, Replay
 
 SCRATCH = 1 << 16  # bytes of results that nobody asks for, which a thread keeps from call to call
+WORKSPACE = 1 << 16  # and of workspace
 _ALIGN = 64
+_address = methodcaller("data_ptr")
 
 
 class Place(NamedTuple):
@@ -68,10 +71,9 @@ class Recording:
         self.repeatable = len(self.slots) == len(tensors)  # else it is open which of two is read
         self.copied = False  # whether a launch has read a copy
         self.made: list[Any] = []
-        self.replays: list[tuple[Any, Any]] = []  # how each of these is made: a pattern, or a function
+        self.replays: list[Any] = []  # functions: how each of these is made
         self.steps: list[tuple[Any, Any, tuple[int, ...], list[_Indices]]] = []
         self.versions = [_version(x) for x in tensors]
-        self.empty_like: Any = None
 
     def spoil(self) -> None:
         """Something happens that a program would not repeat."""
@@ -89,10 +91,11 @@ class Recording:
         if not plain or indices is None or None in inputs:
             return self.spoil()
         first = len(self.tensors) + len(self.made)
-        self.empty_like = replay.empty_like
         self.made += made
         self.versions += [_version(x) for x in made]
-        self.replays += [(pattern, new) for _, pattern, new in replay.results]
+        empty_like: Any = replay.empty_like
+        for _, pattern, new in replay.results:
+            self.replays.append(NewArray(None, new) if new else functools.partial(empty_like, pattern))
         self.slots |= {x.data_ptr(): first + i for i, x in enumerate(made)}
         self.steps.append((launch, scalars, (*inputs, *range(first, first + len(made))), indices))  # type: ignore[arg-type]
         return None
@@ -132,54 +135,64 @@ def _version(x: Any) -> int:
     return -1 if x.is_inference() else int(x._version)
 
 
+class _Step(NamedTuple):
+    """A launch of a program."""
+
+    settled: Settled | None
+    pick: Callable[[Sequence[Any]], Sequence[Any]]  # its addresses, of all
+    indices: list[_Indices]
+    launch: HostLaunch
+    scalars: Any
+
+
 class Program:
     """Launches that are repeated with other addresses."""
 
     def __init__(self, recording: Recording, needed: set[int]) -> None:
-        self._new: list[tuple[Any, Any]] = []  # of each result that is asked for
-        self._scratch = 0
+        self._new: list[Callable[[], Any]] = []  # of each result that is asked for
+        scratch = 0
         offsets: list[int] = []  # of the others
         order, rest = [], []
         for i, (x, new) in enumerate(zip(recording.made, recording.replays, strict=True)):
             size = -(-x.numel() * x.element_size() // _ALIGN) * _ALIGN
-            if i in needed or self._scratch + size > SCRATCH:
+            if i in needed or scratch + size > SCRATCH:
                 order.append(i)
                 self._new.append(new)
             else:
                 rest.append(i)
-                offsets.append(self._scratch)
-                self._scratch += size
+                offsets.append(scratch)
+                scratch += size
         self._offsets = tuple(offsets)
         count = len(recording.tensors)
         self.place = {i: at for at, i in enumerate(order)}  # of what was recorded, among what `run` returns
         slot = {**{i: i for i in range(count)}, **{count + i: count + at for at, i in enumerate((*order, *rest))}}
         self._steps = []
         for launch, scalars, slots, indices in recording.steps:
-            check = functools.partial(launch.check_arrays, scalars=scalars)
+            settled = launch.settled(scalars)
             moved = [i._replace(slot=slot[i.slot]) for i in indices]
-            self._steps.append((launch.settled(scalars), gather([slot[s] for s in slots]), moved, check))
-        self._empty_like = recording.empty_like
+            fits = settled is not None and settled.workspace <= WORKSPACE
+            pick = gather([slot[s] for s in slots])
+            self._steps.append(_Step(settled if fits else None, pick, moved, launch, scalars))
 
     def run(self, addresses: list[int]) -> list[Any]:
         """Launch on tensors at ``addresses``, which are added to, and return what is asked for. Raises ArgumentError
         for an index out of range."""
-        made = []
-        for pattern, new in self._new:
-            if new is None:
-                x = self._empty_like(pattern)
-                addresses.append(x.data_ptr())
-            else:
-                x, address = new()
-                addresses.append(address)
-            made.append(x)
+        made = [*map(call, self._new)]
+        addresses += map(_address, made)
+        scratch = _scratch.memory
         if self._offsets:
-            start = _scratch.start
-            addresses += [start + offset for offset in self._offsets]
-        for launch, pick, indices, check in self._steps:
+            addresses += [scratch.start + offset for offset in self._offsets]
+        for settled, pick, indices, launch, scalars in self._steps:
             for i in indices:
                 if not i.all_fit(addresses[i.slot]):
-                    check({i.name: i.array(addresses[i.slot])})
-            launch(*pick(addresses))
+                    launch.check_arrays({i.name: i.array(addresses[i.slot])}, scalars)
+            if settled is None:
+                launch(scalars, pick(addresses), None)
+                continue
+            function, pack, sizes, table, _ = settled
+            status = function(pack(*pick(addresses)), sizes, table, scratch.workspace, 1)
+            if status:
+                launch.kernel.succeeded(status)
         return made
 
 
@@ -190,11 +203,19 @@ def gather(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return itemgetter(slice(places[0], places[0] + 1 or None) if places else slice(0))
 
 
-class _Scratch(threading.local):
-    """Memory of each thread for results that nobody asks for: a thread runs one launch at a time."""
+class _Memory:
+    """For results that nobody asks for, and the workspace of one launch."""
 
     def __init__(self) -> None:
-        self.kept, self.start = cpu.placed_empty((SCRATCH,), np.dtype(np.uint8), _ALIGN)
+        self._kept, self.start = cpu.placed_empty((SCRATCH + WORKSPACE,), np.dtype(np.uint8), _ALIGN)
+        self.workspace = ctypes.c_void_p(self.start + SCRATCH)
+
+
+class _Scratch(threading.local):
+    """Memory that each thread keeps from call to call: it runs one launch at a time."""
+
+    def __init__(self) -> None:
+        self.memory = _Memory()
 
 
 _scratch = _Scratch()

@@ -33,12 +33,12 @@ class _Choice:
     accumulator = property(_chosen.get)
 
 
-_CHOICE = _Choice()
+CHOICE = _Choice()
 
 
 def in_force() -> str | None:
     """The accumulator of the innermost context of this thread or task, or None outside of all."""
-    found: Any = _CHOICE.accumulator
+    found: Any = CHOICE.accumulator
     return found if isinstance(found, str) else None
 
 

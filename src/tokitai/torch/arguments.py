@@ -66,7 +66,7 @@ def checked(function: F, signature: inspect.Signature | None = None, replayed: b
     def call_again(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs) if torch.compiler.is_compiling() else repeated(args, kwargs)
 
-    repeated = ReplayedFunction(call)
+    repeated = ReplayedFunction(call).__call__
     made: Any = functools.wraps(function)(call_again) if replayed else call
     for each in {call, made}:  # code of its own: torch.compile keeps graphs by code, and no more than a few for each
         each.__code__ = each.__code__.replace(co_name=name)

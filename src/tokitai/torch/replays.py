@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import is_, or_
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
+from torch.autograd import forward_ad
 
 from ..runtime.binding import MOST_CALLS
 from ..runtime.launch_cache import ALIGNED, CURRENT, LAUNCHES
 from ..runtime.recording import Place, Program, Recording, gather
-from .accumulators import in_force
+from .accumulators import CHOICE, in_force
 from .dispatch import PLAIN, CustomOp, is_intercepted
 
 # What the cache holds for a kind of call until, or because, it has no program; of copied arguments there may be one.
@@ -33,7 +36,9 @@ SEEN, REFUSED, COPIED = "seen", "refused", "copied"
 _numbers = {bool, int, float, str, type(None)}
 _shapes = {tuple, list, torch.Size}
 MOST_GUARDS = 8  # that a call is compared with; of more kinds the key decides
-_autocast, _sloping, _graph = torch._C._is_any_autocast_enabled, torch.is_grad_enabled, torch._C._current_graph_task_id
+_address: Callable[[Tensor], int] = Tensor.data_ptr
+_autocast, _function_modes = torch._C._is_any_autocast_enabled, torch._C._len_torch_function_stack
+_sloping, _graph = torch.is_grad_enabled, torch._C._current_graph_task_id
 
 
 def _describe(values: Sequence[Any], key: list[Any], addresses: list[int]) -> bool | None:
@@ -95,19 +100,16 @@ class _Guard:
 
 def _near(near: tuple[object, ...], values: Sequence[Any]) -> tuple[_Replayed, list[int]] | None:
     """The program of a call and the addresses of its tensors, by the guards that are known under ``near``."""
+    # Of the states that `_is_plain` looks at, modes of dispatch, transforms, traces and autocast change the keys by
+    # which torch dispatches a tensor, which guards compare.
+    watched = CURRENT.recorder is not None or _function_modes() or forward_ad._current_level >= 0
+    if watched or type(CHOICE.accumulator) is str:
+        return None
     for guard in LAUNCHES.guards.get(near, ()):
-        for a, b in zip(guard.others(values), guard.same, strict=True):
-            if a is not b:
-                break
-        else:
-            tensors = guard.tensors(values)
-            if guard.check(*tensors):
-                addresses, low = [], 0
-                for x in tensors:
-                    address = x.data_ptr()
-                    addresses.append(address)
-                    low |= address or ALIGNED
-                return None if low & ALIGNED else (guard.found, addresses)
+        tensors = guard.tensors(values)
+        if guard.check(*tensors) and all(map(is_, guard.others(values), guard.same)):
+            addresses = [*map(_address, tensors)]
+            return None if reduce(or_, addresses, 0) & ALIGNED or not all(addresses) else (guard.found, addresses)
     return None
 
 
@@ -183,13 +185,15 @@ class ReplayedFunction:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function gives."""
-        if not _is_plain() or _graph() != -1:  # in a backward pass: a forward pass that is computed again
+        if _graph() != -1:  # in a backward pass: a forward pass that is computed again
             return self.function(*args, **kwargs)
         values = (*args, *kwargs.values()) if kwargs else args
         near = (self, _sloping(), len(args), *kwargs)
         known = _near(near, values)
         if known is not None:
             return known[0](known[1], values)
+        if not _is_plain():
+            return self.function(*args, **kwargs)
         key: list[Any] = [self, len(args), *kwargs]
         addresses: list[int] = []
         sloped = _describe(values, key, addresses)
@@ -266,8 +270,9 @@ class _Kept:
 
 
 class _Node(_Replayed):
-    """A call that is one custom op on tensors of the caller, with a gradient."""
+    """A call that is one custom op on tensors of the caller, with a gradient: an autograd function of its own."""
 
+    apply: Callable[..., Any]  # of that function
     op: CustomOp
     given: list[int]  # which of the op's arguments are tensors
     arguments: Callable[[Sequence[Any]], Sequence[Any]]  # these, of the caller's
@@ -318,34 +323,55 @@ class _Node(_Replayed):
         without = {id(x) for x in kept.constant}
         node.constant = [k for k, i in enumerate(returned) if id(results[i]) in without]
         node.zeros, node.kept = kept.zeros, mine
+        rules = dict(forward=staticmethod(node.forward), backward=staticmethod(node.backward))
+        function: Any = type("Replayed", (torch.autograd.Function,), rules)
+        node.apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # past a look for transforms
         return node
 
     def __call__(self, addresses: list[int], values: Sequence[Any]) -> Any:
-        return _apply(self, addresses, *self.arguments(values))
+        return self.apply(addresses, *self.arguments(values))
+
+    def forward(self, ctx: Any, addresses: list[int], *given: Any) -> Any:
+        """What autograd calls, of the op's tensors."""
+        every = (*self.run(addresses), *given)
+        ctx.save_for_backward(*self.saved(every))
+        if not self.zeros:
+            ctx.set_materialize_grads(False)
+        assert self.pick is not None
+        found = self.pick(every)
+        if self.constant:
+            ctx.mark_non_differentiable(*[found[i] for i in self.constant])
+        return found if self.several else found[0]
+
+    def backward(self, ctx: Any, *slopes: Any) -> Any:
+        """What autograd calls in a backward pass."""
+        return self.gradients(ctx.saved_tensors, ctx.needs_input_grad, slopes)
 
     def differentiate(self, saved: Sequence[Tensor], needed: tuple[bool, ...], slopes: Sequence[Any]) -> Any:
-        """The gradients, by the op's own rule; of `_OneNode`'s arguments, as ``needed`` is."""
+        """The gradients, by the op's own rule; of the arguments of `forward`, as ``needed`` is."""
         every: list[Any] = [None] * self.results
         for i, slope in zip(self.returned, slopes, strict=True):
             every[i] = slope
         wanted = [False] * self.most
-        for i, wants in zip(self.given, needed[2:], strict=True):
+        for i, wants in zip(self.given, needed[1:], strict=True):
             wanted[i] = wants
         context = SimpleNamespace(**self.kept, saved_tensors=saved, needs_input_grad=tuple(wanted))
         assert self.op.differentiate is not None
         made = self.op.differentiate(context, *every)
         made = made if isinstance(made, tuple) else (made,)
-        return (None, None, *[made[i] if i < len(made) else None for i in self.given])
+        return (None, *[made[i] if i < len(made) else None for i in self.given])
 
     def gradients(self, saved: tuple[Tensor, ...], needed: tuple[bool, ...], slopes: tuple[Any, ...]) -> Any:
         """The same, by launches alone where such a call was recorded."""
-        if torch.compiler.is_compiling() or _sloping() or not _is_plain():
+        if torch.compiler.is_compiling() or _sloping():
             return self.differentiate(saved, needed, slopes)
         values = (*slopes, *saved)
         near = (self, needed)
         known = _near(near, values)
         if known is not None:
             return known[0](known[1], values)
+        if not _is_plain():
+            return self.differentiate(saved, needed, slopes)
         key: list[Any] = [self, needed]
         addresses: list[int] = []
         if _describe(values, key, addresses) is None:
@@ -381,28 +407,3 @@ class _Node(_Replayed):
             found = _Replayed(program, places, several=True)
         _keep(LAUNCHES.programs, kind, found)
         return made
-
-
-class _OneNode(torch.autograd.Function):
-    """A recorded call that autograd alone sees."""
-
-    @staticmethod
-    def forward(ctx: Any, node: _Node, addresses: list[int], *given: Any) -> Any:
-        made = node.run(addresses)
-        ctx.node = node
-        every = (*made, *given)
-        ctx.save_for_backward(*node.saved(every))
-        if not node.zeros:
-            ctx.set_materialize_grads(False)
-        assert node.pick is not None
-        found = node.pick(every)
-        if node.constant:
-            ctx.mark_non_differentiable(*[found[i] for i in node.constant])
-        return found if node.several else found[0]
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> Any:
-        return ctx.node.gradients(ctx.saved_tensors, ctx.needs_input_grad, slopes)
-
-
-_apply: Callable[..., Any] = super(torch.autograd.Function, _OneNode).apply  # past a look for transforms

@@ -50,6 +50,14 @@ class LoadedKernel:
     def __init__(self, artifact: Artifact, function: Any, library: Any) -> None:
         self.artifact = artifact
         self.function, self._outside = function, messages_of(library)
+        self._library = library
+
+    @functools.cached_property
+    def bare(self) -> Any:
+        """The function, which converts no argument: it takes bytes, pointers of ctypes and numbers of C's int."""
+        function = self._library[SYMBOL]
+        function.restype = ctypes.c_int32
+        return function
 
     def __call__(
         self,

@@ -41,6 +41,7 @@
 #include <immintrin.h>
 #endif
 
+#define NOINLINE_LAMBDA __attribute__((noinline))
 #if TOKITAI_STRUCTURE  // speed matters little there, and calls compile ten times faster
 #define INLINE static inline __attribute__((unused))
 #define INLINE_LAMBDA

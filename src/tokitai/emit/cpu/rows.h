@@ -13,6 +13,13 @@
 namespace tokitai {
 
 INLINE int64_t thread_number() { return omp_get_thread_num(); }
+// f in so many threads, which share its loops. One thread is the caller's own, without a team: making one takes as long as
+// a small kernel.
+template <class F> INLINE void in_threads(int32_t threads, const F& f) {
+  if (threads == 1 && !omp_in_parallel()) return f();
+#pragma omp parallel num_threads(threads)
+  f();
+}
 INLINE constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ------------------------------------------------------------------ loads and stores of a vector or of its first lanes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ...emit.cpp import IN_THREADS
 from ...emit.text import POINTER, Printer
 from ...lang import MATRICES, Node
 from ..matmul.cpu import defines_of_units, plan_defines
@@ -38,7 +39,7 @@ class AttentionEmitter(Printer):
         """What stands between the braces of the kernel."""
         self.arguments()
         self.memory()
-        self.open("#pragma omp parallel num_threads(threads)\n ")
+        self.open(IN_THREADS)
         self.line("const FloatMode mode;")
         for s in self.plan.uniform:
             self.declare(s, self.expression(s, False, self.name), vector=False)
@@ -64,7 +65,7 @@ class AttentionEmitter(Printer):
         self.key_results()
         self.close()
         self.line("memory.guards.check(mine);")
-        self.close()
+        self.close("});")
 
     # ------------------------------------------------------------------ sizes and memory
     def arguments(self) -> None:

@@ -7,6 +7,7 @@ whole host scalars follow ``sizes``.
 
 from __future__ import annotations
 
+from ...emit.cpp import IN_THREADS
 from ...emit.text import POINTER, Printer, streamed
 from ...lang import Node
 from .plan import FlatPlan
@@ -44,7 +45,7 @@ class FlatEmitter(Printer):
         for t in self.plan.totals:
             self.line(f"Stored* const tile_{self.name[t]} = {place};")
             place = f"tile_{self.name[t]} + tiles"
-        self.open("#pragma omp parallel num_threads(threads)\n ")
+        self.open(IN_THREADS)
         self.line("const FloatMode mode;")
         for s in self.plan.uniform:
             self.declare(s, self.expression(s, False, self.name), vector=False)
@@ -69,7 +70,7 @@ class FlatEmitter(Printer):
                 kind = POINTER[o.format]
                 slot = len(self.graph.inputs) + i
                 self.line(f"store1(static_cast<{kind}*>(tensors[{slot}]), {self.name[o.node]});")
-        self.close()
+        self.close("});")
 
     def tiles(self, storing: bool = False) -> None:
         """Open the loop over tiles: pointers are to the tile's first element."""

@@ -6,6 +6,7 @@ next is 0 for a matrix that has the dimension that groups partition.
 
 from __future__ import annotations
 
+from ...emit.cpp import IN_THREADS
 from ...emit.text import POINTER
 from ...lang import MATRICES
 from ..matmul.cpu import ProductEmitter, plan_defines, unit_defines
@@ -30,7 +31,7 @@ class GroupedEmitter(ProductEmitter):
         count = len(products)
         head = f"const {self.buffers} buffers({count}, rows, cols, k_size"
         self.line(f"{head}, PLAN_SHARE * threads, threads, workspace);")
-        self.open("#pragma omp parallel num_threads(threads)\n ")
+        self.open(IN_THREADS)
         self.line("const FloatMode mode;")
         for s in self.plan.uniform:
             self.declare(s, self.expression(s, False, self.name), vector=False)
@@ -57,4 +58,4 @@ class GroupedEmitter(ProductEmitter):
         self.elements()
         self.close("});")
         self.close("});")
-        self.close()
+        self.close("});")

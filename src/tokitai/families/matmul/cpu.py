@@ -6,7 +6,7 @@ matrix its row stride and the stride from one product of the batch to the next (
 
 from __future__ import annotations
 
-from ...emit.cpp import headers, own
+from ...emit.cpp import IN_THREADS, headers, own
 from ...emit.text import POINTER, Printer
 from ...formats import FORMATS
 from ...lang import FIXED_BITS, MATRICES
@@ -58,7 +58,7 @@ class ProductEmitter(Printer):
         self.arguments()
         count = len(self.plan.products)
         self.line(f"const {self.buffers} buffers({count}, rows, cols, k_size, batch, threads, workspace);")
-        self.open("#pragma omp parallel num_threads(threads)\n ")
+        self.open(IN_THREADS)
         self.line("const FloatMode mode;")
         for s in self.plan.uniform:
             self.declare(s, self.expression(s, False, self.name), vector=False)
@@ -81,7 +81,7 @@ class ProductEmitter(Printer):
         self.elements()
         self.close("});")
         self.close("});")
-        self.close()
+        self.close("});")
 
     def arguments(self) -> None:
         self.pointers_of_batches()

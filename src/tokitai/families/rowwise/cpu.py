@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...emit.cpp import IN_THREADS
 from ...emit.text import POINTER, Printer, streamed
 from ...lang import Node
 from .plan import Pass, RowPlan
@@ -21,7 +22,7 @@ class RowEmitter(Printer):
 
     def body(self) -> None:
         """What stands between the braces of the kernel."""
-        self.open("#pragma omp parallel num_threads(threads)\n ")
+        self.open(IN_THREADS)
         self.line("const FloatMode mode;")
         self.arguments()
         for n in self.plan.uniform:
@@ -30,7 +31,7 @@ class RowEmitter(Printer):
         self.blocks()
         self.column_results()
         self.line("finish_stores();")
-        self.close()
+        self.close("});")
 
     def arguments(self) -> None:
         self.line("const int64_t rows = sizes[0], cols = sizes[1];")

@@ -6,6 +6,7 @@ of long segments, and the entries with short ones.
 
 from __future__ import annotations
 
+from ...emit.cpp import IN_THREADS
 from ...emit.text import POINTER, Printer
 from .plan import ScatterPlan
 
@@ -24,7 +25,7 @@ class ScatterEmitter(Printer):
 
     def body(self) -> None:
         """What stands between the braces of the kernel."""
-        self.open("#pragma omp parallel num_threads(threads)\n ")
+        self.open(IN_THREADS)
         self.line("const FloatMode mode;")
         self.arguments()
         for n in self.plan.uniform:
@@ -43,7 +44,7 @@ class ScatterEmitter(Printer):
         self.short_segments()
         self.long_segments()
         self.line("finish_stores();")
-        self.close()
+        self.close("});")
 
     def arguments(self) -> None:
         self.line("const int64_t rows = sizes[0], cols = sizes[1];")
