@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tokitai.lang import Operator
 from tokitai.ops import registry
-from tokitai.proving.prove import SECONDS, TARGETS, Proof, covers, prove
+from tokitai.proving.prove import LAUNCHES, SECONDS, TARGETS, Proof, covers, prove
 from tokitai.proving.sums import obligations as sums
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "obligations.md"
@@ -89,6 +89,8 @@ def page(rows: Sequence[str], left: Sequence[str]) -> str:
     for target in TARGETS:
         names = [f"`{o.name}`" for o in registry().values() if not covers(o, target)]
         lines.append(f"- {target}: no statements for the kernels of {', '.join(names) or 'no operator'}.")
+    if LAUNCHES:
+        lines.append(f"- cuda, hip: of the row-wise {', '.join(f'`{n}`' for n in LAUNCHES)}, launches alone.")
     return HEAD + "\n".join(lines) + "\n"
 
 

@@ -19,6 +19,7 @@ from tokitai.proving.obligation import Obligation
 from tokitai.proving.prove import plan_of
 
 SHORT = "work, 1 threads a row, 1 chunks a thread, 128 rows a block, 8 elements an access, in registers"
+FEW = "work, 16 threads a row, 1 chunks a thread, 8 rows a block, 8 elements an access, in registers"
 SLICES = "work, 32 threads a row, 2 chunks a thread, 4 rows a block, 8 elements an access, a slice of each at a time"
 WARPS = "work, 64 threads a row, 4 chunks a thread, 1 rows a block, 8 elements an access, in registers"
 STAGED = "work, 448 threads a row, 4 chunks a thread, 1 rows a block, 8 elements an access, in shared memory"
@@ -31,13 +32,15 @@ ALIGNED, LAUNCH = "accesses of several elements are aligned", "a launch has just
 MOST = 2**20 - 1  # columns, of which the last slice has one less than others
 
 
-def obligations(name: str, chosen: str, changes: Mapping[str, str] = {}) -> dict[str, Obligation]:
-    """All obligations by name, of the first kernel in f16 of this schedule, whose source is changed."""
+def obligations(
+    name: str, chosen: str, changes: Mapping[str, str] = {}, headers: Mapping[str, str] = {}
+) -> dict[str, Obligation]:  # fmt: skip
+    """All obligations by name, of the first kernel in f16 of this schedule, whose source and headers are changed."""
     operator = registry()[name]
     plan: Any = plan_of(operator, "f16")
 
     def edited(text: KernelText) -> KernelText:
-        return changed(text, {old: new for old, new in changes.items() if old in text.text}, {})
+        return changed(text, {old: new for old, new in changes.items() if old in text.text}, headers)
 
     cases = row_cases(operator, plan.family.gpu.plan(plan, "cuda"), 32, "cuda", 20.0, edited)
     case = next(c for c in cases if c.name == chosen)
@@ -46,7 +49,7 @@ def obligations(name: str, chosen: str, changes: Mapping[str, str] = {}) -> dict
 
 SLOW = [
     ("embedding", SLICES), ("softmax", WARPS), ("softmax", STAGED), ("softmax", f"work, {LONG}"),
-    ("layer_norm_backward", SUMS), ("layer_norm_backward", f"finish, {LONG}"),
+    ("layer_norm_backward", SUMS), ("layer_norm_backward", "finish"),
     ("linear_backward_bias", f"columns, {LONG}"),
 ]  # fmt: skip
 
@@ -69,6 +72,26 @@ def test_kernels_are_proved(name: str, chosen: str) -> None:
 )
 def test_wrong_indices_are_refuted(old: str, new: str, wrong: str) -> None:
     assert wrong in refuted(obligations("softmax", SHORT, {old: new}))
+
+
+PLACES = [  # an operator, its kernel, what is changed in its source or in headers, and what is wrong then
+    ("softmax", SHORT, "kept_v3[v * CHUNK + e] = v3", "kept_v3[v * CHUNK + e + 1] = v3",
+     "arrays of a thread are accessed inside"),
+    ("softmax", WARPS, "mine[k * WARP + warp] =", "mine[(k + 1) * WARP + warp] =", "shared memory is accessed inside"),
+    ("cross_entropy", FEW, "store1(out_loss + r,", "store1(out_loss + r + 1,", "out_loss is accessed inside"),
+    ("cross_entropy_backward", FEW, "holds && within && live", "within && live",
+     "no element of out_dlogits is written by two threads"),
+    ("rms_norm_backward", FEW, "_v15 + block * cols", "_v15 + (block + 1) * cols", "workspace is accessed inside"),
+    ("rms_norm_backward", FEW, "_v15 + block * cols", "_v15 + block0 * cols",
+     "workspace has no conflicting accesses"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "chosen", "old", "new", "wrong"), PLACES)
+def test_wrong_places_are_refuted(name: str, chosen: str, old: str, new: str, wrong: str) -> None:
+    headers = {old: new} if old.startswith("mine") else {}
+    assert wrong in refuted(obligations(name, chosen, {} if headers else {old: new}, headers))
 
 
 @pytest.mark.slow

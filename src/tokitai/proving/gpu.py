@@ -24,7 +24,7 @@ from ..errors import ProofError
 from .cpu import CpuCalls
 from .logic import both, either, folded, no
 from .memory import parted
-from .parse import Node, Parser, functions_of, preprocessed, templates_in
+from .parse import Function, Node, Parser, functions_of, preprocessed, templates_in
 from .terms import Sum
 from .values import OPAQUE, Access, Base, Cell, Int, Opaque, Pointer, Scope, Truth
 from .walk import Walk
@@ -32,7 +32,7 @@ from .walk import Walk
 WALKED = ("load_chunk", "store_chunk", "whole")
 TYPES = ("S", "SB", "Stored", "Chunk", "f16", "bf16", "f32", "Cells", "Quick", "Maximum", "Add")
 SIZES = {"f16": 2, "bf16": 2, "f32": 4, "Stored": 4, "S": 4, "uint32_t": 4, "int32_t": 4, "int64_t": 8, "uint8_t": 1}
-FEW, COPIED = 4, 32  # iterations that are walked one by one, of a copy; of more one stands for all
+COPIED = 32  # iterations of a copy that are walked one by one; of more one stands for all
 BITS_OF_A_SET = 32
 
 
@@ -58,9 +58,11 @@ class Emitted:
         hip = int(target == "hip")
         defined = {"TOKITAI_STRUCTURE": 0, "TOKITAI_HIP": hip, "TOKITAI_SIM": 0, "__CUDA_ARCH__": 900, "__GNUC__": 13}
         self.text = preprocessed(text.text, defined, text.headers)
-        self.templates = templates_in(self.text)
-        self.functions = functions_of(self.text, walked, self.templates, TYPES)
+        headers, _, own = self.text.rpartition("namespace tokitai {")
+        templates, self.functions = _of_headers(headers, tuple(walked))
+        self.templates = templates | templates_in(own)
         self.warp = warp
+        self.kernels: dict[str, Node] = {}
 
     def parser(self, text: str) -> Parser:
         """A parser that knows the templates of the headers."""
@@ -68,10 +70,12 @@ class Emitted:
 
     def kernel(self, name: str) -> Node:
         """The body of a kernel. Raises ProofError where there is none."""
-        m = re.search(rf"KERNEL\({name}, [^{{]*\) (?=\{{)", self.text)
-        if m is None:
-            raise ProofError(f"no KERNEL({name}, ...) in the emitted source; accepted: one")
-        return self.parser(self.text[m.end() :]).block()
+        if name not in self.kernels:
+            m = re.search(rf"KERNEL\({name}, [^{{]*\) (?=\{{)", self.text)
+            if m is None:
+                raise ProofError(f"no KERNEL({name}, ...) in the emitted source; accepted: one")
+            self.kernels[name] = self.parser(self.text[m.end() :]).block()
+        return self.kernels[name]
 
     def signature(self, name: str) -> int:
         """What tells a walk through a kernel from others: the same where targets have the same source."""
@@ -88,6 +92,13 @@ class Emitted:
         if m is None:
             raise ProofError(f"no Share::{name} in the headers; accepted: one that is a number")
         return self.parser(m[1]).expression()
+
+
+@cache
+def _of_headers(text: str, walked: tuple[str, ...]) -> tuple[set[str], dict[str, list[Function]]]:
+    """The templates of headers, and functions that are walked."""
+    templates = templates_in(text)
+    return templates, functions_of(text, walked, templates, TYPES)
 
 
 @cache
@@ -130,7 +141,10 @@ class Digits:
 
 
 class GpuWalk(Walk):
-    """The walk through one kernel. ``block`` and ``thread`` are what the launch makes of them."""
+    """The walk through one kernel. ``block`` and ``thread`` are what the launch makes of them. Of loops that copy
+    nothing, ``few`` iterations are walked one by one."""
+
+    few = 4
 
     def __init__(
         self, source: Emitted, knows: Sequence[Any], block: Digits, thread: Digits, start: Any = 0,
@@ -359,7 +373,7 @@ class GpuWalk(Walk):
         self.log.append([])
         self.execute(begin, trial)
         turns = 0
-        most = COPIED if copy else FEW
+        most = COPIED if copy else self.few
         while turns <= most and folded(self.truth(self.value(condition, trial))) is True and step.kind != "block":
             self.value(step, trial)
             turns += 1

@@ -30,14 +30,15 @@ from .effects import parts
 from .gpu import Digits, Emitted, GpuWalk, read
 from .gpu_kernel import MOST_BLOCKS, Case, GpuKernel, tensors_of
 from .kernel import Extent
-from .logic import either, folded, no, variables
+from .logic import both, either, folded, holds, no, variables
 from .parse import Node
 from .row_plans import column_classes
 from .symbolic import one_term, whole
 from .terms import Sum, ask
-from .values import OPAQUE, Base, Cell, Int, Pointer, Scope, Truth
+from .values import OPAQUE, Base, Cell, Int, Loop, Pointer, Scope, Truth
 
 WARPS = "WARPS_OF_ROW"
+LANES = 32  # of a warp, at least
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Rows:
     ]  # that share a row, from and to; (0, 0) where less than one does, or rows are read in each pass
     low: int
     high: int
+    alone: bool = False  # whether a kernel of it is meant that is the same for all schedules
 
 
 def sources(plan: RowPlan, warp: int, most: int, target: str) -> list[Rows]:
@@ -91,12 +93,17 @@ class RowWalk(GpuWalk):
     """The walk through one kernel of rows, of ``launched`` blocks. ``counts`` are numbers that have a name, ``known``
     those that the source has one for; ``in_turn``: blocks take units in turn."""
 
+    few = 1
+
     def __init__(
         self, source: Emitted, knows: Sequence[Any], block: Digits, thread: Digits, counts: Sequence[Any],
         known: Mapping[str, Any], launched: Any, in_turn: bool,
     ) -> None:  # fmt: skip
         self.counts, self.named_in_source, self.launched, self.in_turn = counts, known, launched, in_turn
         self.unit = z3.Int("unit")
+        self.joined: dict[int, list[Any]] = {}  # conditions that an iteration adds to a variable, by iterations
+        self.told = False  # whether the solver has what is known of sizes
+        self.stands: list[Any] = []  # the conditions that the solver has, each one a level above the one before
         super().__init__(source, knows, block, thread)
         if in_turn:
             self.digits = (self.unit, *thread.digits)
@@ -105,6 +112,29 @@ class RowWalk(GpuWalk):
 
     def value_name(self, n: Node, scope: Scope) -> Any:
         return self.named_in_source[n.args[0]] if n.args[0] in self.named_in_source else super().value_name(n, scope)
+
+    # ------------------------------------------------------------------ conditions
+    def asked(self, term: Any) -> bool:
+        """What the solver says, which keeps what this place has in common with the last one."""
+        if not self.told:
+            self.solver.add(*self.knows)
+            self.told = True
+        here = [w for w in self.when if w is not True]
+        same = 0
+        for a, b in zip(self.stands, here, strict=False):
+            if a is not b:
+                break
+            same += 1
+        self.solver.pop(len(self.stands) - same)
+        for w in here[same:]:
+            self.solver.push()
+            self.solver.add(w)
+        self.stands = here
+        self.solver.push()
+        self.solver.add(*self.relevant([term, *here]), z3.Not(term))
+        found = bool(self.solver.check() == z3.unsat)
+        self.solver.pop()
+        return found
 
     # ------------------------------------------------------------------ numbers
     def execute_declare(self, n: Node, scope: Scope) -> Any:
@@ -150,8 +180,14 @@ class RowWalk(GpuWalk):
     def value_assign(self, n: Node, scope: Scope) -> Any:
         mark, target, source = n.args
         if mark == "|=" and isinstance(before := self.value(target, scope), Truth):
-            made = Truth(folded(either(before.term, self.truth(self.value(source, scope)))))
+            more = self.truth(self.value(source, scope))
+            made = Truth(folded(either(before.term, more)))
             self.store_to(target, made, scope)
+            if self.loops and target.kind == "name" and not self.dry:
+                loop = self.loops[-1]
+                first = next(i for i, w in enumerate(self.when) if holds(w, loop.iteration))
+                here = both(*self.when[first:], more)
+                self.joined.setdefault(loop.iteration.get_id(), []).append((scope.find(target.args[0]), here, loop))
             return made
         return super().value_assign(n, scope)
 
@@ -163,9 +199,22 @@ class RowWalk(GpuWalk):
         super().store_to(target, value, scope)
 
     # ------------------------------------------------------------------ loops over rows
+    def quiet(self, n: Node, scope: Scope) -> bool:
+        """Whoever has the address of a variable may change it."""
+        given = (p.args[1].kind == "name" for p in parts(n) if p.kind == "unary" and p.args[0] == "&")
+        return not any(given) and super().quiet(n, scope)
+
+    def changes(self, n: Node, scope: Scope) -> dict[int, tuple[Cell, Any, Any]]:
+        """A body that changes none needs no walk."""
+        begin, condition, step, body = n.args
+        nothing = Node("block", ())
+        return super().changes(Node(n.kind, (begin, condition, step, nothing)) if self.quiet(body, scope) else n, scope)
+
     def execute_for(self, n: Node, scope: Scope, shared: bool = False) -> Any:
         """A block whose launch has a block for each unit goes through a loop over units once."""
         begin, condition, step, body = n.args
+        if self.dry and self.quiet(n, scope):
+            return True
         if not any(p.kind == "name" and p.args[0] == "grid_size" for p in parts(step)):
             return super().execute_for(n, scope, shared)
         inner = Scope(scope)
@@ -205,8 +254,13 @@ class RowWalk(GpuWalk):
     def behind(
         self, n: Node, scope: Scope, linear: Any, changed: Any, unknown: Any, kept: Any, k_: Any, breaks: bool
     ) -> Any:
-        """Behind all rows, nothing is known of what grew."""
+        """Behind all rows, nothing is known of what grew. A condition that iterations add to holds where that of one
+        does: which one that is, where there is one, is an unknown."""
         if k_ is not self.unit:
+            added = self.joined.pop(k_.get_id(), [])
+            for cell, more, loop in added if len(added) == 1 else ():
+                if id(cell) in changed and changed[id(cell)][1] == Truth(False) and not _made_in(more, loop):
+                    self.assign(cell, Truth(z3.substitute(more, (k_, self.fresh("k")))))
             return super().behind(n, scope, linear, changed, unknown, kept, k_, breaks)
         for k in linear:
             cell = changed[k][0]
@@ -215,6 +269,12 @@ class RowWalk(GpuWalk):
                 cell, replace(cell.value, term=at) if isinstance(cell.value, Int) else replace(cell.value, at=at)
             )
         return True
+
+
+def _made_in(term: Any, loop: Loop) -> bool:
+    """Whether a number is part of a condition that was made up in an iteration, or for what is ahead of it."""
+    names = (v.decl().name().partition("!") for v in variables(term) if not v.eq(loop.iteration))
+    return any(of == "before" or (n.isdigit() and int(n) > loop.number) for of, _, n in names)
 
 
 def _choices(term: Any) -> list[Any]:
@@ -297,13 +357,35 @@ def row_cases(
     operator: Operator, plan: RowPlan, warp: int, target: str, seconds: float,
     changed: Callable[[KernelText], KernelText] = lambda text: text,
 ) -> Iterator[Case]:  # fmt: skip
-    """Every kernel of every source."""
+    """Every kernel of every source; one that no schedule has a part in once."""
+    alone: dict[tuple[str, str], tuple[Emitted, Rows]] = {}
     for s in sources(plan, warp, operator.contract.max_cols, target):
         source = read(changed(s.text), target, warp, WALKED)
+        within = s.schedule.threads <= LANES and "WARP" not in re.sub(r"THREADS > WARP \? [^:;]*:", "", s.text.text)
         for name in re.findall(r"KERNEL\((\w+), ", s.text.text):
-            key = operator.name, source.signature(name), warp, s.low, s.high, s.warps
+            if name in ("early", "finish") and not SCHEDULED.search(body := _body(source.text, name)):
+                _, before = alone.get((name, body), (source, s))
+                low, high = min(s.low, before.low), max(s.high, before.high)
+                alone[name, body] = source, replace(s, low=low, high=high, warps=(0, 0), alone=True)
+                continue
+            # The threads of a row within a warp do the same whatever the lanes are.
+            lanes = (0, (0, 0)) if within and name == "work" else (warp, s.warps)
+            key = operator.name, source.signature(name), s.low, s.high, *lanes
             made = Launch(operator, plan, s, source.warp)
             yield Case(f"{name}, {s.schedule}", key, partial(made.walked, source, name, seconds))
+    for (name, body), (source, s) in alone.items():
+        made = Launch(operator, plan, s, source.warp)
+        same = operator.name, name, body, repr(source.functions), s.low, s.high, warp
+        yield Case(name, same, partial(made.walked, source, name, seconds))
+
+
+SCHEDULED = re.compile(r"\b(?:THREADS|CHUNKS|ROWS|SPAN|GROUP|STEP|FIT|WIDTH)\b")
+
+
+def _body(text: str, name: str) -> str:
+    """The text of a kernel, without what nothing comes of."""
+    body = text.partition(f"KERNEL({name},")[2].partition("\nKERNEL(")[0]
+    return re.sub(r"\(void\)\w+|known\([^;]*\);", "", body)
 
 
 class Launch:
@@ -410,7 +492,8 @@ class Launch:
         """A kernel, walked."""
         plan, rows, cols, entries = self.plan, self.rows, self.cols, z3.Int("entries")
         self.sides(name)
-        self.columns_of()
+        if not self.source.alone:
+            self.columns_of()
         block, threads = self.blocks(name), self.threads(name)
         count = block.factors[0] if block.factors else 1
         if len(block.factors) > 1:  # a name for the product, which is as large as each factor where the other is not 0

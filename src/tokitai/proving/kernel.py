@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
 from math import prod
@@ -223,7 +223,7 @@ class Kernel:
 
     def apart(self, accesses: Sequence[Access]) -> Iterator[Answer]:
         """No two accesses of different threads between the same barriers meet, one of which writes."""
-        for (a, _), (b_, b) in combinations_with_replacement([(a, self.again(a)) for a in _once(accesses)], 2):
+        for (a, _), (b_, b) in combinations_with_replacement([(a, self.again(a)) for a in once_each(accesses)], 2):
             if not (a.write or b_.write) or a.phase != b_.phase:
                 continue
             others = self.others(a, b)
@@ -426,12 +426,12 @@ def products_in(*terms: Any) -> list[Any]:
     return list(found.values())
 
 
-def _once(accesses: Sequence[Access]) -> list[Access]:
+def once_each(accesses: Iterable[Access]) -> list[Access]:
     """Those that differ in more than their line."""
     found: dict[Any, Access] = {}
     for a in accesses:
         ids = tuple(t if isinstance(t, (int, bool)) else t.get_id() for t in (a.at, a.count, *a.when))
-        found.setdefault((ids, a.write, a.phase, a.alone), a)
+        found.setdefault((a.base.name, ids, a.write, a.phase, a.alone), a)
     return list(found.values())
 
 

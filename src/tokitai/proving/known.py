@@ -47,13 +47,18 @@ class Known:
             return term
         key = (term.get_id(), *(w.get_id() for w in self.when if not isinstance(w, bool)))
         if key not in self.known:
-            self.solver.push()
-            known = [*self.when, *self.relevant([term, *self.when])]
-            self.solver.add(*self.knows, *known, *self.lemmas([term, *known]), z3.Not(term))
-            self.known[key] = self.solver.check() == z3.unsat
-            self.solver.pop()
+            self.known[key] = self.asked(term)
             self.alive.append((term, list(self.when)))  # what lives keeps its number
         return self.known[key]
+
+    def asked(self, term: Any) -> bool:
+        """What the solver says."""
+        self.solver.push()
+        known = [*self.when, *self.relevant([term, *self.when])]
+        self.solver.add(*self.knows, *known, *self.lemmas([term, *known]), z3.Not(term))
+        found = bool(self.solver.check() == z3.unsat)
+        self.solver.pop()
+        return found
 
     def must(self, what: str, term: Any) -> None:
         """Record what has to hold here."""

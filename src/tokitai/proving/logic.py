@@ -54,16 +54,9 @@ _unknowns: dict[int, tuple[Any, list[Any]]] = {}
 
 
 def _variables(term: Any) -> list[Any]:
-    found, seen, stack = {}, set(), [term]
-    while stack:
-        t = stack.pop()
-        if t.get_id() in seen:
-            continue
-        seen.add(t.get_id())
-        if z3.is_const(t) and t.decl().kind() == z3.Z3_OP_UNINTERPRETED:
-            found[t.get_id()] = t
-        stack += t.children()
-    return list(found.values())
+    if z3.is_const(term):
+        return [term] if term.decl().kind() == z3.Z3_OP_UNINTERPRETED else []
+    return list({v.get_id(): v for t in term.children() for v in variables(t)}.values())
 
 
 def holds(term: Any, variable: Any) -> bool:

@@ -37,7 +37,16 @@ WALKS: dict[str, Callable[..., Kernel | Buffers | AttentionMemory]] = {
 CASES: dict[str, Callable[..., Iterator[Case]]] = {
     "elementwise": flat_cases, "rowwise": row_cases, "matmul": product_cases, "grouped": product_cases,
 }  # fmt: skip
-ROWS = ("dispatch", "embedding")  # row-wise operators whose kernels of GPUs are walked: of others that takes minutes
+# Row-wise operators of whose kernels of GPUs launches alone are stated: nothing is on record of what the rest comes to.
+LAUNCHES: tuple[str, ...] = (
+    "add_layer_norm", "add_layer_norm_backward", "add_rms_norm", "add_rms_norm_backward", "combine",
+    "combine_backward", "cross_entropy", "cross_entropy_backward", "cross_entropy_with_grad",
+    "expert_load_backward", "interval_softmax", "interval_softmax_backward", "layer_norm_backward",
+    "load_balance_loss", "load_balance_loss_backward", "log_softmax", "log_softmax_backward", "masked_softmax",
+    "masked_softmax_backward", "merged_cross_entropy", "part_cross_entropy_backward", "part_sums", "part_top",
+    "rms_norm_backward", "rotary", "rotary_backward", "router", "router_backward", "router_z_loss",
+    "router_z_loss_backward", "soft_cross_entropy", "soft_cross_entropy_backward", "top_k",
+)  # fmt: skip
 SECONDS = 20.0  # for one question to the solver, where nobody says how many
 CODES = {"proved": 0, "refuted": 1, "undecided": 3}
 
@@ -101,7 +110,7 @@ def _obligations(operator: Operator, plan: Plan, target: str, isa: str, seconds:
 def cases(operator: Operator, plan: Plan, target: str, seconds: float) -> Iterator[Case]:
     """The kernels of a GPU that are walked, for each number of lanes that a target's warps have."""
     family = family_of(plan)
-    if (of := CASES.get(family)) is not None and (family != "rowwise" or operator.name in ROWS):
+    if (of := CASES.get(family)) is not None and operator.name not in LAUNCHES:
         for warp in WARP[target]:
             yield from of(operator, plan, warp, target, seconds)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import z3
 
+from .logic import variables
+
 Monomial = tuple[int, ...]  # the numbers of its factors, sorted
 
 
@@ -16,32 +18,35 @@ class Sum:
     """A polynomial whose unknowns are what Z3 has no sum or product for: constants, quotients, choices."""
 
     def __init__(self, term: Any) -> None:
-        self.parts: dict[Monomial, int] = {}
         self.atoms: dict[int, Any] = {}
-        self._add(term, 1)
+        self.parts = {m: n for m, n in self._of(term).items() if n}
 
-    def _add(self, term: Any, by: int) -> None:
-        for monomial, n in self._of(term).items():
-            self.parts[monomial] = self.parts.get(monomial, 0) + by * n
-        self.parts = {m: n for m, n in self.parts.items() if n}
-
-    def _of(self, term: Any) -> dict[Monomial, int]:
+    def _of(self, term: Any) -> Mapping[Monomial, int]:
         if isinstance(term, int):
             return {(): term} if term else {}
-        if z3.is_int_value(term):
+        i = term.get_id()
+        if i not in _sums:
+            before, self.atoms = self.atoms, {}
+            _sums[i] = term, self._parts(term), self.atoms  # what lives keeps its number
+            self.atoms = before
+        self.atoms.update(_sums[i][2])
+        return _sums[i][1]
+
+    def _parts(self, term: Any) -> Mapping[Monomial, int]:
+        kind = term.decl().kind() if z3.is_app(term) else None
+        if kind == z3.Z3_OP_ANUM and z3.is_int_value(term):
             return {(): term.as_long()} if term.as_long() else {}
-        if z3.is_add(term) or z3.is_sub(term) or (z3.is_app_of(term, z3.Z3_OP_UMINUS)):
+        if kind in (z3.Z3_OP_ADD, z3.Z3_OP_SUB, z3.Z3_OP_UMINUS):
             made: dict[Monomial, int] = {}
-            for i, t in enumerate(term.children()):
-                sign = -1 if (z3.is_sub(term) and i) or z3.is_app_of(term, z3.Z3_OP_UMINUS) else 1
+            for k, t in enumerate(term.children()):
+                sign = -1 if (kind == z3.Z3_OP_SUB and k) or kind == z3.Z3_OP_UMINUS else 1
                 for m, n in self._of(t).items():
                     made[m] = made.get(m, 0) + sign * n
             return made
-        if z3.is_mul(term):
+        if kind == z3.Z3_OP_MUL:
             made = {(): 1}
             for t in term.children():
-                other = self._of(t)
-                made = _product(made, other)
+                made = _product(made, self._of(t))
             return made
         self.atoms[term.get_id()] = term
         return {(term.get_id(),): 1}
@@ -78,6 +83,9 @@ class Sum:
         return 0 if not mine else self.parts[mine[0]] if mine == [(i,)] else None
 
 
+_sums: dict[int, tuple[Any, Mapping[Monomial, int], Mapping[int, Any]]] = {}
+
+
 def _product(a: Mapping[Monomial, int], b: Mapping[Monomial, int]) -> dict[Monomial, int]:
     made: dict[Monomial, int] = {}
     for m, n in a.items():
@@ -99,10 +107,14 @@ class Answer:
 
 
 def ask(statement: Any, knows: Sequence[Any], seconds: float) -> Answer:
-    """Whether a statement follows from what is known."""
+    """Whether a statement follows from what is known. What was proved of the same terms with other names for unknowns
+    is proved."""
     began = time.perf_counter()
     given = [z3.BoolVal(t) if isinstance(t, bool) else t for t in (statement, *knows)]
     terms = [z3.Not(given[0]), *given[1:]]
+    question = _renamed(terms)
+    if question.get_id() in _proved:
+        return Answer("proved", time.perf_counter() - began, {})
     # What the solver finds in time depends on the numbers that terms have, and so on all that was asked before in this
     # process. Where it gives up, terms are numbered anew.
     for anew in (False, True):
@@ -112,7 +124,19 @@ def ask(statement: Any, knows: Sequence[Any], seconds: float) -> Answer:
         answer = checked(solver, seconds / 2)
         if answer.status != "undecided":
             break
+    if answer.status == "proved":
+        _proved[question.get_id()] = question
     return replace(answer, seconds=time.perf_counter() - began)
+
+
+_proved: dict[int, Any] = {}  # questions; what lives keeps its number
+
+
+def _renamed(terms: Sequence[Any]) -> Any:
+    """The same with unknowns that are called by their order."""
+    found = {v.get_id(): v for t in terms for v in variables(t)}
+    names = [(v, z3.Const(f"#{i}", v.sort())) for i, v in enumerate(found.values())]
+    return z3.substitute(z3.And(*terms), names)
 
 
 def checked(solver: Any, seconds: float) -> Answer:
