@@ -15,7 +15,7 @@
 #   make mutants            wrong programs of every operator, on the CPU and the simulated device: how many are refuted
 #                           (long, over a day on two cores; it goes on where it stopped); or [SAMPLE=16] of each
 #   make bench              time the operators on this machine, in turns with PyTorch's
-#   make prove              prove what holds of kernels for all sizes, and write docs/reference/obligations.md (half an hour)
+#   make prove              prove what holds of kernels for all sizes, and write docs/reference/obligations.md (some hours)
 #   make prove-elementary   prove the error bounds of exp, tanh, erf and the others again (long)
 #   make clean              remove what these commands made
 
