@@ -56,10 +56,22 @@ def test_a_wrong_index_is_refuted(was: str, becomes: str, name: str, refuted: st
     assert any(refuted in what and status == "refuted" for what, status in statements(name, was, becomes))
 
 
+# Of products whose groups partition the rows, and the K dimension.
+GROUPED = [
+    ("grouped_linear", "r = group.begin + row;", "r = row;", "work, one slice", "written"),
+    ("grouped_linear_backward_weight", "int(min(CHAIN, work.k_size - k0))", "int(CHAIN)", "work, several", "in_dy"),
+    ("grouped_linear_backward_weight", "in_dy + group.begin", "in_dy + (group.begin + 1)", "work, one slice", "in_dy"),
+]  # fmt: skip
+
+
 @pytest.mark.slow
-def test_a_grouped_product_is_proved_and_its_wrong_rows_are_refuted() -> None:
-    name = "work, one slice"
-    found = dict(statements(name, of="grouped_linear"))
-    assert set(found.values()) == {"proved"} and "every element of out_y is written" in found, found
-    wrong = statements(name, "r = group.begin + row;", "r = row;", of="grouped_linear")
-    assert any("written" in what and status == "refuted" for what, status in wrong)
+@pytest.mark.parametrize(
+    ("name", "was", "becomes", "launch", "refuted"), GROUPED, ids=[f"{w[0]} {w[2]}" for w in GROUPED]
+)
+def test_a_grouped_product_is_proved_and_refuted_where_it_is_wrong(
+    name: str, was: str, becomes: str, launch: str, refuted: str
+) -> None:
+    found = dict(statements(launch, of=name))
+    assert set(found.values()) == {"proved"} and any(refuted in what for what in found), found
+    wrong = statements(launch, was, becomes, of=name)
+    assert any(refuted in what and status == "refuted" for what, status in wrong)

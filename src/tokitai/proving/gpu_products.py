@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise, permutations
 from typing import Any
@@ -76,6 +76,27 @@ class First:
 
 
 @dataclass(frozen=True)
+class Group:
+    """A group of those that partition the rows or the K dimension: of a range, as the tensor ``offsets`` says. Of rows
+    it is found by a block; of the K dimension it is the item of a unit."""
+
+    along: str = ""
+    offsets: str = ""
+    range: Mapping[str, Any] = field(default_factory=dict)  # index, begin and count
+    counts: Sequence[Any] = ()  # tiles of its rows; or its slices, which are one where there is one
+
+    @property
+    def own(self) -> list[Any]:
+        """What tells it from others, where no digit of a unit does."""
+        return [self.range["index"]] if self.along == "r" else []
+
+    @property
+    def follow(self) -> list[Any]:
+        """What it has."""
+        return [self.range["begin"], self.range["count"], *self.counts] if self.along else []
+
+
+@dataclass(frozen=True)
 class Addresses:
     """The pointers of a loader."""
 
@@ -88,26 +109,26 @@ def _same(a: Any, b: Any) -> bool:
 
 class ProductWalk(GpuWalk):
     """The walk through one kernel. ``unit`` is the number that its blocks take in turn, or each thread ``alone``;
-    ``counted_up`` are counts that have a name: of what, by how many, the count; ``group`` is a group of rows: its
-    number, where it begins, how many rows and tiles of them it has."""
+    ``counted_up`` are counts that have a name: of what, by how many, the count. ``range`` is what a group has of the
+    dimension that groups partition, by members of ``Group``; ``offsets`` names the tensor that says so."""
 
     def __init__(
         self, source: Emitted, knows: Sequence[Any], thread: Digits, unit: Number, names: Mapping[str, Any],
-        counted_up: Sequence[tuple[Any, Any, Any]], alone: bool, first: First, group: Mapping[str, Any],
+        counted_up: Sequence[tuple[Any, Any, Any]], alone: bool, first: First, group: Group,
     ) -> None:  # fmt: skip
-        self.range = group
+        self.group = group
         self.unit, self.counted_up, self.alone_in_turn, self.first = unit, counted_up, alone, first
         super().__init__(source, knows, Digits((), ()), thread, names=names)
         own = [d for d, _ in unit.digits if not isinstance(d, int)]
-        self.follow = [first.name, *(v for n, v in group.items() if n != "index")]  # follow from the others
-        self.digits = (*own, *(() if alone else (*thread.digits, *group.values(), first.name)))
+        self.follow = [first.name, *group.follow]  # which follow from the others
+        self.digits = (*own, *group.follow, *(() if alone else (*thread.digits, *group.own, first.name)))
         self.loaders: list[dict[str, Any]] = []
         self.calls = {**self.calls, **ProductCalls(self).calls}
 
     # ------------------------------------------------------------------ numbers by their digits
     def value_binary(self, n: Node, scope: Scope) -> Any:
         mark, left, right = n.args
-        if mark in ("/", "%", "<"):
+        if mark in ("/", "%", "<", ">="):
             a = self.value(left, scope)
             if isinstance(a, Number):
                 return self.of_number(mark, a, self.number(self.value(right, scope)))
@@ -125,10 +146,10 @@ class ProductWalk(GpuWalk):
 
     def of_number(self, mark: str, a: Number, by: Any) -> Any:
         """What is taken of a number by digits."""
-        if mark == "<":
+        if mark in ("<", ">="):
             if not _same(a.count, by):
                 raise ProofError(f"{self.line}: a bound of {by}; accepted: {a.count}, as many as there are")
-            return Truth(True)
+            return Truth(mark == "<")
         cut = a.cut(by)
         if cut is None or (mark == "%" and cut > 1):
             raise ProofError(f"{self.line}: {mark} {by} of a number whose digits count {[n for _, n in a.digits]}")
@@ -166,6 +187,16 @@ class ProductWalk(GpuWalk):
             raise ProofError(f"{self.line}: units from {first} on, by {step}; accepted: each of one block or thread")
 
     # ------------------------------------------------------------------ memory
+    def loaded(self, where: Any, n: Any = 1) -> Any:
+        """An offset of the group's, as it was taken."""
+        made = super().loaded(where, n)
+        if isinstance(where, Pointer) and where.base.name == self.group.offsets:
+            begin, count, index = (self.group.range[n] for n in ("begin", "count", "index"))
+            for at, value in ((index, begin), (index + 1, begin + count)):
+                if _same(where.at, at):
+                    return Int(value, "int64_t")
+        return made
+
     def access(self, where: Any, n: Any, write: bool) -> None:
         if not (isinstance(where, Pointer) and where.base.kind == "shared"):  # of which nothing is stated
             super().access(where, n, write)
@@ -174,6 +205,9 @@ class ProductWalk(GpuWalk):
     def execute_declare(self, n: Node, scope: Scope) -> Any:
         for one in n.args:
             kind, variable, sides, value = one
+            if value == Node("call", (Node("name", ("block_index", None)), ())):  # a block for each unit
+                scope.names[variable] = Cell(self.unit, kind)
+                continue
             if sides and value is None and kind in ("Left", "Right"):
                 count = self.number(self.value(sides[0], scope))
                 scope.names[variable] = Cell({i: self.calls[kind](self, [], []) for i in range(count)})
@@ -259,6 +293,9 @@ class ProductCalls:
             made[name] = of(rf"\b{name}\((ceil_div\(\w+, \w+\))\)")
         for name in ("slices", "units"):
             made[name] = of(rf"\b{name} = ([^;]*);")
+            for count in walk.group.counts:  # has a name
+                if not isinstance(made[name].term, int) and walk.follows(made[name].term == count):
+                    made[name] = Int(count, "int64_t")
         index = r"INLINE int64_t index\(([^)]*)\) const \{\s*return ([^;]*);"
         pending = dict.fromkeys((".slice_partials", ".pending_of_block"), lambda walk: Int(0, "int64_t"))
 
@@ -289,13 +326,22 @@ class ProductCalls:
         made: dict[str, Any] = {}
 
         def find(walk: Any, offsets: Any, groups: Any, each: Any, at: Any) -> Any:
-            units, alone = walk.unit.digits[1:], isinstance(at, Int) and _same(at.term, z3.Int("block"))
-            if not _same(walk.number(each), Number(units).count) or not (alone or at is walk.unit):
+            units = walk.unit.digits[1:]
+            if not _same(walk.number(each), Number(units).count) or at is not walk.unit:
                 raise ProofError(f"{walk.line}: no unit of its own for each block; accepted: {units} for each tile")
-            made.update({n: Int(v, "int64_t") for n, v in walk.range.items()}, unit=walk.unit)
+            made.update(taken(walk), unit=walk.unit)
             return Truth(True)
 
-        made[".find"] = find
+        def take(walk: Any, offsets: Any, group: Any) -> Any:
+            if not _same(walk.number(group), walk.group.range["index"]):
+                raise ProofError(f"{walk.line}: group {group}; accepted: that of the unit")
+            made.update(taken(walk))
+            return OPAQUE
+
+        def taken(walk: Any) -> dict[str, Any]:
+            return {n: Int(v, "int64_t") for n, v in walk.group.range.items()}
+
+        made |= {".find": find, ".take": take}
         return made
 
     def operand(self, walk: Any, template: Any, values: Sequence[Any]) -> Any:
@@ -430,7 +476,8 @@ class ProductKernel(GpuKernel):
     def meet(self, a: Access, b: Access) -> Any:
         """With what is known of two groups: they are the same, or the rows of one lie behind those of the other."""
         known: list[Any] = []
-        if group := self.walk.range:
+        if self.walk.group.along == "r":
+            group = self.walk.group.range
             other = {n: z3.Int(f"{v}'") for n, v in group.items()}
             ends = [(g["begin"], g["begin"] + g["count"]) for g in (group, other)]
             known = [z3.If(group["index"] == other["index"], z3.And(*(v == other[n] for n, v in group.items())),
@@ -452,7 +499,8 @@ class ProductKernel(GpuKernel):
         """Every element is written in the iteration that its place says."""
         element = [z3.Int(f"element_{i}") for i, _ in enumerate(self.counts(out))]
         knows = [*self.walk.knows, *(both(e >= 0, e < n) for e, n in zip(element, self.counts(out), strict=True))]
-        if group := self.walk.range:  # each row is one of a group
+        if self.walk.group.along == "r":  # each row is one of a group
+            group = self.walk.group.range
             knows += [group["begin"] <= element[0], element[0] < group["begin"] + group["count"]]
         hits = [z3.BoolVal(False)]
         for a in accesses:
@@ -476,7 +524,7 @@ class ProductKernel(GpuKernel):
             return
         names = ("ROWS", "COLS", "THREAD_M", "DOWN", "BELOW")
         rows, cols, thread_m, down, below = (self.walk.globals.names[n].value.term for n in names)
-        row = row - self.walk.range.get("begin", 0)
+        row = row - self.walk.group.range["begin"] if self.walk.group.along == "r" else row
         r = row % rows  # as `row_at` has it, of line a * DOWN + c and of row b * BELOW + d of a thread
         high, b, c, d = r / (down * thread_m), r / (down * below) % (thread_m // below), r / below % down, r % below
         e = (high * down + c) * cols + col % cols
@@ -498,7 +546,7 @@ def product_cases(
     changed: Callable[[KernelText], KernelText] = lambda text: text,
 ) -> Iterator[Case]:  # fmt: skip
     """Every kernel of every tiling; where sums are cut into slices, and where not."""
-    every = tilings(plan, target) if plan.graph.ragged != "k" else []
+    every = tilings(plan, target)
     for t in [*every, *(replace(t, once=True) for t in every if plan.graph.ragged)]:
         text = source_of(plan, t)
         if '"products.h"' not in text.text:
@@ -529,10 +577,8 @@ class Launch:
         self.knows: list[Any] = [self.together >= 1, self.together <= SIDE]
         self.knows += [z3.And(n >= 0, n <= SIDE) for n in (self.rows, self.cols, self.inner, self.batch)]
         self.counted_up: list[tuple[Any, Any, Any]] = []
-        self.group: dict[str, Any] = {}
+        self.group = Group()
         self.down = self.up("down", self.rows, tiling.rows)
-        if plan.graph.ragged == "r":
-            self.rows_of_group()
         self.across = self.up("across", self.cols, tiling.cols)
         self.chains = self.up("chains", self.inner, CHAIN)
         self.slices: Any = 1
@@ -546,13 +592,27 @@ class Launch:
             self.knows += [self.first.name >= 0, self.first.name < self.chains]
         else:
             self.knows.append(self.chains <= self.together)
+        if plan.graph.ragged:
+            assert plan.graph.offsets is not None
+            self.group = self.one_group(plan.graph.ragged, f"in_{plan.graph.offsets.name}")
 
-    def rows_of_group(self) -> None:
-        """A group, of those that partition the rows."""
-        g = self.group = {n: z3.Int(f"group_{n}") for n in ("index", "begin", "count", "down")}
-        self.up("group_down", g["count"], self.tiling.rows)
-        self.knows += [g["index"] >= 0, g["index"] < self.batch, g["begin"] >= 0, g["count"] >= 0]
-        self.knows.append(g["begin"] + g["count"] <= self.rows)
+    def one_group(self, along: str, offsets: str) -> Group:
+        """A group, of those that partition a dimension. There are no more slices of it than of all, as slices are
+        chains / together, rounded up, and no less than one."""
+        begin, count = z3.Int("group_begin"), z3.Int("group_count")
+        index = z3.Int("item" if along == "k" else "group_index")
+        whole = self.rows if along == "r" else self.inner
+        self.knows += [index >= 0, index < self.batch, begin >= 0, count >= 0, begin + count <= whole]
+        name, by = ("group_down", self.tiling.rows) if along == "r" else ("group_chains", CHAIN)
+        counts = [self.up(name, count, by)]
+        if along == "k" and self.sliced:
+            slices, own, first = z3.Int("group_parts"), z3.Int("group_slices"), self.first.name
+            self.counted_up.append((counts[0], self.together, own))
+            self.knows += [slices == z3.If(counts[0] > self.together, own, 1), slices >= 1, slices <= self.slices]
+            slice_ = z3.Int("slice")
+            self.knows += [z3.Implies(slice_ < own, first < counts[0]), z3.Implies(slice_ == 0, first == 0)]
+            counts += [slices, own]
+        return Group(along, offsets, {"index": index, "begin": begin, "count": count}, counts)
 
     def up(self, name: str, of: Any, by: int) -> Any:
         """How many parts of so many there are, the last one included."""
@@ -567,13 +627,14 @@ class Launch:
         pairs = [("i", self.down), ("j", self.across), ("slice", self.slices), ("item", self.batch)]
         if alone:
             pairs = [("col", self.cols), ("row", self.rows), ("item", self.batch)]
-        if self.group:  # an operand's matrix is that of the group
+        if self.group.along == "r":  # an operand's matrix is that of the group
             pairs = [*pairs[:-1], ("item", 1)]
-            pairs[0] = pairs[0] if alone else ("i", self.group["down"])
+            pairs[0] = pairs[0] if alone else ("i", self.group.counts[0])
         made = tuple((0, 1) if isinstance(count, int) else (z3.Int(d), count) for d, count in pairs)
         # There are no more tiles than elements, of which memory has room, and no more slices than chains.
         elements, tiles = (self.batch, self.rows, self.cols), (self.down, self.across, self.batch, self.slices)
-        others = [(down, self.across, self.slices) for down in (self.down, self.group.get("down")) if self.group]
+        others = [(self.down, self.across, n) for n in (self.slices, *self.group.counts[1:])] * bool(self.group.along)
+        others += [(self.group.counts[0], self.across, self.slices)] * (self.group.along == "r")
         for counted, *left in elements[1:], elements, tiles, *others:
             for count in left:
                 counted = counted * count
@@ -583,7 +644,7 @@ class Launch:
 
     def counted(self) -> list[Any]:
         """Counts of which products are bounded."""
-        found = [self.rows, self.cols, self.batch, self.down, self.across, self.slices, *self.group.values()]
+        found = [self.rows, self.cols, self.batch, self.down, self.across, self.slices, *self.group.counts]
         return [c for c in found if not isinstance(c, int)]
 
     def walked(self, source: Emitted, seconds: float) -> ProductKernel:
@@ -598,13 +659,14 @@ class Launch:
             base = Base(name, "tensor", True, not stored.is_float, unit=stored.bits // 8)
             pointers.append(Pointer(base, 0))
             if space not in MATRICES:
-                extents |= {name: Extent(sides[space])} if space in sides else {}
+                extents[name] = Extent(batch + 1 if name == self.group.offsets else sides[space])
                 continue
             stride, apart = z3.Int(f"{name}_stride"), z3.Int(f"{name}_batch")
             height, width = sides[space[0]], sides[space[1]]
             self.knows += [stride >= width, stride <= MEMORY, apart >= 0, apart <= MEMORY]
             products += [(height - 1, stride), (batch - 1, apart)]
-            whole = graph.ragged and graph.ragged in space  # which is one, of all groups
+            whole = graph.ragged and graph.ragged in space  # which is one, of all groups: one may begin at its end
+            products += [(height, stride)] if whole else []
             extents[name] = Extent(width, height, stride) if whole else Batch(width, height, stride, apart, batch)
             strides += [stride, 0 if whole else apart]
         numbers, within = whole_numbers(graph, self.operator)
@@ -625,7 +687,8 @@ class Launch:
         return ProductKernel(
             walk, extents | {"workspace": Extent(sums)}, outputs, [rows, cols, inner, batch, self.together, *strides],
             [*products, *((m - 1, n) for m, n in pairwise([c for _, c in unit.digits if not isinstance(c, int)]))],
-            seconds, grid=None, slices=[cols, rows, *([] if self.group else [batch]), sums], counted=self.counted(),
+            seconds, grid=None, counted=self.counted(),
+            slices=[cols, rows, *([] if self.group.along == "r" else [batch]), sums],
         )  # fmt: skip
 
 
