@@ -242,7 +242,7 @@ class Launch:
         # There are no more tiles than elements, of which memory has room, and no more slices than chains.
         elements, tiles = (self.batch, self.rows, self.cols), (self.down, self.across, self.batch, self.slices)
         others = [(self.down, self.across, n) for n in (self.slices, *self.group.counts[1:])] * bool(self.group.along)
-        others += [(self.group.counts[0], self.across, self.slices)] * (self.group.along == "r")
+        others += [(n, self.across, self.slices) for n in self.group.counts if self.group.along == "r"]
         for counted, *left in elements[1:], elements, tiles, *others:
             for count in left:
                 counted = counted * count
