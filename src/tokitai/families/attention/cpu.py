@@ -46,6 +46,9 @@ class AttentionEmitter(Printer):
         self.line("E* const mine = static_cast<E*>(workspace) + thread_number() * memory.size;")
         self.line("memory.guards.set(mine);")
         self.line("int64_t packed = -1;")
+        # A head's keys are packed by every thread that works on it; of few heads the panels are dealt out in turn, as
+        # those that see more keys are more work. Computed here: clang 19 crashes on a schedule by a captured variable.
+        self.line("const int64_t chunk = batch >= threads ? ceil_div(batch * cuts, threads) : 1;")
         self.line("#pragma omp for schedule(static, chunk)")
         self.open("for (int64_t unit = 0; unit < batch * cuts; ++unit)")
         self.line("const int64_t item = unit / cuts, first = cuts == 1 ? 0 : unit % cuts * PANEL;")
@@ -74,9 +77,6 @@ class AttentionEmitter(Printer):
         self.line("(void)scalars, (void)integers;")
         # Sums over queries run through all of them in order; else every panel is work of its own.
         self.line(f"const int64_t cuts = {'1' if self.plan.over_queries else 'ceil_div(rows, PANEL)'};")
-        # A head's keys are packed by every thread that works on it; of few heads the panels are dealt out in turn, as
-        # those that see more keys are more work.
-        self.line("const int64_t chunk = batch >= threads ? ceil_div(batch * cuts, threads) : 1;")
 
     def memory(self) -> None:
         """Where the pieces of a thread's memory begin."""
