@@ -16,6 +16,7 @@ SMALLEST = "tiles of 32 x 32"
 WRONG = [
     ("if (r >= work.rows || c >= work.cols) continue;", "if (r >= work.rows) continue;", "work, one slice", "inside"),
     ("(line < lines ? left - k : 0)", "(line <= lines ? left - k : 0)", "work, one slice", "in_a is accessed inside"),
+    ("step = ALONG_K ? DEPTH :", "step = ALONG_K ? 2 * DEPTH :", "work, one slice", "in_a is accessed inside"),
     ("rest >= DEPTH)", "rest >= DEPTH - 8)", "work, one slice", "in_b is accessed inside"),
     ("r0 = unit % work.down * ROWS,", "r0 = unit % work.down * (ROWS - 1),", "work, one slice", "written twice"),
     ("line % DOWN * BELOW + i % BELOW", "line % DOWN * BELOW", "work, one slice", "is written"),

@@ -102,14 +102,15 @@ def taken(run: Evaluation, most: bool) -> Any:
     text = run.source.text
     loop = re.search(LEVELS, text)
     pieces = re.findall(PIECE, text)
-    for what, found in (
-        ("mine", OF_THREAD in text),
-        ("round_up", re.search(ROUNDED, text)),
-        ("take", OF_EACH in text),
-        ("levels_of", loop),
-    ):
-        if not found:
-            raise ProofError(f"{what} is not found in the emitted source; accepted: that of attention.h")
+    known = {
+        "mine": OF_THREAD in text,
+        "round_up": re.search(ROUNDED, text),
+        "take": OF_EACH in text,
+        "levels_of": loop,
+    }
+    if loop is None or not all(known.values()):
+        missing = ", ".join(name for name, found in known.items() if not found)
+        raise ProofError(f"{missing} is not found in the emitted source; accepted: that of attention.h")
     run.constants()
     nr, nv = (run.walk.globals.names[n].value.term for n in ("NR", "NV"))
     interleave = re.search(r"constexpr \w+ INTERLEAVE = (\d+);", text)
@@ -118,7 +119,7 @@ def taken(run: Evaluation, most: bool) -> Any:
     run.let("WIDTH", int(interleave[1]) // nv * nr)
     run.let("TILE_SIZE", run.walk.globals.names["MR"].value.term * nr)
     run.calls["round_up"] = partial(rounded_up, most)
-    run.calls["levels_of"] = partial(levels, run, *loop.groups())  # type: ignore[union-attr]
+    run.calls["levels_of"] = partial(levels, run, loop[1], loop[2])
     sizes = [run.walk.number(run.of(Parser(piece).expression())) for piece in pieces]
     return sum(run.walk.number(rounded_up(most, run.walk, [], [Int(s), Int(16)])) for s in sizes)
 

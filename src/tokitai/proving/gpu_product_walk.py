@@ -24,6 +24,7 @@ from ..formats import FORMATS
 from .effects import parts
 from .gpu import TYPES, Digits, Emitted, GpuWalk
 from .logic import both, folded
+from .memory import parted
 from .parse import Function, Node, functions_of
 from .terms import Sum
 from .values import OPAQUE, Base, Cell, Int, Pointer, Scope, Truth
@@ -97,8 +98,8 @@ def _same(a: Any, b: Any) -> bool:
 
 class ProductWalk(GpuWalk):
     """The walk through one kernel. ``unit`` is the number that its blocks take in turn, or each thread ``alone``;
-    ``counted_up`` are counts that have a name: of what, by how many, the count. ``range`` is what a group has of the
-    dimension that groups partition, by members of ``Group``; ``offsets`` names the tensor that says so."""
+    ``counted_up`` are counts that have a name: of what, by how many, the count. ``group`` is one of those that
+    partition a dimension; ``first`` is the name of the first chain of a slice."""
 
     def __init__(
         self, source: Emitted, knows: Sequence[Any], thread: Digits, unit: Number, names: Mapping[str, Any],
@@ -219,11 +220,11 @@ class ProductWalk(GpuWalk):
         where = self.value(put.args[2], scope)
         self.loaders.pop()
         assert isinstance(where, Pointer)
-        step, deep = (
-            Sum(self.number(loader["started"].find("step").value)),
-            self.number(self.globals.names["DEPTH"].value),
-        )
-        each = step.term({m: n // deep for m, n in step.parts.items()})  # to the next product along k
+        step = self.number(loader["started"].find("step").value)
+        deep = self.number(self.globals.names["DEPTH"].value)
+        if any(n % deep for n in Sum(step).parts.values()):
+            raise ProofError(f"{self.line}: a step of {step}; accepted: one over {deep} products along k")
+        each = parted(step, deep)  # to the next product along k
         return replace(where, at=folded(Sum(where.at + (loader["first"] - loader["left"]) * each).term()))
 
     def value_call(self, n: Node, scope: Scope) -> Any:
@@ -388,7 +389,6 @@ class ProductCalls:
         scope.names["held"] = Cell(Pointer(held, 0, (pieces, v)))
         made: dict[str, Any] = {"scope": scope}
         scope.names["at"] = Cell(Addresses(made))
-
         made["functions"] = functions_of(body, OF_LOADER, source.templates, TYPES)
 
         def start(walk: Any, template: Any, values: Sequence[Any]) -> Any:
